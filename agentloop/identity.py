@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ class FileContents:
     follow: bool = False
     """False hashes a symbolic link by its target's text, as a sandbox that shows only this folder resolves it.
     True reads through links, as code that runs on this machine does."""
+    belongs_to_machine: bool = False
+    """True for an interpreter and an installed package: a copy of them would not run elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,31 @@ def files_hash(path: Path, *, follow: bool = False) -> str:
             for field in (name, *_described(entry, follow)):
                 digest.update(b"%d:%b" % (len(field), field))  # lengths keep neighbouring fields apart
         return digest.hexdigest()
+
+
+def copy_files(path: Path, target: Path, *, follow: bool = False) -> None:
+    """Write everything of `path` that `files_hash` counts to `target`, so that both have the same hash.
+
+    Folders that exist are filled. Raises ConfigError for what cannot be read or written.
+    """
+    with boundary(ConfigError, f"{path}: cannot be copied to {target}; make room, or correct its permissions"):
+        top = Path(os.path.realpath(path))
+        modes: list[tuple[Path, int]] = []
+        for name, entry in sorted(_entries(top, follow)):
+            place = target / os.fsdecode(name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            is_link = entry.is_symlink() and not (follow and entry.exists())
+            if place.is_symlink() or place.is_file():
+                place.unlink()
+            if is_link:
+                place.symlink_to(os.readlink(entry))
+            elif entry.is_dir():
+                place.mkdir(exist_ok=True)
+                modes.append((place, entry.stat().st_mode))
+            else:
+                shutil.copy2(entry, place)
+        for place, mode in modes:
+            place.chmod(stat.S_IMODE(mode) | stat.S_IWUSR)
 
 
 def _content(part: Part) -> object:

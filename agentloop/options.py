@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -40,25 +40,43 @@ def load_kind(group: str, table: str, section: KindSection, base: Path) -> Any:
     constructor does not take or that does not fit the annotation; ConfigError for a variable that is not set.
     """
     kind = section.kind
-    parameters = _parameters(_loaded(group, table, section, base))
-    arguments = dict(section.options)
-    if parameters is not None:
-        for name, value in section.options.items():
-            if name not in parameters:
-                takes = ", ".join(each for each in parameters if each != PROJECT) or "none"
-                raise PluginError(
-                    f"[{table}] {name}: no such option of {kind!r} (options: {takes}){did_you_mean(name, parameters)}"
-                )
-            arguments[name] = _fitting(f"[{table}] {name}", value, parameters[name], base)
-        if PROJECT in parameters:
-            arguments.setdefault(PROJECT, base)
-    part = load_part(group, kind, arguments, base=base)
+    make = _loaded(group, table, section, base)
+    part = load_part(group, kind, _arguments(table, kind, make, section.options, base, {PROJECT: base}), base=base)
     (method, *_), shape = METHODS[group]
     if not callable(getattr(part, method, None)) or not isinstance(getattr(part, "name", None), str):
         raise PluginError(
             f"[{table}] kind {kind!r} made a {type(part).__name__}, which is no {table}; give it a `name` and `{shape}`"
         )
     return part
+
+
+def load_options(
+    group: str, table: str, kind: str, options: Mapping[str, Any], base: Path, ours: Mapping[str, Any]
+) -> Any:
+    """The part `kind` of `agentloop.<group>`, made with the keys of `[table]`, which are its options alone.
+
+    ours: arguments that no table sets; the constructor gets those that it has a parameter for. Raises as `load_kind`.
+    """
+    make = load_object(group, kind, base=base)
+    return load_part(group, kind, _arguments(table, kind, make, options, base, ours), base=base)
+
+
+def _arguments(
+    table: str, kind: str, make: Callable[..., Any], options: Mapping[str, Any], base: Path, ours: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of `make`, checked. ours: what a table need not set."""
+    parameters = _parameters(make)
+    arguments = dict(options)
+    if parameters is None:
+        return arguments
+    for name, value in options.items():
+        if name not in parameters:
+            takes = ", ".join(each for each in parameters if each != PROJECT) or "none"
+            raise PluginError(
+                f"[{table}] {name}: no such option of {kind!r} (options: {takes}){did_you_mean(name, parameters)}"
+            )
+        arguments[name] = _fitting(f"[{table}] {name}", value, parameters[name], base)
+    return {**{name: value for name, value in ours.items() if name in parameters}, **arguments}
 
 
 def path_options(group: str, table: str, section: KindSection, base: Path) -> dict[str, Path]:
@@ -71,6 +89,12 @@ def path_options(group: str, table: str, section: KindSection, base: Path) -> di
 def code_options(group: str, table: str, section: KindSection, base: Path) -> dict[str, str]:
     """The options that name code, by their annotation. Raises PluginError."""
     return {name: section.options[name] for name in _marked(CODE, group, table, section, base)}
+
+
+def secret_options(group: str, table: str, section: KindSection, base: Path) -> list[str]:
+    """Names of the options that are secrets, by their annotation. Raises PluginError."""
+    parameters = _parameters(_loaded(group, table, section, base)) or {}
+    return [name for name in section.options if SecretStr in _members(parameters.get(name))]
 
 
 def interpreter_options(group: str, table: str, section: KindSection, base: Path) -> dict[str, Path]:

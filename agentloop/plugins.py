@@ -55,7 +55,7 @@ METHODS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "policies": (("complete",), "async def complete(self, messages, tools, *, max_tokens, seed)"),
     "redactors": (("text",), "def text(self, text)"),
     "sandboxes": (("create",), "async def create(self, spec)"),
-    "trainers": (("next",), "async def next(self, newest)"),
+    "trainers": (("improve",), "async def improve(self, parent, draft, experience)"),
     "tools": (("open",), "def open(self, place)"),
     "verifiers": (("score", "rank"), "async def score(self, trace, sandbox)"),
 }

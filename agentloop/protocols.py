@@ -302,26 +302,6 @@ class Trainer(Protocol):
         ...
 
 
-class ProjectTrainer(Protocol):
-    """Makes the versions of a project, one after another: out of experience, or of what others change.
-
-    A class of `agentloop.trainers` is made with `project` (`loop/project.py`). It sees train tasks, and of validation
-    only numbers. It neither gates nor promotes. Killed at any point and made again, it goes on to the same version.
-    """
-
-    def policy(self, version: PolicyVersion) -> Policy:
-        """Who acts as `version`. Raises ConfigError for one that it can no longer be."""
-        ...
-
-    async def first(self) -> PolicyVersion:
-        """Make and register version 1, which is live because nothing exists to compare it with."""
-        ...
-
-    async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
-        """Make and register the candidate after `newest`; None, having reported why, when nothing is to be made."""
-        ...
-
-
 class Records(Protocol):
     """A file on disk, read as JSON however it was written; `formats/source.py` is one."""
 

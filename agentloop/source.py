@@ -86,7 +86,8 @@ def package(module: str) -> dict[str, Part]:
     if not places:
         return {"package": Outside(top, f"the package {top!r}, whose files cannot be located")}
     return {
-        "package" if n == 0 else f"package {n + 1}": FileContents(Path(place), True) for n, place in enumerate(places)
+        "package" if n == 0 else f"package {n + 1}": FileContents(Path(place), True, belongs_to_machine=True)
+        for n, place in enumerate(places)
     }
 
 

@@ -21,6 +21,7 @@ from agentloop.gateway.catalog import problems
 from agentloop.gateway.prices import Price, by_usage
 from agentloop.gateway.routes import Routes, Upstream
 from agentloop.policies.litellm import list_price, load_litellm
+from agentloop.registry.acting import served_by
 from agentloop.registry.routing import serving_of
 from agentloop.registry.versions import Registry
 from agentloop.store.pruning import RetentionLimits, pruning
@@ -89,8 +90,9 @@ def _routes(project: Path, store: Store, urls: Sequence[str]) -> Routes | None:
 
     if not upstreams:
         return None
+    serving = serving_of(Registry(store), served_by(project, upstreams))
     aliases = {alias.name: alias.to for alias in settings.alias}
-    return Routes(upstreams, aliases, serving_of(Registry(store)), began=store.version_of_trace)
+    return Routes(upstreams, aliases, serving, began=store.version_of_trace)
 
 
 def _host_of(url: str) -> str:

@@ -207,24 +207,15 @@ class WarmStartSection(Section):
 
 
 class TrainSection(Section):
-    """How a turn of the loop trains."""
+    """What makes the versions of `agentloop loop`."""
 
-    trainer: str | None = None
-    """An installed name of `agentloop.trainers`, or `file.py:Class`, made with the project: it makes the versions.
-    Default: what goes with `[policy] kind`."""
+    kind: str | None = None
+    """An installed name of `agentloop.trainers`, or `file.py:Class`. Default: what goes with `[policy] kind`, which is
+    `grpo` for `tiny` and `fixed` for any other."""
     max_turns: int = Field(default=6, ge=1)
     """Turns of the project's life, not of one run: each makes a version and a decision. Raise it to go on."""
-    steps_per_turn: int = Field(default=15, ge=1)
-    """Updates between two versions."""
-    n_tasks: int = Field(default=12, ge=1)
-    """Tasks of one update."""
-    group_size: int = Field(default=16, ge=2)
-    """Episodes a task: what an episode's reward is compared with."""
-    learning_rate: float = Field(default=4e-4, gt=0.0)
-    stop_at: float = Field(default=0.97, gt=0.0, le=1.0)
-    """Success on the validation split at which the loop has nothing left to learn."""
-    n_threads: int = Field(default=1, ge=1)
-    """Torch threads. One is the cheapest for models this small, and keeps a run repeatable."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Table `[train.options]`: the arguments of the trainer's constructor."""
 
 
 class GateSection(Section):

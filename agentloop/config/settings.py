@@ -41,6 +41,8 @@ CONFIG_FILE = "agentloop.toml"
 STORE = Path("traces") / "store.db"
 """Of a project or of a run's results, in its folder."""
 ENV_PREFIX = "AGENTLOOP_"
+EARLIER = {"trainer": "; it is called kind now"}
+"""Keys of `[train]` that have another name now."""
 
 
 class _Settings(BaseSettings):
@@ -106,7 +108,7 @@ class Config(_Settings):
                 "store": True,
                 "sandbox": True,
                 "policy": True,
-                "train": {"max_turns", "stop_at", *(() if self.train.trainer else ("trainer",))},
+                "train": {"max_turns"},
                 "failures": True,
                 "gateway": True,
                 "feedback": True,
@@ -116,6 +118,8 @@ class Config(_Settings):
                 "agent": True,
             },
         )
+        options = self.train.options
+        decisive["train"]["options"] = {name: value for name, value in options.items() if not is_secret(name)}
         if self.agent != AgentSection():  # as it was before there was a choice, so that older hashes hold
             decisive["agent"] = self.agent.decisive
         return content_hash({**decisive, "policy": self.policy.decisive})
@@ -291,6 +295,8 @@ def _unknown(path: Path, table: str, key: str | None = None, *, is_table: bool) 
     sections = {name: list(cast(type[Section], table).model_fields) for name, table in tables.items()}
     if key is not None:
         hint = did_you_mean(key, sections[table]) or _belongs_in(key, sections)
+        if table == "train":
+            hint = EARLIER.get(key, "; an option of the trainer is a key of [train.options]")
         return f"{place(path, table, key)}: no such key in this table (keys: {', '.join(sections[table])}){hint}"
     listed = f"(tables: {', '.join(sections)})"
     if is_table:
@@ -319,6 +325,7 @@ def known_secrets(project: Path) -> list[str]:
         secrets += [value for server in config.agent.mcp for value in server.headers.values()]
         texts = [text.get_secret_value() for text in secrets if text is not None]
         texts += [*config.policy.secret_options, *config.agent.secret_options]
+        texts += [v for name, v in config.train.options.items() if is_secret(name) and isinstance(v, str)]
         for text in (upstream.api_key for upstream in config.gateway.upstream):
             with suppress(ConfigError):  # of a variable that is not set: whoever needs it says so
                 texts.append(from_environment(text))

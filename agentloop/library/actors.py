@@ -17,7 +17,8 @@ from agentloop.gate.suites import EvalSuite
 from agentloop.identity import Value, identity
 from agentloop.policies.endpoints import ENDPOINTS
 from agentloop.policies.scripted import ScriptedPolicy
-from agentloop.registry.refs import fixed_actor
+from agentloop.registry.acting import base_actor
+from agentloop.registry.parts import Base
 from agentloop.rollout.actors import NOBODY, ORACLE, Actor
 from agentloop.types import Message
 
@@ -71,7 +72,8 @@ class ActorOptions:
         if key := from_environment("${AGENTLOOP_POLICY__API_KEY:-}"):
             section = section.model_copy(update={"api_key": SecretStr(key)})
         prices = load_prices(self.project)
-        return fixed_actor(self.model, section, agent, self.project, suite.suite.tasks, suite.evals.name, prices)
+        base = Base(section, agent, self.project)
+        return base_actor(self.model, base, suite.suite.tasks, suite.evals.name, prices)
 
     def _refuse_beside_ref(self) -> None:
         named = {

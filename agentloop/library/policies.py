@@ -24,9 +24,10 @@ from agentloop.identity import Part as IdentityPart
 from agentloop.library.functions import held, number
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import Agent, Policy
+from agentloop.registry.acting import OURS
 from agentloop.registry.parts import agent_parts
 from agentloop.registry.policies import fixed_policy
-from agentloop.registry.refs import OURS, resolve
+from agentloop.registry.refs import resolve
 from agentloop.rollout.actors import Actor
 from agentloop.suites.suite import Suite
 from agentloop.types import Message

@@ -13,7 +13,6 @@ from itertools import chain
 from agentloop.errors import ConfigError, SandboxError, counted
 from agentloop.gate.promotion import Comparison, decide, proof_of
 from agentloop.gate.wealth import Spent, next_alpha
-from agentloop.identity import Identity
 from agentloop.loop.held_out_outcomes import (
     FRESH,
     compare_stage,
@@ -30,7 +29,6 @@ from agentloop.loop.held_out_outcomes import (
 )
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin, unscored
-from agentloop.protocols import ProjectTrainer
 from agentloop.types import (
     Action,
     Attempt,
@@ -45,15 +43,15 @@ from agentloop.types import (
 )
 
 
-async def gate(project: Project, trainer: ProjectTrainer, candidate: PolicyVersion) -> Decision:
+async def gate(project: Project, candidate: PolicyVersion) -> Decision:
     """Compare a candidate with the live version on the held-out tasks, decide, and carry it out."""
     champion = project.registry.live()
     if champion is None:
         raise ConfigError(f"no version is live beside candidate v{candidate.number}; the store was changed by hand")
-    await evaluate(project, trainer, champion)
+    await evaluate(project, champion)
     bank = measured(project, champion)
     if not bank:  # its traces were pruned
-        await _measure(project, trainer, champion)
+        await _measure(project, champion)
         bank = measured(project, champion)
     comparison = Comparison(
         compared_part(project),
@@ -62,7 +60,7 @@ async def gate(project: Project, trainer: ProjectTrainer, candidate: PolicyVersi
         seed=project.config.project.seed,
         names=(f"v{champion.number}", f"v{candidate.number}"),
     )
-    rounds = await _compare(project, trainer, candidate, comparison, n_rounds=min(map(len, bank)))
+    rounds = await _compare(project, candidate, comparison, n_rounds=min(map(len, bank)))
     versions = (champion, candidate)
     theirs = [attempt for row in bank for attempt in row[: len(rounds)]]
     obstacles = _obstacles(project, theirs, list(chain.from_iterable(rounds)))
@@ -73,7 +71,7 @@ async def gate(project: Project, trainer: ProjectTrainer, candidate: PolicyVersi
     return decision
 
 
-async def evaluate(project: Project, trainer: ProjectTrainer, version: PolicyVersion) -> EvalReport:
+async def evaluate(project: Project, version: PolicyVersion) -> EvalReport:
     """The held-out outcomes of the live version, apart from those that promoted it; remembered once they are there.
 
     Raises SandboxError, and remembers nothing, when too many episodes lost an attempt to the infrastructure: what a
@@ -81,31 +79,33 @@ async def evaluate(project: Project, trainer: ProjectTrainer, version: PolicyVer
     """
     report = project.store.report(project.suite.hash, version.number)
     if report is None or not report.is_fresh:
-        report = await _measure(project, trainer, version)
+        report = await _measure(project, version)
     return report
 
 
-async def _measure(project: Project, trainer: ProjectTrainer, version: PolicyVersion) -> EvalReport:
+async def _measure(project: Project, version: PolicyVersion) -> EvalReport:
     tasks = project.suite.split(Split.heldout)
     trials = project.config.gate.trials
     _refuse_trained(project, tasks)
+    actor = project.actor(version)
     stage = await begin(project, gate_stage(project, version.number))
     project.progress.start(f"measure: v{version.number} on held-out tasks", len(tasks) * trials)
     attempts = await stage.gather(
         tasks,
-        trainer.policy(version),
+        actor.policy,
         purpose=Purpose.evaluate,
         version=version.number,
         group_size=trials,
         part=FRESH,
-        identity=Identity(version.sha256, {}),
+        identity=actor.identity,
+        agent=actor.agent,
     )
     report = eval_report(project, version.number, tasks, attempts, stage.n_lost)
     return _remember(project, stage, attempts, report.model_copy(update={"is_fresh": True}))
 
 
 async def _compare(
-    project: Project, trainer: ProjectTrainer, candidate: PolicyVersion, comparison: Comparison, *, n_rounds: int
+    project: Project, candidate: PolicyVersion, comparison: Comparison, *, n_rounds: int
 ) -> list[list[Attempt]]:
     """Rounds of all held-out tasks until the gate is decided: a policy of our own answers large batches at once.
 
@@ -113,18 +113,19 @@ async def _compare(
     """
     tasks = project.suite.split(Split.heldout)
     _refuse_trained(project, tasks)
+    actor = project.actor(candidate)
     stage = await begin(project, compare_stage(project, candidate.number))
     project.progress.start(f"gate: v{candidate.number} on held-out tasks", len(tasks) * n_rounds)
-    policy = trainer.policy(candidate)
     rounds: list[list[Attempt]] = []
     while comparison.verdict is None and len(rounds) < n_rounds:
         attempts = await stage.gather(
             tasks,
-            policy,
+            actor.policy,
             purpose=Purpose.evaluate,
             version=candidate.number,
             part=len(rounds),
-            identity=Identity(candidate.sha256, {}),
+            identity=actor.identity,
+            agent=actor.agent,
         )
         comparison.add(of_candidate(project, attempts, len(rounds)))
         rounds.append(attempts)

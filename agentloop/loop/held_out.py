@@ -2,14 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentloop.errors import ConfigError, counted
-from agentloop.mining.case import read_cases
-from agentloop.suites.names import HEAD
+from agentloop.mining.case import read_case, read_cases
+from agentloop.mining.failed_tasks import FAILURES, read_failed
+from agentloop.suites.names import CASE, HEAD
 from agentloop.suites.suite import Suite, load_suite
-from agentloop.types import Split
+from agentloop.types import Split, Task, Trace
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Tasks that no trainer may see: by id where the project's suite has the id, and by the text of the instruction."""
+
+    ids: frozenset[str]
+    texts: frozenset[str]
+    """As `normalised` writes them."""
+
+    def has(self, task_id: str | None, instruction: str) -> bool:
+        """Whether this task, or the task of this trace, is one of them."""
+        return task_id in self.ids or normalised(instruction) in self.texts
+
+    def with_tasks(self, tasks: Iterable[Task]) -> HeldOut:
+        """These tasks as well."""
+        more = list(tasks)
+        ids = self.ids | {task.id for task in more}
+        return HeldOut(ids, self.texts | {normalised(task.instruction) for task in more})
+
+
+def held_out(evals: Path, suite: Suite) -> HeldOut:
+    """Everything below `evals` that is held out: by `suite`, by other suites, by mined cases, and what is pinned."""
+    ids: set[str] = set()
+    for case in sorted(evals.rglob(CASE)):
+        mined = read_case(case.parent)
+        ids |= {mined.id, mined.task}
+    for failures in sorted(evals.rglob(FAILURES)):
+        ids |= {failed.task_id for failed in read_failed(failures.parent)}
+    tasks = list(suite.split(Split.heldout))
+    for head in sorted(evals.rglob(HEAD)):
+        if head.parent.resolve() != suite.folder:
+            other = load_suite(head.parent)
+            tasks += other.tasks if (head.parent / CASE).is_file() else other.split(Split.heldout)
+    texts = {normalised(task.instruction) for task in tasks} - {""}
+    ids |= {task.id for task in suite.split(Split.heldout)}
+    return HeldOut(frozenset(ids), frozenset(texts))
+
+
+def normalised(instruction: str) -> str:
+    """An instruction without case and layout, to be compared with others."""
+    return " ".join(instruction.casefold().split())
+
+
+def instruction_of(trace: Trace) -> str:
+    """The first words of a user in `trace`: of one that names no task, all that says what was asked for."""
+    return next((message.content for message in trace.messages if message.role == "user"), "")
 
 
 def trainable(evals: Path, suite: Suite, say: Callable[[str], None]) -> Suite:

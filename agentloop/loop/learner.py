@@ -12,24 +12,29 @@ from random import Random
 
 import torch
 
-from agentloop.config.layout import STATE
-from agentloop.errors import ConfigError, TrainingError, boundary, counted
-from agentloop.identity import Identity
-from agentloop.loop.control import is_due, run_control
+from agentloop.errors import TrainingError, boundary
+from agentloop.loop.making import VALIDATION, stage_of
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin
-from agentloop.loop.warm_start import WARM_START, demonstrate, validate, warm_start
-from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.loop.warm_start import (
+    WARM_START,
+    demonstrate,
+    demonstration_pairs,
+    demonstrator,
+    validate,
+    warm_start,
+)
 from agentloop.policies.tiny import TinyPolicy
+from agentloop.protocols import Draft, Experience
 from agentloop.registry.artifacts import WEIGHTS
 from agentloop.store.bodies import unpack
 from agentloop.train.advantages import with_advantages
-from agentloop.train.checkpoint import copy_version, load_trainer, save_version, version_acting
+from agentloop.train.checkpoint import load_trainer, save_version
 from agentloop.train.curriculum import Curriculum
 from agentloop.train.demonstrations import demonstration
 from agentloop.train.grpo import Grpo, GrpoSettings
 from agentloop.train.samples import build_samples
-from agentloop.types import PolicyVersion, Purpose, Sample, Split, StageKey, StageKind, VersionKind
+from agentloop.types import PolicyVersion, Purpose, Sample, Split, StageKey, VersionKind
 
 MIN_RATE = 0.25
 """Share of the learning rate that is kept when little is left to learn; below a quarter failing, it falls to this."""
@@ -40,114 +45,90 @@ N_REVIVAL = 4
 class TinyTrainer:
     """See `protocols.Trainer`."""
 
-    def __init__(self, project: Project, demonstrator: ScriptedPolicy, acting: str) -> None:
-        """acting: identity of the project's [policy] and [agent] as they are now."""
-        torch.set_num_threads(project.config.train.n_threads)
+    name, version = "grpo", "1"
+    makes = VersionKind.weights
+
+    def __init__(
+        self,
+        project: Project,
+        *,
+        steps_per_turn: int,
+        n_tasks: int,
+        group_size: int,
+        learning_rate: float,
+        stop_at: float,
+        n_threads: int,
+    ) -> None:
+        """steps_per_turn: updates between two versions. n_tasks: tasks of one update. group_size: episodes a task.
+
+        An episode's reward is compared with those of its group. stop_at: success on the validation split at which
+        nothing is left to learn. n_threads: of torch; one is the cheapest for models this small, and keeps a run
+        repeatable.
+        """
+        torch.set_num_threads(n_threads)
         self.project = project
-        self.demonstrator = demonstrator
-        self.acting = acting
+        self._steps_per_turn = steps_per_turn
+        self._n_tasks = n_tasks
+        self._group_size = group_size
+        self._learning_rate = learning_rate
+        self._stop_at = stop_at
 
-    def policy(self, version: PolicyVersion) -> TinyPolicy:
-        """Its weights, loaded. Raises ConfigError when `version` acted under other settings or another agent."""
-        _must_have_weights(version)
-        if self._acted_otherwise(version):
-            raise ConfigError(
-                f"v{version.number} acted under other [policy] or [agent] settings and has no result on this suite; "
-                "restore them and the agent's files and run the loop once, then change them again"
-            )
-        folder = self.project.version_folder(version.number)
-        return TinyPolicy(folder / WEIGHTS, temperature=self.project.config.policy.temperature)
-
-    async def first(self) -> PolicyVersion:
+    async def first(self, draft: Draft, experience: Experience) -> str:
         """Warm-start from the demonstrator."""
-        demonstrations = await demonstrate(self.project, self.demonstrator)
+        demonstrations = await demonstrate(self.project, demonstrator(self.project))
         policy, stage = await warm_start(self.project, demonstrations)
         right = sum(reward >= 1.0 for *_, reward in demonstrations) / len(demonstrations)
-        note = f"warm start on {len(demonstrations):,} demonstrations, {right:.0%} of them right"
-        return self._publish(1, None, policy, None, {}, stage, note)
+        with boundary(TrainingError, "cannot save a version; mend it and run the same command again"):
+            save_version(draft.folder, policy, None, {})
+        draft.learn_from(demonstration_pairs(self.project))
+        stage.finish()
+        return f"warm start on {len(demonstrations):,} demonstrations, {right:.0%} of them right"
 
-    async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
-        """A turn of GRPO from `newest`, unless the validation split is solved or the turns are used up.
-
-        Under other settings or another agent the same weights are another version, gated before anything is trained.
-        """
-        _must_have_weights(newest)
-        if self._acted_otherwise(newest):
-            return await self._as_it_acts_now(newest)
-        reason = self._finished(newest)
-        if reason:
-            self.project.progress.say(reason)
-            if is_due(self.project):
-                await run_control(self.project, await demonstrate(self.project, self.demonstrator))
+    async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
+        """A turn of GRPO from `parent`, unless the validation split is solved."""
+        success = self.project.store.stages()[made_by(parent.number).name].metrics[VALIDATION]
+        if parent.number > 1 and success >= self._stop_at:
+            draft.progress.say(f"finished: v{parent.number} solves {success:.0%} of the validation tasks")
             return None
-        return await self._turn(newest)
+        return await self._turn(parent, draft)
 
-    def _finished(self, newest: PolicyVersion) -> str | None:
-        train = self.project.config.train
-        n_turns = newest.number - 1
-        success = self.project.store.stages()[stage_of(newest.number).name].metrics["validation"]
-        if n_turns and success >= train.stop_at:
-            return f"finished: v{newest.number} solves {success:.0%} of the validation tasks"
-        if n_turns >= train.max_turns:
-            return (
-                f"finished: {counted(n_turns, 'turn')}, v{newest.number} solves {success:.0%} of the validation tasks; "
-                f"for more, raise [train] max_turns (now {train.max_turns}) and run the loop again"
-            )
-        return None
-
-    def _acted_otherwise(self, version: PolicyVersion) -> bool:
-        return version_acting(self.project.version_folder(version.number)) not in (None, self.acting)
-
-    async def _as_it_acts_now(self, parent: PolicyVersion) -> PolicyVersion:
-        """The weights of `parent` as a version of their own, under the settings and the agent as they are now."""
-        number = parent.number + 1
-        folder = self.project.version_folder(number)
-        stage = await begin(self.project, stage_of(number))
-        with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=folder):
-            sha256 = copy_version(self.project.version_folder(parent.number), folder, acting=self.acting)
+    async def _turn(self, parent: PolicyVersion, draft: Draft) -> str:
+        stage = await begin(self.project, stage_of(draft.number), anew=True)
+        folder = self.project.version_folder(parent.number)
         policy = TinyPolicy(folder / WEIGHTS, temperature=self.project.config.policy.temperature)
-        acting = Identity(self.acting, {})
-        stage.metrics["validation"] = await validate(
-            self.project, stage, policy, version=number, part="end", identity=acting
-        )
-        note = f"the weights of v{parent.number} under other [policy] or [agent] settings"
-        return self._register(number, parent.number, sha256, stage, note)
-
-    async def _turn(self, parent: PolicyVersion) -> PolicyVersion:
-        config = self.project.config.train
-        number = parent.number + 1
-        stage = await begin(self.project, stage_of(number), anew=True)
-        policy = self.policy(parent)
-        trainer = Grpo(policy.model, policy.chat.pad, GrpoSettings(learning_rate=config.learning_rate))
-        rates = load_trainer(self.project.version_folder(parent.number), trainer.optimizer)
+        trainer = Grpo(policy.model, policy.chat.pad, GrpoSettings(learning_rate=self._learning_rate))
+        rates = load_trainer(folder, trainer.optimizer)
         curriculum = Curriculum(self.project.suite.split(Split.train), rates)
-        n_episodes = config.steps_per_turn * config.n_tasks * config.group_size
-        self.project.progress.start(f"turn {number - 1}: roll out and train", n_episodes)
-        for step in range(config.steps_per_turn):
-            metrics = await self._update(stage, step, parent, policy, trainer, curriculum)
-            self.project.progress.advance(0, **metrics)
-        stage.metrics["validation"] = await validate(self.project, stage, policy, version=number, part="end")
-        note = f"GRPO, {config.steps_per_turn} updates on {n_episodes:,} episodes"
-        return self._publish(number, parent.number, policy, trainer.optimizer, curriculum.rates, stage, note)
+        n_episodes = self._steps_per_turn * self._n_tasks * self._group_size
+        draft.progress.start(f"turn {draft.number - 1}: roll out and train", n_episodes)
+        for step in range(self._steps_per_turn):
+            metrics = await self._update(stage, step, parent, draft, policy, trainer, curriculum)
+            draft.progress.advance(0, **metrics)
+        stage.metrics[VALIDATION] = await validate(self.project, stage, policy, version=draft.number, part="end")
+        with boundary(TrainingError, "cannot save a version; mend it and run the same command again"):
+            save_version(draft.folder, policy, trainer.optimizer, curriculum.rates)
+        draft.learn_from((), stage.dropped)
+        stage.finish()
+        return f"GRPO, {self._steps_per_turn} updates on {n_episodes:,} episodes"
 
     async def _update(
         self,
         stage: Stage,
         step: int,
         parent: PolicyVersion,
+        draft: Draft,
         policy: TinyPolicy,
         trainer: Grpo,
         curriculum: Curriculum,
     ) -> dict[str, float]:
         """Draw tasks, roll out groups, train on what they say; figures worth showing."""
-        config = self.project.config.train
         rng = self.project.rng(stage.name, step)
         attempts = await stage.gather(
-            curriculum.draw(config.n_tasks, rng),
+            curriculum.draw(self._n_tasks, rng),
             policy,
             purpose=Purpose.train,
             version=parent.number,
-            group_size=config.group_size,
+            group_size=self._group_size,
             part=step,
         )
         samples, unfit = build_samples(attempts, temperature=policy.temperature)
@@ -155,6 +136,8 @@ class TinyTrainer:
         useful, flat = with_advantages(samples)
         stage.drop(unfit)
         stage.drop(flat)
+        used = {sample.episode_id for sample in useful}
+        draft.learn_from(attempt.pair for attempt in attempts if attempt.episode.id in used)
         rng.shuffle(useful)
         rate = min(1.0, max(MIN_RATE, 4.0 * curriculum.remaining))
         metrics = trainer.step(useful, rate=rate)
@@ -194,43 +177,7 @@ class TinyTrainer:
         chosen = rng.sample(passed, min(N_REVIVAL, len(passed)))
         return [demonstration(tasks[str(row.task_id)], unpack(row.body)[0], policy.chat) for row in chosen]
 
-    def _publish(
-        self,
-        number: int,
-        parent: int | None,
-        policy: TinyPolicy,
-        optimizer: torch.optim.Optimizer | None,
-        rates: dict[str, float],
-        stage: Stage,
-        note: str,
-    ) -> PolicyVersion:
-        """Weights to disk, then the stage, then the version: whatever is cut short is made again."""
-        folder = self.project.version_folder(number)
-        with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=folder):
-            sha256 = save_version(folder, policy, optimizer, rates, acting=self.acting)
-        return self._register(number, parent, sha256, stage, note)
 
-    def _register(self, number: int, parent: int | None, sha256: str, stage: Stage, note: str) -> PolicyVersion:
-        stage.finish()
-        return self.project.registry.add(
-            number=number,
-            parent=parent,
-            kind=VersionKind.weights,
-            artifact=str(self.project.version_folder(number).relative_to(self.project.folder / STATE)),
-            sha256=sha256,
-            config_hash=self.project.config.hash,
-            note=note,
-        )
-
-
-def _must_have_weights(version: PolicyVersion) -> None:
-    if version.kind is not VersionKind.weights:
-        raise ConfigError(
-            f"v{version.number} is a {version.kind} policy, which has no weights to train from; "
-            "set [policy] back to it, or make another project for 'tiny'"
-        )
-
-
-def stage_of(number: int) -> StageKey:
-    """The stage that makes version `number`."""
-    return WARM_START if number == 1 else StageKey(StageKind.turn, number)
+def made_by(number: int) -> StageKey:
+    """The stage that made version `number`."""
+    return WARM_START if number == 1 else stage_of(number)

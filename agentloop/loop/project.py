@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.abilities import is_on_host
-from agentloop.agents.gym.loop import GymLoop
 from agentloop.agents.selection import choose_agent, needs_sandbox
-from agentloop.config.layout import POLICIES, refuse_earlier_layout
+from agentloop.config.layout import POLICIES, STATE, refuse_earlier_layout
 from agentloop.config.settings import CONFIG_FILE, Config, known_secrets, load_config, place, suite_folder
 from agentloop.costs.energy import Meter
 from agentloop.errors import ConfigError
@@ -26,13 +25,16 @@ from agentloop.loop.held_out import trainable
 from agentloop.progress import Progress
 from agentloop.protocols import Agent, Pool, SandboxBackend
 from agentloop.recordings.sandboxes import Recording, ReplayBackend
+from agentloop.registry.acting import acting, agent_of, base_actor
+from agentloop.registry.parts import Base, plays
 from agentloop.registry.versions import Registry
+from agentloop.rollout.actors import Actor
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.place import claim_project, store_place
 from agentloop.store.store import Store
 from agentloop.suites.suite import Suite, load_suite
-from agentloop.types import Split
+from agentloop.types import PolicyVersion, Split
 from agentloop.work.local import LocalWork
 from agentloop.work.work import Work
 
@@ -64,8 +66,9 @@ class Project:
         self.pool = pool
         self.progress = progress
         self.registry = Registry(store)
-        plays = suite.tasks[0].environment is not None
-        self.agent: Agent = GymLoop() if plays else choose_agent(config.agent, folder)
+        self.base = Base(config.policy, config.agent, folder, has_agent=not plays(suite.tasks))
+        """The settings and files of a version that is made now."""
+        self.agent: Agent = agent_of(self.base, suite.tasks)
         scorer = load_scorer(folder)
         guess = scorer.guess if scorer else None
         self.work: Work = LocalWork(pool, store, guess=guess, max_concurrent=config.policy.max_concurrent)
@@ -76,8 +79,20 @@ class Project:
         """Random numbers that depend on the run and `name` alone, however often it was interrupted."""
         return random.Random("/".join(map(str, (self.run_id, *name))))
 
+    def actor(self, version: PolicyVersion) -> Actor:
+        """Who acts as `version`, whatever the settings and files are now. Raises ConfigError."""
+        return acting(version, self.folder, self.config, self.suite.tasks, self.suite.name)
+
+    def present_actor(self) -> Actor:
+        """Who acts as the settings and files say now; no version. Raises ConfigError or PluginError."""
+        return base_actor("", self.base, self.suite.tasks, self.suite.name, self.config.prices)
+
+    def artifact(self, number: int) -> str:
+        """The folder of a version as the registry has it."""
+        return str(self.version_folder(number).relative_to(self.folder / STATE))
+
     def version_folder(self, number: int) -> Path:
-        """Where the weights of a version are."""
+        """The folder of a version."""
         return self.folder / POLICIES / f"v{number:04d}"
 
 
@@ -142,7 +157,7 @@ def _without(split: Split, suite: Suite) -> str:
 
 def _refuse_training_on_host(config: Config, folder: Path) -> None:
     """Raises ConfigError where weights would learn from an agent that can read the answers, unless that is allowed."""
-    learns = config.policy.kind == "tiny" or config.train.trainer is not None
+    learns = config.policy.kind == "tiny" or config.train.kind not in (None, "fixed")
     if (
         learns
         and not config.agent.is_built_in

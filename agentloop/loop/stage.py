@@ -12,7 +12,7 @@ from agentloop.costs.energy import Used
 from agentloop.errors import ConfigError, counted
 from agentloop.identity import Identity
 from agentloop.loop.project import Project
-from agentloop.protocols import Policy
+from agentloop.protocols import Agent, Policy
 from agentloop.rollout.actors import UNNAMED, Actor
 from agentloop.rollout.plan import plan
 from agentloop.rollout.refusals import refuse_broken, why_unscored
@@ -72,12 +72,14 @@ class Stage:
         group_size: int = 1,
         part: object = "",
         identity: Identity = UNNAMED,
+        agent: Agent | None = None,
     ) -> list[Attempt]:
         """`group_size` attempts at each task, in order; those that are on disk already are not made again.
 
         Experience exists for the rest of the loop once it is on disk. `part` tells apart calls within one stage.
-        identity: of the version. Raises SandboxError or PolicyError when most episodes failed outside the agent,
-        ConfigError when no verifier scored any; what happened is stored all the same.
+        identity: of the version. agent: in place of the project's. Raises SandboxError or PolicyError when most
+        episodes failed outside the agent, ConfigError when no verifier scored any; what happened is stored all the
+        same.
         """
         planned = plan(
             tasks,
@@ -88,7 +90,7 @@ class Stage:
             group_size=group_size,
             owner=self.project.store.owner,
         )
-        actor = Actor(f"v{version}", self.project.agent, policy, identity, version=version)
+        actor = Actor(f"v{version}", agent or self.project.agent, policy, identity, version=version)
         done: dict[str, Attempt] = {}
         async for attempt in self.project.work.each(Ask(self.name, tuple(planned), actor, self.n_episodes)):
             done[attempt.episode.id] = attempt

@@ -13,12 +13,13 @@ from __future__ import annotations
 from agentloop.errors import counted
 from agentloop.loop.gating import evaluate, gate
 from agentloop.loop.held_out_outcomes import pin_failures
+from agentloop.loop.making import first_version, next_version
 from agentloop.loop.project import Project
-from agentloop.protocols import ProjectTrainer
+from agentloop.protocols import Trainer
 from agentloop.types import PolicyState, Split
 
 
-async def run_loop(project: Project, trainer: ProjectTrainer) -> None:
+async def run_loop(project: Project, trainer: Trainer) -> None:
     """Turns until `trainer` has nothing to make. Boxes are gone when this returns or raises."""
     _warn_of_few_tasks(project)
     try:
@@ -39,19 +40,31 @@ def _warn_of_few_tasks(project: Project) -> None:
         )
 
 
-async def _turns(project: Project, trainer: ProjectTrainer) -> None:
+async def _turns(project: Project, trainer: Trainer) -> None:
     while True:
         newest = project.registry.newest()
         if newest is None:
-            first = await trainer.first()
+            first = await first_version(project, trainer)
             project.progress.say(f"v{first.number} is the first version: {first.note}")
         elif newest.state is PolicyState.candidate:
-            decision = await gate(project, trainer, newest)
+            decision = await gate(project, newest)
             project.progress.say(f"v{newest.number}: {decision.action.replace('_', ' ')}. {decision.reasons[0]}")
         else:
             live = project.registry.live()
             if live is not None:
-                await evaluate(project, trainer, live)
+                await evaluate(project, live)
                 pin_failures(project, live)
-            if await trainer.next(newest) is None:
+            if await next_version(project, trainer, newest) is None:
+                await _control(project)
                 return
+
+
+async def _control(project: Project) -> None:
+    """What the demonstrations alone teach, where the project began with some."""
+    if project.config.policy.kind != "tiny":
+        return
+    from agentloop.loop.control import is_due, run_control  # with torch
+    from agentloop.loop.warm_start import demonstrate, demonstrator
+
+    if is_due(project):
+        await run_control(project, await demonstrate(project, demonstrator(project)))

@@ -16,18 +16,28 @@ from statistics import fmean
 
 from agentloop.config.layout import POLICIES
 from agentloop.errors import TrainingError
-from agentloop.identity import Identity
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin, mean_reward
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy, new_model
-from agentloop.rollout.actors import UNNAMED
+from agentloop.registry.policies import script
 from agentloop.store.bodies import unpack
 from agentloop.train.checkpoint import read_progress, restore_progress, save_progress
 from agentloop.train.demonstrations import demonstration, texts
 from agentloop.train.sft import Sft
-from agentloop.types import Purpose, RewardState, Sample, Split, StageKey, StageKind, Task, Trace, content_hash
+from agentloop.types import (
+    Purpose,
+    RewardState,
+    Sample,
+    Split,
+    StageKey,
+    StageKind,
+    Task,
+    Trace,
+    content_hash,
+    verdict_key,
+)
 
 BATCH = 24
 CHECK_EVERY = 50
@@ -44,8 +54,8 @@ Demonstration = tuple[Task, Trace, float]
 """(task, what was shown, its reward)."""
 
 
-async def demonstrate(project: Project, demonstrator: ScriptedPolicy) -> list[Demonstration]:
-    """Episodes of the demonstrator on train tasks: rolled out once, after that read from the store."""
+async def demonstrate(project: Project, policy: ScriptedPolicy) -> list[Demonstration]:
+    """Episodes of the demonstrator, `policy`, on train tasks: rolled out once, after that read from the store."""
     key = StageKey(StageKind.demonstrate)
     name = key.name
     train = project.suite.split(Split.train)
@@ -54,7 +64,7 @@ async def demonstrate(project: Project, demonstrator: ScriptedPolicy) -> list[De
         n = project.config.warm_start.n_demonstrations
         project.progress.start("demonstrations", n)
         tasks = project.rng(name).choices(train, k=n)
-        attempts = await stage.gather(tasks, demonstrator, purpose=Purpose.demonstrate, version=0)
+        attempts = await stage.gather(tasks, policy, purpose=Purpose.demonstrate, version=0)
         states = [attempt.verdict.state for attempt in attempts]
         stage.drop(Counter(str(state) for state in states if state is not RewardState.scored))
         stage.finish()
@@ -65,6 +75,18 @@ async def demonstrate(project: Project, demonstrator: ScriptedPolicy) -> list[De
         for row in rows
         if row.reward is not None and row.task_id in by_id
     ]
+
+
+def demonstrator(project: Project) -> ScriptedPolicy:
+    """The program that is imitated. Raises ConfigError or PluginError for one that cannot be had."""
+    name = project.config.warm_start.demonstrator
+    return script(project.suite.tasks, project.folder, name, project.suite.name)
+
+
+def demonstration_pairs(project: Project) -> list[tuple[str, str]]:
+    """What a lineage names the demonstrations by."""
+    bodies = [unpack(row.body) for row in project.store.stage_traces(StageKey(StageKind.demonstrate).name)]
+    return [(trace.id, verdict_key(verdict)) for trace, verdict in bodies if verdict.state is RewardState.scored]
 
 
 async def warm_start(project: Project, demonstrations: Sequence[Demonstration]) -> tuple[TinyPolicy, Stage]:
@@ -203,13 +225,8 @@ def batches(samples: Sequence[Sample], rng: Random) -> Iterator[list[Sample]]:
         yield from parts
 
 
-async def validate(
-    project: Project, stage: Stage, policy: TinyPolicy, *, version: int, part: object, identity: Identity = UNNAMED
-) -> float:
-    """Success on the validation split, which decides when to stop and nothing else.
-
-    identity: of the settings and the agent, in a stage whose attempts a later run may use (`begin`).
-    """
+async def validate(project: Project, stage: Stage, policy: TinyPolicy, *, version: int, part: object) -> float:
+    """Success on the validation split, which decides when to stop and nothing else."""
     attempts = await stage.gather(
         project.suite.split(Split.validation),
         policy,
@@ -217,6 +234,5 @@ async def validate(
         version=version,
         group_size=3,
         part=f"validate/{part}",
-        identity=identity,
     )
     return mean_reward(attempts)

@@ -1,20 +1,89 @@
-"""A version's files: where its weights are, and the hash that says which they are."""
+"""Weights on disk -> a hash of what they say: tensors and settings, never file metadata.
+
+The same tensors have the same hash however they are spread over files, and whatever a library wrote beside them. JSON
+is read, because peft writes the modules of an adapter in another order in each process.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from agentloop.errors import ConfigError
+from agentloop.types import content_hash
 
 WEIGHTS = "weights"
-"""Folder of the weights within a version's own."""
+"""Folder of a model within a version's own."""
+ADAPTER = "adapter"
+"""Folder of an adapter within a version's own."""
+TENSORS = ".safetensors"
+INDEX = ".safetensors.index.json"
+"""How the file ends that says which tensor is in which file."""
+ADAPTER_CONFIG = "adapter_config.json"
+BASE_PATH = "base_model_name_or_path"
+"""Where the base model lay when the adapter was trained."""
+PROSE = (".md", ".txt.license")
+MAX_HEADER = 100 << 20
+CHUNK = 1 << 20
 
 
-def folder_hash(folder: Path) -> str:
-    """SHA-256 over names and contents of the files in `folder`, in name order."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-    return digest.hexdigest()
+def weights_hash(folder: Path) -> str:
+    """64 hex digits of the model or adapter in `folder`. Files are streamed. Raises ConfigError for a broken one."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    tensors: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for path in files:
+        name = path.relative_to(folder).as_posix()
+        if name.endswith(TENSORS):
+            tensors |= dict(_tensors(path))
+        elif not name.endswith((INDEX, *PROSE)):
+            others[name] = _settings_hash(path) if path.suffix == ".json" else _bytes_hash(path)
+    if not files:
+        raise ConfigError(f"{folder}: no weights; bring back what was there")
+    return content_hash({"tensors": tensors, "files": others})
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, str]]:
+    """(name, hash of type, shape and bytes) of each tensor of a safetensors file."""
+    with path.open("rb") as file:
+        try:
+            size = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(min(size, MAX_HEADER)))
+            header.pop("__metadata__", None)
+            for name, tensor in header.items():
+                begin, end = tensor["data_offsets"]
+                digest = hashlib.sha256(f"{tensor['dtype']}{tensor['shape']}".encode())
+                file.seek(8 + size + begin)
+                left = end - begin
+                while left > 0 and (chunk := file.read(min(CHUNK, left))):
+                    digest.update(chunk)
+                    left -= len(chunk)
+                if left:
+                    raise ValueError(f"{name} is cut off")
+                yield name, digest.hexdigest()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}: no whole safetensors file ({error}); bring back what was there") from None
+
+
+def _settings_hash(path: Path) -> str:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        return _bytes_hash(path)
+    if path.name == ADAPTER_CONFIG and isinstance(value, dict):
+        value = {key: _sorted(each) for key, each in value.items() if key != BASE_PATH}
+    return content_hash(value)
+
+
+def _sorted(value: object) -> object:
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return sorted(value)
+    return value
+
+
+def _bytes_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,47 +2,102 @@
 
 One notion for all: `agentloop loop` makes another version, and `gate`, `bank` and recordings see another policy,
 exactly when this identity changes. It covers the settings of `[policy]` and `[agent]`, the files that they name by
-contents, and the weights of a policy of ours. It does not cover paths, keys, prices, limits (which belong to the suite)
-or the number of concurrent episodes.
+contents, the text that an agent reads in place of its own, and the tensors of weights. It does not cover paths, keys,
+passwords in URLs, prices, limits (which belong to the suite) or the number of concurrent episodes.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from agentloop.config.kinds import KindSection
+from agentloop.config.kinds import KindSection, is_secret
 from agentloop.config.sections import AgentSection, PolicySection
-from agentloop.identity import FileContents, Outside, Part, Value
+from agentloop.identity import Digest, FileContents, Identity, Outside, Part, Value, identity
 from agentloop.options import code_options, interpreter_options, path_options
 from agentloop.policies.endpoints import ENDPOINTS
+from agentloop.recordings.traces import ReplayPolicy
+from agentloop.registry.artifacts import ADAPTER, WEIGHTS, weights_hash
 from agentloop.source import program, source
-from agentloop.types import Task
+from agentloop.types import Overlay, Task
 
 VERSION_S = 30.0
 """Wall time in which an interpreter reports its version."""
 
 
+AGENT = "agent"
+"""How the names of an agent's parts begin."""
+OVERLAY_PART, WEIGHTS_PART, ADAPTER_PART = "overlay", "policy.weights", "policy.adapter"
+OWN_PARTS = (OVERLAY_PART, WEIGHTS_PART, ADAPTER_PART)
+"""Parts that a trainer makes; all others come from the settings."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A policy and an agent as settings and files describe them: all of a version but what a trainer made of it."""
+
+    policy: PolicySection
+    agent: AgentSection
+    folder: Path
+    """Where the paths in the settings start."""
+
+    has_agent: bool = True
+    """False where the tasks are played in an environment, and the agent's settings decide nothing."""
+
+    def parts(self) -> dict[str, Part]:
+        """Its parts."""
+        parts = policy_parts(self.policy, self.folder)
+        if self.has_agent:
+            parts |= agent_parts(self.agent, self.folder, ())
+        return parts
+
+    def identity(self, own: Mapping[str, Part] = {}) -> Identity:
+        """Of the version that consists of this and the parts `own`."""
+        return identity({**self.parts(), **own})
+
+
+def plays(tasks: Sequence[Task]) -> bool:
+    """Whether `tasks` are played in an environment."""
+    return bool(tasks) and tasks[0].environment is not None
+
+
+def own_parts(folder: Path, overlay: Overlay | None) -> dict[str, Part]:
+    """Parts of what a trainer left in the folder of a version. Raises ConfigError for broken weights."""
+    parts: dict[str, Part] = {}
+    if overlay is not None:
+        parts[OVERLAY_PART] = Value(overlay.model_dump(mode="json"))
+    if (folder / WEIGHTS).is_dir():
+        parts[WEIGHTS_PART] = Digest(weights_hash(folder / WEIGHTS))
+    if (folder / ADAPTER).is_dir():
+        parts[ADAPTER_PART] = Digest(weights_hash(folder / ADAPTER))
+    return parts
+
+
 def policy_parts(settings: PolicySection, folder: Path) -> dict[str, Part]:
-    """Parts of a policy, without the weights or recorded answers that it plays. folder: where its paths start."""
+    """Parts of a policy, without weights. folder: where its paths start."""
     if not settings.is_built_in:
         model = Outside(None, f"what the policy {settings.kind!r} asks")
         return {**_foreign("policies", "policy", settings, folder), "policy.model": model}
     chosen = settings.model_dump(mode="json", include={"temperature"}, exclude_defaults=True)
     parts: dict[str, Part] = {"policy": Value({"kind": settings.kind, **chosen})}
     if settings.kind in ENDPOINTS:
-        name = {"base_url": settings.base_url, "model": settings.model}
-        where = f" at {settings.base_url}" if settings.base_url else ""
+        at = settings.base_url and public_url(settings.base_url)
+        name = {"base_url": at, "model": settings.model}
+        where = f" at {at}" if at else ""
         parts["policy.model"] = Outside(name, f"the model {settings.model!r}{where}")
     if settings.kind == "scripted" and settings.script is not None:
         parts |= _named("policy.script", source("policies", settings.script, folder))
+    if settings.kind == "replay":
+        parts["policy.traces"] = Digest(ReplayPolicy(folder / settings.traces if settings.traces else None).hash)
     return parts
 
 
 def agent_parts(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> dict[str, Part]:
     """Parts of the agent. folder: where its paths start. Empty for `tasks` that are played in an environment."""
-    if tasks and tasks[0].environment is not None:
+    if plays(tasks):
         return {}
     if not settings.is_built_in:
         return _foreign("agents", "agent", settings, folder)
@@ -51,6 +106,9 @@ def agent_parts(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> 
         exclude={"files": True, "instructions": True, "tools": True, "mcp": {"__all__": {"headers"}}},
         exclude_defaults=True,
     )
+    for server in chosen.get("mcp", ()):
+        if server.get("url"):
+            server["url"] = public_url(server["url"])
     parts: dict[str, Part] = {"agent": Value(chosen)}
     if settings.kind == "tool_loop":
         parts["agent.tools"] = Value([tool.rpartition(":")[2] for tool in settings.tools])
@@ -64,7 +122,9 @@ def agent_parts(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> 
         parts["agent.program"] = Outside(None, "the program of [agent] command, which names no files")
     for server in settings.mcp:
         if server.url is not None:
-            parts[f"agent.mcp.{server.name}"] = Outside(None, f"the MCP server {server.name!r} at {server.url}")
+            parts[f"agent.mcp.{server.name}"] = Outside(
+                None, f"the MCP server {server.name!r} at {public_url(server.url)}"
+            )
         elif settings.files is None:
             label = f"the MCP server {server.name!r}, whose command has no [agent] files"
             parts[f"agent.mcp.{server.name}"] = Outside(None, label)
@@ -79,12 +139,20 @@ def _foreign(group: str, table: str, settings: KindSection, folder: Path) -> dic
     plain = {key: value for key, value in settings.public_options.items() if key not in {*paths, *interpreters}}
     parts: dict[str, Part] = {table: Value({**name, **plain})}
     for key, path in interpreters.items():
-        parts[f"{table}.{key}"] = FileContents(path.resolve())
+        parts[f"{table}.{key}"] = FileContents(path.resolve(), belongs_to_machine=True)
         parts[f"{table}.{key}.version"] = Value(_version(path))
     parts |= _named(f"{table}.part", source(group, settings.kind, folder))
     for key, code in code_options(group, table, settings, folder).items():
         parts |= _named(f"{table}.{key}", program(code, folder))
     return parts | {f"{table}.{key}": FileContents(path) for key, path in paths.items() if path.exists()}
+
+
+def public_url(url: str) -> str:
+    """`url` without user, password, and the values of parameters whose names end as a secret's does."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    query = urlencode([(key, "" if is_secret(key) else value) for key, value in parse_qsl(parts.query, True)])
+    return urlunsplit(parts._replace(netloc=host, query=query)) if (host, query) != (parts.netloc, "") else url
 
 
 def _version(interpreter: Path) -> str:

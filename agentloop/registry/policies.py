@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentloop.config.sections import PolicySection, PriceSection
 from agentloop.errors import ConfigError, boundary, counted
-from agentloop.identity import Digest, Part
+from agentloop.identity import Part
 from agentloop.options import load_kind
 from agentloop.plugins import load_object
 from agentloop.policies.endpoints import ENDPOINTS, choose_endpoint
@@ -32,8 +32,7 @@ def fixed_policy(
     if settings.kind in ENDPOINTS:
         return choose_endpoint(settings, prices), parts
     if settings.kind == "replay":
-        played = ReplayPolicy(folder / settings.traces if settings.traces else None)
-        return played, {**parts, "policy.traces": Digest(played.hash)}
+        return ReplayPolicy(folder / settings.traces if settings.traces else None), parts
     if settings.is_built_in:
         return script(tasks, folder, settings.script, suite), parts
     return load_kind("policies", "policy", settings, folder), parts

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentloop.config.layout import LOGS, artifact_folder
+from agentloop.config.layout import LOGS
 from agentloop.config.sections import ServingSection
 from agentloop.config.settings import CONFIG_FILE, Config, load_config
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.policies.engine import find_vllm, vllm_command
 from agentloop.policies.serving import Patience, VLLMServer, supervise
+from agentloop.registry.acting import model_folder
 from agentloop.registry.versions import Registry
 from agentloop.store.place import open_store
 from agentloop.types import PolicyVersion
@@ -99,10 +100,7 @@ def _model(ref: str, project: Path) -> tuple[Path, str]:
     if version is None:
         names = ", ".join(f"v{v.number}" for v in versions) or "none"
         raise ConfigError(f"no version {ref!r} in {project} (there: {names}); `agentloop policies ls` lists them")
-    if version.artifact is None:
-        raise ConfigError(f"v{version.number} has no weights of ours ({version.kind}); serve the folder of a model")
-    folder = artifact_folder(project, version.artifact)
-    return _loadable(folder, ref), f"policy-v{version.number}"
+    return _loadable(model_folder(version, project, load_config(project)), ref), f"policy-v{version.number}"
 
 
 def _loadable(folder: Path, ref: str) -> Path:

@@ -28,6 +28,7 @@ from agentloop.store.keys import Keys, Spent
 from agentloop.store.lease import lease
 from agentloop.store.migrations import migrate
 from agentloop.store.past import read_verdict
+from agentloop.store.proposals import Proposals
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
@@ -41,7 +42,7 @@ from agentloop.store.versions import Versions
 from agentloop.types import Imported, Span, Trace, Verdict
 
 
-class Store(Stages, Record, Versions, Keys, History, Failures, Feedbacks, Traffic):
+class Store(Stages, Record, Versions, Proposals, Keys, History, Failures, Feedbacks, Traffic):
     """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
 
     Threads and processes may share a store. What is asked of one project (tenant) never shows another's.

@@ -1,60 +1,87 @@
-"""The contract of `protocols.ProjectTrainer`. Each law takes what makes the trainer of a project, and its versions.
+"""The contract of `protocols.Trainer`. Each law takes a case: what makes the trainer of a new project, and its loop.
 
-The project is new, and its first version may be made. A trainer that is made again goes on, as after a restart.
+A trainer that is made again goes on, as after a restart.
 """
 
 from __future__ import annotations
 
 import string
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from agentloop.protocols import ProjectTrainer
+from agentloop.protocols import Trainer
 from agentloop.testing import expect
-from agentloop.types import PolicyState, PolicyVersion
+from agentloop.types import PolicyState, PolicyVersion, VersionKind
 
-MakeTrainer: TypeAlias = Callable[[], ProjectTrainer]
-Versions: TypeAlias = Callable[[], Sequence[PolicyVersion]]
-"""Those that are registered, such as `project.registry.all`."""
-TrainerLaw: TypeAlias = Callable[[MakeTrainer, Versions], Awaitable[None]]
+
+@dataclass(frozen=True)
+class TrainerCase:
+    """A trainer in a project whose first version may be made."""
+
+    make: Callable[[], Trainer]
+    first: Callable[[Trainer], Awaitable[PolicyVersion]]
+    """Let the trainer make version 1, and register that; such as `partial(first_version, project)` of the loop."""
+    next: Callable[[Trainer, PolicyVersion], Awaitable[PolicyVersion | None]]
+    """Let it make the version after another; such as `partial(next_version, project)`."""
+    versions: Callable[[], Sequence[PolicyVersion]]
+    """Those that are registered, such as `project.registry.all`."""
+    acts: Callable[[PolicyVersion], object]
+    """The policy of a version. Raises for a version that cannot act."""
+
+
+TrainerLaw: TypeAlias = Callable[[TrainerCase], Awaitable[None]]
 HASH_DIGITS = 64
 
 
-async def its_first_version_is_registered_and_live(make: MakeTrainer, versions: Versions) -> None:
+async def it_has_a_name(case: TrainerCase) -> None:
+    """The lineage of a version has `name@version`; `makes` is the kind of its versions."""
+    trainer = case.make()
+    expect(isinstance(trainer.name, str) and trainer.name, f"its name is {trainer.name!r}")
+    expect(isinstance(trainer.version, str) and trainer.version, f"its version is {trainer.version!r}")
+    expect(isinstance(trainer.makes, VersionKind), f"it makes {trainer.makes!r}, which is no kind of version")
+
+
+async def its_first_version_is_registered_and_live(case: TrainerCase) -> None:
     """Version 1, known by a hash of its contents."""
-    first = await make().first()
-    expect(list(versions()) == [first], f"first() gave {first!r}, and registered are {list(versions())!r}")
+    trainer = case.make()
+    first = await case.first(trainer)
+    expect(list(case.versions()) == [first], f"version 1 is {first!r}, and registered are {list(case.versions())!r}")
     expect(first.number == 1, f"the first version has the number {first.number}")
     expect(first.parent is None, f"the first version has the parent {first.parent}")
     expect(first.state is PolicyState.live, f"the first version is {first.state}, not live")
+    expect(first.kind in (trainer.makes, VersionKind.settings), f"it makes {trainer.makes}, and v1 is {first.kind}")
     is_hash = len(first.sha256) == HASH_DIGITS and set(first.sha256) <= set(string.hexdigits)
     expect(is_hash, f"sha256 is {first.sha256!r}, not {HASH_DIGITS} hexadecimal digits")
+    lineage = first.lineage.trainer if first.lineage else None
+    expect(lineage == f"{trainer.name}@{trainer.version}", f"the lineage names {lineage!r}")
 
 
-async def what_it_made_acts_after_a_restart(make: MakeTrainer, versions: Versions) -> None:
-    """The gate asks `policy(version)`, in the same process or in a later one."""
-    trainer = make()
-    first = await trainer.first()
-    for one in (trainer, make()):
-        policy = one.policy(first)
-        expect(isinstance(policy.name, str) and policy.name, "its policy has no name")
-        expect(callable(getattr(policy, "complete", None)), "its policy has no complete")
+async def what_it_made_acts_after_a_restart(case: TrainerCase) -> None:
+    """The gate asks the version's policy, which comes from its folder alone."""
+    first = await case.first(case.make())
+    policy = case.acts(first)
+    expect(getattr(policy, "name", None), "its policy has no name")
+    expect(callable(getattr(policy, "complete", None)), "its policy has no complete")
 
 
-async def it_goes_on_after_a_restart(make: MakeTrainer, versions: Versions) -> None:
-    """`next` gives a registered candidate after the newest version, or nothing; version 1 is not made again."""
-    first = await make().first()
-    candidate = await make().next(first)
+async def it_goes_on_after_a_restart(case: TrainerCase) -> None:
+    """`improve` makes the version after the newest, or nothing; version 1 is not made again."""
+    first = await case.first(case.make())
+    candidate = await case.next(case.make(), first)
     if candidate is None:
-        expect(list(versions()) == [first], "next() gave nothing, and registered a version")
+        expect(list(case.versions()) == [first], "it made nothing, and a version was registered")
         return
     expect(candidate.number == first.number + 1, f"the version after v1 is v{candidate.number}")
     expect(candidate.parent == first.number, f"the parent of v{candidate.number} is {candidate.parent}")
     expect(candidate.state is PolicyState.candidate, f"a new version is {candidate.state}; the gate decides on it")
-    expect([one.number for one in versions()] == [1, 2], "next() registered another version than it gave")
+    expect(
+        [one.number for one in case.versions()] == [1, 2], "another version than the one that was made is registered"
+    )
 
 
 TRAINER_LAWS: tuple[TrainerLaw, ...] = (
+    it_has_a_name,
     its_first_version_is_registered_and_live,
     what_it_made_acts_after_a_restart,
     it_goes_on_after_a_restart,

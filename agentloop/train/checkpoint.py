@@ -1,18 +1,13 @@
-"""A policy version on disk: a folder that is there whole or not at all.
+"""Weights of ours on disk, and what training needs to continue from them as if it had never stopped.
 
-`weights/` is what the version *is*; its hash is the version's. `acting` is the identity of the settings and the agent
-under which it acts.
-`trainer/` is what training needs to continue from it as if it had never stopped. Training that has made no version yet
-saves its progress in a folder of the same care.
+The folder of a version (`registry/folders.py`) gets both. Training that has made no version yet saves its progress in a
+folder that is there whole or not at all.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,74 +15,32 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from agentloop.output_files import make_folder
 from agentloop.policies.tiny import TinyPolicy
-from agentloop.registry.artifacts import WEIGHTS, folder_hash
+from agentloop.registry.artifacts import WEIGHTS
+from agentloop.registry.folders import replacing
 
 TRAINER = "trainer"
-ACTING = "acting"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 PROGRESS = "progress.json"
 
 
 def save_version(
-    folder: Path,
-    policy: TinyPolicy,
-    optimizer: torch.optim.Optimizer | None,
-    rates: Mapping[str, float],
-    *,
-    acting: str = "",
-) -> str:
-    """Write a version to `folder` and return the SHA-256 of its weights folder.
-
-    acting: identity of the settings and the agent under which it acts. Written beside `folder`, flushed and renamed, so
-    a crash leaves the old state or the new one. A folder that already exists is left from an interrupted run and is
-    replaced.
-    """
-    with _replacing(folder) as draft:
-        (draft / TRAINER).mkdir()
-        (draft / ACTING).write_text(acting)
-        policy.save(draft / WEIGHTS)
-        (draft / TRAINER / "curriculum.json").write_text(json.dumps(dict(rates), indent=1))
-        if optimizer is not None:
-            save_file(_moments(optimizer), draft / TRAINER / OPTIMIZER)
-    return folder_hash(folder / WEIGHTS)
-
-
-def copy_version(source: Path, folder: Path, *, acting: str) -> str:
-    """Write the version in `source` to `folder`, to act under other settings or another agent; see `save_version`."""
-    with _replacing(folder) as draft:
-        shutil.copytree(source, draft, dirs_exist_ok=True)
-        (draft / ACTING).write_text(acting)
-    return folder_hash(folder / WEIGHTS)
-
-
-def version_acting(folder: Path) -> str | None:
-    """Identity of what the version in `folder` acts under; None for one that was saved without it."""
-    path = folder / ACTING
-    return (path.read_text() if path.is_file() else "") or None
-
-
-@contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """An empty draft folder that takes the place of `folder` when the block ends without an error."""
-    draft = folder.with_name(f".{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    make_folder(draft)
-    yield draft
-    for path in sorted(draft.rglob("*")):
-        _flush(path)
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)
-    _flush(folder.parent)
+    folder: Path, policy: TinyPolicy, optimizer: torch.optim.Optimizer | None, rates: Mapping[str, float]
+) -> None:
+    """Write weights, and what training needs to go on from them, to the folder of a version that is being made."""
+    (folder / TRAINER).mkdir(parents=True)
+    policy.save(folder / WEIGHTS)
+    (folder / TRAINER / "curriculum.json").write_text(json.dumps(dict(rates), indent=1))
+    if optimizer is not None:
+        save_file(_moments(optimizer), folder / TRAINER / OPTIMIZER)
 
 
 def save_progress(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Mapping[str, object]
 ) -> None:
     """Replace what `folder` has with the weights, the optimizer's moments and `progress`, which is JSON."""
-    with _replacing(folder) as draft:
+    with replacing(folder) as draft:
         save_file({key: value.contiguous() for key, value in model.state_dict().items()}, draft / MODEL)
         save_file(_moments(optimizer), draft / OPTIMIZER)
         (draft / PROGRESS).write_text(json.dumps(dict(progress)))
@@ -130,11 +83,3 @@ def _restore(optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) ->
         index, key = name.split(".", 1)
         state.setdefault(int(index), {})[key] = value
     optimizer.load_state_dict({**whole, "state": state})
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -51,7 +51,7 @@ from agentloop.testing.supervised import files_come_back_as_they_went, kill_all_
 from agentloop.testing.trainers import TRAINER_LAWS, TrainerLaw
 from agentloop.testing.verifiers import VERIFIER_LAWS, VerifierCase, answered
 from agentloop.types import Message, Part, RewardState, SandboxSpec, StopReason, Task
-from tests.loop.mini import make_mini
+from tests.loop.mini import make_mini, trainer_case
 from tests.loop.mini import opened as open_mini
 
 OUTSIDE = Path(__file__).with_name("outside")
@@ -170,9 +170,9 @@ def laws_of_redactor(tmp_path: Path) -> list[Callable[[], Any]]:
 
 @pytest.mark.parametrize("law", TRAINER_LAWS, ids=lambda law: law.__name__)
 def test_trainer_keeps(law: TrainerLaw, bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    folder = make_mini(tmp_path / "mini", extra='[train]\ntrainer = "outside"\n')
+    folder = make_mini(tmp_path / "mini", extra='[train]\nkind = "outside"\n[train.options]\ngreeting = "hi"\n')
     with open_mini(folder) as project:
-        asyncio.run(law(partial(make_trainer, project), project.registry.all))
+        asyncio.run(law(trainer_case(project, partial(make_trainer, project))))
 
 
 @pytest.mark.parametrize(

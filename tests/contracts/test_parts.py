@@ -58,7 +58,7 @@ from agentloop.testing.verifiers import VERIFIER_LAWS, VerifierCase, VerifierLaw
 from agentloop.types import Message, SandboxSpec, Step, Task, Trace
 from tests.formats.samples import SHARED
 from tests.gateway.upstream import model_server
-from tests.loop.mini import make_mini
+from tests.loop.mini import make_mini, trainer_case
 from tests.loop.mini import opened as open_mini
 
 PROGRAM = """
@@ -290,10 +290,6 @@ def test_redactor_keeps(law: RedactorLaw) -> None:
 GRPO = """[warm_start]
 n_demonstrations = 4
 demonstrator = "nothing.py:demonstrator"
-[train]
-n_tasks = 2
-group_size = 2
-steps_per_turn = 1
 """
 NOTHING = """
 from agentloop.policies.scripted import ScriptedPolicy, call_message
@@ -319,11 +315,12 @@ def test_trainer_keeps(
         tasks.write_text(tasks.read_text().replace('"split": "train"', '"split": "validation"', 1))
         settings.write_text(settings.read_text().replace('kind = "scripted"', 'kind = "tiny"'))
     with open_mini(folder) as project:
-        make = partial(load_part, "trainers", kind, {"project": project})
+        options = {"n_tasks": 2, "group_size": 2, "steps_per_turn": 1} if kind == "grpo" else {}
+        case = trainer_case(project, partial(load_part, "trainers", kind, {"project": project, **options}))
 
         async def go() -> None:
             try:
-                await law(make, project.registry.all)
+                await law(case)
             finally:
                 await project.pool.close()
 

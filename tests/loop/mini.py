@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from agentloop.identity import Identity
+from agentloop.loop.making import first_version, next_version
 from agentloop.loop.project import Project, open_project
 from agentloop.loop.stage import begin
 from agentloop.loop.turns import run_loop
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.progress import Silent
+from agentloop.protocols import Draft, Experience, Trainer
+from agentloop.registry.folders import write_overlay
+from agentloop.rollout.actors import Actor
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.suites.writer import write_suite
+from agentloop.testing.trainers import TrainerCase
 from agentloop.types import (
+    Component,
     Limits,
     Message,
+    Overlay,
     Part,
     PolicyVersion,
     Purpose,
@@ -26,7 +35,7 @@ from agentloop.types import (
     StageKey,
     StageKind,
     Task,
-    content_hash,
+    VersionKind,
 )
 
 N_HELDOUT, N_TRAIN = 30, 4
@@ -84,39 +93,41 @@ class Recorder(Silent):
 
 
 class PlannedTrainer:
-    """See `protocols.Trainer`. Its versions solve as many held-out tasks as it was told, one number a version."""
+    """See `protocols.Trainer`. Its versions solve as many held-out tasks as planned, one number a version."""
+
+    name, version = "planned", "1"
+    makes = VersionKind.overlay
 
     def __init__(self, project: Project, skills: Sequence[int]) -> None:
         self.project, self.skills = project, skills
         self.asked: list[int] = []
+        project.actor = self.actor  # type: ignore[method-assign]
+
+    def actor(self, version: PolicyVersion) -> Actor:
+        identity = Identity(version.sha256, {})
+        return Actor("", self.project.agent, self.policy(version), identity, version=version.number)
 
     def policy(self, version: PolicyVersion) -> ScriptedPolicy:
         self.asked.append(version.number)
         return solves(self.skills[version.number - 1])
 
-    async def first(self) -> PolicyVersion:
-        return await self._make(1, None)
+    async def first(self, draft: Draft, experience: Experience) -> str:
+        return await self._make(draft, 0)
 
-    async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
-        if newest.number == len(self.skills):
+    async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
+        if draft.number > len(self.skills):
             return None
-        return await self._make(newest.number + 1, newest.number)
+        return await self._make(draft, parent.number)
 
-    async def _make(self, number: int, parent: int | None) -> PolicyVersion:
-        stage = await begin(self.project, StageKey(StageKind.turn, number + 1))
+    async def _make(self, draft: Draft, parent: int) -> str:
+        stage = await begin(self.project, StageKey(StageKind.turn, draft.number + 1))
         tasks = self.project.suite.split(Split.train)
-        await stage.gather(tasks, solves(0), purpose=Purpose.train, version=parent or 0, group_size=2)
+        await stage.gather(tasks, solves(0), purpose=Purpose.train, version=parent, group_size=2)
         stage.drop({"flat": 2})
         stage.finish()
-        return self.project.registry.add(
-            number=number,
-            parent=parent,
-            kind="settings",
-            artifact=None,
-            sha256=content_hash(["skill", self.skills[number - 1]]),
-            config_hash=self.project.config.hash,
-            note=f"solves {self.skills[number - 1]}",
-        )
+        skill = self.skills[draft.number - 1]
+        write_overlay(draft.folder, Overlay(components=(Component(name="instructions", text=f"solve {skill}"),)))
+        return f"solves {skill}"
 
 
 @contextmanager
@@ -131,3 +142,14 @@ def run(folder: Path, skills: Sequence[int]) -> PlannedTrainer:
         learner = PlannedTrainer(project, skills)
         asyncio.run(run_loop(project, learner))
     return learner
+
+
+def trainer_case(project: Project, make: Callable[[], Trainer]) -> TrainerCase:
+    """For the contract of trainers."""
+    return TrainerCase(
+        make,
+        partial(first_version, project),
+        partial(next_version, project),
+        project.registry.all,
+        lambda version: project.actor(version).policy,
+    )

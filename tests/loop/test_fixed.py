@@ -57,7 +57,7 @@ def test_it_registers_judges_and_then_has_nothing_to_train(tmp_path: Path) -> No
     with opened(folder) as project:
         [version] = project.registry.all()
         report = project.store.report(project.suite.hash, 1)
-        assert (version.kind, version.artifact, version.state.value) == ("settings", None, "live")
+        assert (version.kind, version.artifact, version.state.value) == ("settings", "policies/v0001", "live")
         assert report is not None
         assert report.rewards == {f"read-q{n}": (1.0,) for n in range(N_TRAIN, N_TRAIN + N_HELDOUT)}
         assert {row.n for row in project.store.stage_traces(f"run-v1.{project.suite.hash[:6]}")} == set(range(N_TRAIN))
@@ -341,7 +341,7 @@ def test_a_scripted_project_cannot_turn_into_a_trained_one(tmp_path: Path) -> No
     tasks.write_text(tasks.read_text().replace('"split": "train"', '"split": "validation"', 1))
     run(folder)
     settings(folder, 'kind = "tiny"')
-    with pytest.raises(ConfigError, match="v1 is a scripted policy, which has no weights to train from"):
+    with pytest.raises(ConfigError, match="v1 is a settings policy, which has no weights to train from"):
         run(folder)
 
 

@@ -3,77 +3,109 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from agentloop.errors import ConfigError
-from agentloop.loop.learner import TinyTrainer, stage_of
-from agentloop.loop.stage import Stage
-from agentloop.loop.trainers import make_trainer
+from agentloop.loop import making
+from agentloop.loop.learner import WARM_START, stage_of
+from agentloop.loop.making import first_version, next_version
+from agentloop.loop.project import Project
+from agentloop.loop.trainers import grpo
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.tiny import TinyPolicy, new_model
+from agentloop.protocols import Draft, Experience
 from agentloop.store.bodies import unpack
 from agentloop.store.tables import StageRow
 from agentloop.train.checkpoint import save_version
-from agentloop.types import PolicyState, PolicyVersion
+from agentloop.types import PolicyState, PolicyVersion, VersionKind
 
-from .mini import Recorder, make_mini, opened, solves
+from .mini import Recorder, make_mini, opened
+
+TINY = ('kind = "scripted"', 'kind = "tiny"')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "turns"), [(1, "1 turn"), (2, "2 turns")])
 def test_the_end_of_the_turns_names_the_setting_and_its_value(tmp_path: Path, n: int, turns: str) -> None:
-    folder = make_mini(tmp_path / "mini", extra=f"[train]\nmax_turns = {n}\nstop_at = 0.9\n")
+    folder = make_mini(tmp_path / "mini", extra=f"[train]\nmax_turns = {n}\n")
     progress = Recorder()
     made = {"number": n + 1, "parent": n, "kind": "weights", "artifact": "a", "sha256": "0" * 64, "config_hash": "c"}
     version = PolicyVersion.model_validate({**made, "created_at": datetime.now(UTC)})
     with opened(folder, progress) as project:
         project.store.put_stage(StageRow(name=stage_of(version.number).name, metrics={"validation": 0.5}))
-        assert asyncio.run(TinyTrainer(project, solves(0), "").next(version)) is None
+        assert asyncio.run(next_version(project, grpo(project), version)) is None
     assert progress.said == [
         f"finished: {turns}, v{n + 1} solves 50% of the validation tasks; "
         f"for more, raise [train] max_turns (now {n}) and run the loop again"
     ]
 
 
-def with_validation(folder: Path) -> Path:
-    """The project with one of its tasks in the validation split."""
-    tasks = folder / "evals" / "mini" / "tasks.jsonl"
+class Saves:
+    """See `protocols.Trainer`. Weights that were never trained."""
+
+    name, version = "saves", "1"
+    makes = VersionKind.weights
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+
+    async def first(self, draft: Draft, experience: Experience) -> str:
+        tokenizer = train_tokenizer(["What is in q1?", "cat q1"])
+        policy = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=0), tokenizer)
+        save_version(draft.folder, policy, None, {})
+        self._project.store.put_stage(StageRow(name=WARM_START.name, metrics={"validation": 0.0}))
+        return "never trained"
+
+    async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> None:
+        return None
+
+
+def make_tiny(folder: Path) -> Path:
+    """A project of the tiny policy, with one of its tasks in the validation split and one turn."""
+    make_mini(folder, extra="[train]\nmax_turns = 1\n")
+    tasks, settings = folder / "evals" / "mini" / "tasks.jsonl", folder / "agentloop.toml"
     tasks.write_text(tasks.read_text().replace('"split": "train"', '"split": "validation"', 1))
+    settings.write_text(settings.read_text().replace(*TINY))
     return folder
+
+
+def act_with(folder: Path, *tools: str) -> None:
+    settings = folder / "agentloop.toml"
+    settings.write_text(f"{settings.read_text().partition('[agent]')[0]}[agent]\ntools = {list(tools)}\n")
+
+
+def done(project: Project, work: Awaitable[PolicyVersion | None]) -> PolicyVersion | None:
+    async def go() -> PolicyVersion | None:
+        try:
+            return await work
+        finally:
+            await project.pool.close()
+
+    return asyncio.run(go())
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bubblewrap")
 def test_under_another_agent_the_same_weights_are_another_version(tmp_path: Path) -> None:
-    folder = with_validation(make_mini(tmp_path / "mini", extra="[train]\nmax_turns = 1\n"))
-    tokenizer = train_tokenizer(["What is in q1?", "cat q1"])
-    policy = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=0), tokenizer)
+    folder = make_tiny(tmp_path / "mini")
     with opened(folder) as project:
-        before = TinyTrainer(project, solves(0), "agent one")
-        sha256 = save_version(project.version_folder(1), policy, None, {}, acting="agent one")
-        stage = Stage(project, stage_of(1), metrics={"validation": 0.0})
-        first = before._register(1, None, sha256, stage, "warm start")
-        assert before.policy(first)
-        after = TinyTrainer(project, solves(0), "agent two")
-
-        async def turns() -> tuple[PolicyVersion | None, PolicyVersion | None]:
-            try:
-                made = await after.next(first)
-                return made, made and await after.next(made)
-            finally:
-                await project.pool.close()
-
-        second, third = asyncio.run(turns())
+        first = done(project, first_version(project, Saves(project)))
+        assert first is not None
+    act_with(folder, "shell", "files")
+    with opened(folder) as project:
+        second = done(project, next_version(project, grpo(project), first))
         assert second is not None
-        assert (second.number, second.parent, second.sha256) == (2, 1, sha256)
+        assert (second.number, second.parent, second.kind) == (2, 1, "weights")
+        changed = {name for name in second.parts if second.parts[name] != first.parts.get(name)}
+        assert changed == {"agent", "agent.tools"} & changed != set()
+        assert second.parts["policy.weights"] == first.parts["policy.weights"]
         assert second.state is PolicyState.candidate, "the gate compares it with v1"
         assert "validation" in project.store.stages()[stage_of(2).name].metrics
-        assert third is None, "its agent is the project's, and the turns are used up"
-        with pytest.raises(ConfigError, match=r"v1 acted under other \[policy\] or \[agent\] settings"):
-            after.policy(first)
+        assert done(project, next_version(project, grpo(project), second)) is None, "the turns are used up"
+        assert project.actor(first).identity.hash == first.sha256, "v1 acts as it did"
 
 
 @pytest.mark.slow
@@ -81,45 +113,37 @@ def test_under_another_agent_the_same_weights_are_another_version(tmp_path: Path
 def test_an_interrupted_version_takes_no_attempts_of_an_agent_edited_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = with_validation(make_mini(tmp_path / "mini", extra="[train]\nmax_turns = 1\n"))
-    tokenizer = train_tokenizer(["What is in q1?", "cat q1"])
-    policy = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=0), tokenizer)
+    folder = make_tiny(tmp_path / "mini")
+    with opened(folder) as project:
+        first = done(project, first_version(project, Saves(project)))
+        assert first is not None
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
+    act_with(folder, "shell", "files")
+    with opened(folder) as project, monkeypatch.context() as patch:
+        patch.setattr(making, "_register", stop)
+        with pytest.raises(KeyboardInterrupt):
+            done(project, next_version(project, grpo(project), first))
+    act_with(folder, "shell", "python")
     with opened(folder) as project:
-        sha256 = save_version(project.version_folder(1), policy, None, {}, acting="agent one")
-        stage = Stage(project, stage_of(1), metrics={"validation": 0.0})
-        first = TinyTrainer(project, solves(0), "agent one")._register(1, None, sha256, stage, "warm start")
-
-        async def turns() -> None:
-            try:
-                with monkeypatch.context() as patch:
-                    patch.setattr(TinyTrainer, "_register", stop)
-                    with pytest.raises(KeyboardInterrupt):
-                        await TinyTrainer(project, solves(0), "agent two").next(first)
-                await TinyTrainer(project, solves(0), "agent three").next(first)
-            finally:
-                await project.pool.close()
-
-        asyncio.run(turns())
+        second = done(project, next_version(project, grpo(project), first))
+        assert second is not None
         bodies = [unpack(row.body)[0] for row in project.store.stage_traces(stage_of(2).name)]
-        assert [trace.identity for trace in bodies] == ["agent three"] * 3
+        assert [trace.identity for trace in bodies] == [second.sha256] * 3
 
 
 @pytest.mark.slow
 def test_another_temperature_or_agent_is_another_version(tmp_path: Path) -> None:
     """As a gate sees it, whose identity of a version has both; the number of concurrent episodes is no part of it."""
-    folder = with_validation(make_mini(tmp_path / "mini"))
+    folder = make_tiny(tmp_path / "mini")
     settings = (folder / "agentloop.toml").read_text()
 
     def acting(extra: str) -> str:
-        (folder / "agentloop.toml").write_text(settings.replace('kind = "scripted"\n', f'kind = "tiny"\n{extra}'))
+        (folder / "agentloop.toml").write_text(settings.replace('kind = "tiny"\n', f'kind = "tiny"\n{extra}'))
         with opened(folder) as project:
-            learner = make_trainer(project)
-            assert isinstance(learner, TinyTrainer)
-            return learner.acting
+            return project.base.identity().hash
 
     before = acting("")
     assert acting("max_concurrent = 3\n") == before

@@ -11,7 +11,7 @@ import torch
 from agentloop.loop.project import Project
 from agentloop.loop.warm_start import CHECK_EVERY, SETTLE_STEPS, demonstrate, warm_start
 from agentloop.progress import Silent
-from agentloop.registry.artifacts import folder_hash
+from agentloop.registry.artifacts import weights_hash
 from agentloop.suites.suite import load_suite
 from agentloop.suites.writer import write_suite
 from agentloop.types import Split
@@ -68,7 +68,7 @@ def train(project: Project, folder: Path) -> tuple[str, float, list[tuple[str, i
         finally:
             await project.pool.close()
         policy.save(folder)
-        return folder_hash(folder), stage.metrics["steps"]
+        return weights_hash(folder), stage.metrics["steps"]
 
     weights, n_steps = asyncio.run(both())
     return weights, n_steps, [(row.id, row.n) for row in project.store.stage_traces("warm-start")]

@@ -17,7 +17,7 @@ from agentloop.errors import ConfigError
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.lockstep import BatchPolicy, Request
 from agentloop.policies.tiny import CONTEXT, TinyPolicy, _invert, new_model, sample
-from agentloop.registry.artifacts import folder_hash
+from agentloop.registry.artifacts import weights_hash
 from agentloop.train.logprobs import make_batch, token_logprobs
 from agentloop.types import Message, Sample
 
@@ -188,7 +188,7 @@ def test_a_policy_that_was_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert files == sorted(path.name for path in (tmp_path / "b").iterdir())
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
-    assert folder_hash(tmp_path / "a") == folder_hash(tmp_path / "b")
+    assert weights_hash(tmp_path / "a") == weights_hash(tmp_path / "b")
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:

@@ -7,21 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.config.settings import STORE, load_config
+from agentloop.config.settings import STORE
 from agentloop.errors import ConfigError, PluginError
 from agentloop.gate.suites import evals_at
-from agentloop.identity import identity
 from agentloop.policies.openai import OpenAIPolicy
-from agentloop.registry.parts import agent_parts
-from agentloop.registry.policies import fixed_policy
 from agentloop.registry.refs import resolve
-from agentloop.registry.versions import Registry
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import plan
 from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite
 from agentloop.suites.writer import write_suite
-from agentloop.types import Attempt, Message, Part, Purpose, RewardState, Task, Trace, Verdict
+from agentloop.types import Attempt, Message, Part, Purpose, RewardState, Task, Trace, Verdict, VersionKind
+
+from .versions import register
 
 TASK = Task(
     id="a", instruction="How many?", verifiers=(Part(kind="exact", options={"expected": "1"}),), solution=("echo 1",)
@@ -136,14 +134,7 @@ def test_what_is_no_policy(tmp_path: Path, ref: str, words: str) -> None:
 def project(folder: Path) -> Path:
     (folder / "agentloop.toml").write_text('[policy]\nkind = "scripted"\nscript = "p.py:says"\n')
     (folder / "p.py").write_text(SCRIPT)
-    config = load_config(folder)
-    _, parts = fixed_policy(config.policy, folder, [TASK], "words")
-    acting = identity({**parts, **agent_parts(config.agent, folder, [TASK])})
-    store = Store(folder / STORE)
-    Registry(store).add(
-        number=1, parent=None, kind="settings", artifact=None, sha256=acting.hash, config_hash="", note=""
-    )
-    store.close()
+    register(folder)
     return folder
 
 
@@ -155,9 +146,14 @@ def test_a_version_of_others_weights(tmp_path: Path) -> None:
         named("v2", folder)
     with pytest.raises(ConfigError, match=r"no policy 'latest'.*\(versions in .*: v1\)"):
         named("latest", folder)
-    (folder / "p.py").write_text(SCRIPT + "\n# another\n")
-    with pytest.raises(ConfigError, match=r"v1 \(v1\) was another policy or agent than .*; restore them"):
-        named("v1", folder)
+    before = named("v1", folder).identity
+    (folder / "p.py").write_text(SCRIPT.replace("tasks[0].id", "'changed'"))
+    actor = named("v1", folder)
+    assert actor.identity == before
+    assert '"a"' in answer(actor), "it acts from its folder"
+    (folder / "p.py").unlink()
+    (folder / "agentloop.toml").write_text('[policy]\nkind = "openai"\n')
+    assert '"a"' in answer(named("v1", folder))
 
 
 @pytest.mark.slow
@@ -169,14 +165,11 @@ def test_a_version_of_our_weights(tmp_path: Path) -> None:
     (tmp_path / "agentloop.toml").write_text('[policy]\nkind = "tiny"\n')
     tokenizer = train_tokenizer(["how many lines", "wc -l < a0"])
     policy = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=0), tokenizer)
-    sha256 = save_version(tmp_path / ".agentloop" / "policies" / "v0001", policy, None, {})
-    store = Store(tmp_path / STORE)
-    Registry(store).add(
-        number=1, parent=None, kind="weights", artifact="policies/v0001", sha256=sha256, config_hash="", note=""
-    )
-    store.close()
+    save_version(tmp_path / "made", policy, None, {})
+    version = register(tmp_path, VersionKind.weights)
     actor = named("live", tmp_path)
     assert isinstance(actor.policy, TinyPolicy)
+    assert actor.identity.hash == version.sha256
     suite = tmp_path / "evals" / "words"
     write_suite(suite, "words", [TASK])
     assert evals_at(suite).resolve("v1", tmp_path).identity == actor.identity
@@ -192,10 +185,11 @@ def test_a_version_of_our_weights(tmp_path: Path) -> None:
         evals_at(suite).resolve("v1", tmp_path)
     weights = tmp_path / ".agentloop" / "policies" / "v0001" / "weights"
     (weights / "extra.json").write_text("{}")
-    with pytest.raises(ConfigError, match="these are not the weights of v1; bring back what was there"):
+    with pytest.raises(ConfigError, match=r"v0001 was changed by hand \(policy.weights\); bring back what was there"):
         named("v1", tmp_path)
     (weights / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"no tiny policy in .*model.safetensors is missing"):
+    (weights / "extra.json").unlink()
+    with pytest.raises(ConfigError, match=r"v0001 was changed by hand \(policy.weights\); bring back what was there"):
         named("v1", tmp_path)
 
 

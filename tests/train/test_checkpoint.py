@@ -9,9 +9,9 @@ import torch
 
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.tiny import TinyPolicy
-from agentloop.registry.artifacts import WEIGHTS, folder_hash
-from agentloop.train import checkpoint
-from agentloop.train.checkpoint import ACTING, TRAINER, load_trainer, save_version
+from agentloop.registry import folders
+from agentloop.registry.artifacts import WEIGHTS, weights_hash
+from agentloop.train.checkpoint import load_trainer, read_progress, save_progress, save_version
 from agentloop.train.grpo import Grpo
 from agentloop.types import Sample
 
@@ -59,55 +59,40 @@ def test_without_moments_training_starts_afresh(tmp_path: Path) -> None:
 
 
 def test_equal_weights_have_equal_hashes_and_others_have_not(tmp_path: Path) -> None:
-    first = save_version(tmp_path / "a", policy(), None, {"sums": 0.1})
-    assert first == folder_hash(tmp_path / "a" / WEIGHTS)
-    assert save_version(tmp_path / "b", policy(), None, {"sums": 0.9}) == first
+    def saved(name: str, made: TinyPolicy, rate: float) -> str:
+        save_version(tmp_path / name, made, None, {"sums": rate})
+        return weights_hash(tmp_path / name / WEIGHTS)
+
+    first = saved("a", policy(), 0.1)
+    assert saved("b", policy(), 0.9) == first
     other = policy()
     with torch.no_grad():
         other.model.lm_head.weight[0, 0] += 1e-3
-    assert save_version(tmp_path / "c", other, None, {}) != first
+    assert saved("c", other, 0.1) != first
 
 
-def test_a_draft_and_a_version_that_were_left_behind_are_replaced(tmp_path: Path) -> None:
-    for left in (tmp_path / ".v1.draft", tmp_path / "v1"):
-        (left / WEIGHTS).mkdir(parents=True)
-        (left / WEIGHTS / "junk").write_text("from an interrupted run")
-    sha256 = save_version(tmp_path / "v1", policy(), None, {})
-    assert sha256 == save_version(tmp_path / "v2", policy(), None, {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["v1", "v2"]
-    assert sorted(path.name for path in (tmp_path / "v1").iterdir()) == [ACTING, TRAINER, WEIGHTS]
-    assert not (tmp_path / "v1" / WEIGHTS / "junk").exists()
+def test_progress_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
+    for left in (tmp_path / ".at.draft", tmp_path / "at"):
+        left.mkdir()
+        (left / "junk").write_text("from an interrupted run")
+    made = policy()
+    save_progress(tmp_path / "at", made.model, Grpo(made.model, made.chat.pad).optimizer, {"n": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["at"]
+    assert not (tmp_path / "at" / "junk").exists()
 
 
-def test_a_crash_while_writing_leaves_the_version_that_was_there(
+def test_a_crash_while_writing_leaves_the_progress_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sha256 = save_version(tmp_path / "v1", policy(3), None, {})
+    made = policy()
+    optimizer = Grpo(made.model, made.chat.pad).optimizer
+    save_progress(tmp_path / "at", made.model, optimizer, {"n": 1})
 
     def crash(path: Path) -> None:
         raise OSError("disk full")
 
     # A full disk cannot be had cheaply; the flush is the last thing before the rename.
-    monkeypatch.setattr(checkpoint, "_flush", crash)
+    monkeypatch.setattr(folders, "_flush", crash)
     with pytest.raises(OSError, match="disk full"):
-        save_version(tmp_path / "v1", policy(4), None, {})
-    assert folder_hash(tmp_path / "v1" / WEIGHTS) == sha256
-
-
-def test_the_hash_sees_bytes_names_and_where_one_file_ends(tmp_path: Path) -> None:
-    def made(name: str, **files: str) -> str:
-        for file, text in files.items():
-            path = tmp_path / name / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return folder_hash(tmp_path / name)
-
-    base = made("base", a="one", b="two")
-    assert made("copy", b="two", a="one") == base
-    assert made("byte", a="onE", b="two") != base
-    assert made("name", a="one", c="two") != base
-    assert made("more", a="one", b="two", c="") != base
-    assert made("ends", a="onet", b="wo") != base
-    assert made("joined", a="onebtwo") != base
-    nested = made("nested", **{"a": "one", "under/b": "two"})
-    assert nested != base
+        save_progress(tmp_path / "at", made.model, optimizer, {"n": 2})
+    assert read_progress(tmp_path / "at") == {"n": 1}

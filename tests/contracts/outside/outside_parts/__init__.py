@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from pydantic import SecretStr
 
 from agentloop.agents.tools.toolset import Place, Tool, schema
 from agentloop.failures.reading import Reading
-from agentloop.protocols import Policy, Record, Sandbox
+from agentloop.protocols import Draft, Experience, Policy, Record, Sandbox
 from agentloop.types import (
     Completion,
+    Component,
     Failure,
     FailureType,
     Message,
+    Overlay,
     PolicyVersion,
     Step,
     StopReason,
@@ -26,6 +26,7 @@ from agentloop.types import (
     ToolCall,
     ToolSpec,
     Trace,
+    VersionKind,
 )
 
 
@@ -71,31 +72,23 @@ class OutsideAgent:
 
 
 class OutsideTrainer:
-    """Two versions: one that greets, and one that greets better."""
+    """Two versions: the settings as they are, and one that is told to greet."""
 
-    def __init__(self, project: Any) -> None:
-        self._project = project
+    name, version = "outside", "1"
+    makes = VersionKind.overlay
 
-    def policy(self, version: PolicyVersion) -> OutsidePolicy:
-        return OutsidePolicy(greeting=f"hello {version.number}")
+    def __init__(self, greeting: str = "hello") -> None:
+        self._greeting = greeting
 
-    async def first(self) -> PolicyVersion:
-        return self._register(1, None)
+    async def first(self, draft: Draft, experience: Experience) -> str | None:
+        return None
 
-    async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
-        return self._register(2, 1) if newest.number == 1 else None
-
-    def _register(self, number: int, parent: int | None) -> PolicyVersion:
-        version: PolicyVersion = self._project.registry.add(
-            number=number,
-            parent=parent,
-            kind="settings",
-            artifact=None,
-            sha256=hashlib.sha256(b"hello %d" % number).hexdigest(),
-            config_hash=self._project.config.hash,
-            note="greets",
-        )
-        return version
+    async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
+        if parent.number > 1:
+            return None
+        overlay = Overlay(components=(Component(name="instructions", text=self._greeting),))
+        (draft.folder / "overlay.json").write_text(overlay.model_dump_json())
+        return "greets"
 
 
 class OutsideVerifier:

@@ -1,0 +1,53 @@
+"""A version that is being made, on disk beside its place: see `protocols.Draft`."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from agentloop.loop.project import Project
+from agentloop.output_files import make_folder
+from agentloop.progress import Progress
+from agentloop.registry.folders import draft_of
+
+
+class ProjectDraft:
+    """See `protocols.Draft`."""
+
+    def __init__(self, project: Project, number: int) -> None:
+        """Its folder is new: whatever a process that was killed left there is gone."""
+        self.project = project
+        self.number = number
+        self.place = project.version_folder(number)
+        self.folder = draft_of(self.place)
+        self.figures: dict[str, float] = {}
+        self.pairs: set[tuple[str, str]] = set()
+        self.dropped: Counter[str] = Counter()
+        self.identity = project.base.identity()
+        """Of the settings and files as they are now; those that are frozen must be the same."""
+        self.discard()
+        make_folder(self.folder)
+
+    @property
+    def progress(self) -> Progress:
+        """See `protocols.Draft`."""
+        return self.project.progress
+
+    def rng(self, *name: object) -> random.Random:
+        """See `protocols.Draft`."""
+        return self.project.rng(f"v{self.number}", *name)
+
+    def measure(self, **figures: float) -> None:
+        """See `protocols.Draft`."""
+        self.figures |= figures
+
+    def learn_from(self, pairs: Iterable[tuple[str, str]], dropped: Mapping[str, int] = {}) -> None:
+        """See `protocols.Draft`."""
+        self.pairs.update(pairs)
+        self.dropped.update(dropped)
+
+    def discard(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)

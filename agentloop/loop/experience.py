@@ -1,0 +1,182 @@
+"""What a trainer may learn from in an open project: see `protocols.Experience`.
+
+Attempts are asked for through `work/`, so they are judged, stored, and found again after a kill. Held-out tasks, tasks
+of which a case was mined, and whatever is pinned in `evals/failed/` never get here, by id or by their instruction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from agentloop.errors import ConfigError
+from agentloop.loop.held_out import held_out, instruction_of
+from agentloop.loop.project import EVALS, Project
+from agentloop.loop.stage import Stage, begin
+from agentloop.otel.stored_trace import StoredTrace
+from agentloop.protocols import Policy
+from agentloop.registry.acting import base_actor
+from agentloop.registry.folders import read_overlay
+from agentloop.rollout.actors import UNNAMED, Actor
+from agentloop.store.tables import ProposalRow, TraceSummary
+from agentloop.types import (
+    Attempt,
+    Judged,
+    Overlay,
+    PolicyVersion,
+    Purpose,
+    RewardState,
+    Split,
+    StageKey,
+    StageKind,
+    Task,
+    VersionKind,
+    content_hash,
+)
+
+PAGE = 100
+"""Stored traces that are read at once."""
+
+
+class ProjectExperience:
+    """See `protocols.Experience`."""
+
+    def __init__(self, project: Project, number: int, parent: PolicyVersion | None) -> None:
+        """number: of the version that is being made."""
+        self._project = project
+        self._parent = parent
+        self._number = number
+        self._held_out = held_out(project.folder / EVALS, project.suite)
+        self.tasks: Sequence[Task] = tuple(
+            task for task in project.suite.split(Split.train) if not self._held_out.has(task.id, task.instruction)
+        )
+        self._validation = project.suite.split(Split.validation)
+        self.stage: Stage | None = None
+        """Of its attempts; None before the first."""
+        self.filters: list[str] = []
+        self.dropped: Counter[str] = Counter()
+        self._policy: Policy | None = None
+        self._n_asked: Counter[str] = Counter()
+
+    @property
+    def n_validation(self) -> int:
+        """See `protocols.Experience`."""
+        return len(self._validation)
+
+    def stored(self, filter: str = "") -> Iterator[Judged]:
+        """See `protocols.Experience`."""
+        self.filters.append(filter)
+        by_id = {task.id: task for task in self.tasks}
+        hidden = self._held_out.with_tasks(self._validation)
+        for row in self._rows(filter):
+            stored = StoredTrace(self._project.store, row)
+            trace = stored.trace
+            if hidden.has(row.task_id, instruction_of(trace)):
+                self.dropped["held_out"] += 1
+                continue
+            task = by_id.get(row.task_id or "")
+            group = f"{row.group}/v{row.policy_version}" if row.group else None
+            yield Judged(trace, stored.verdict, task, group, task.pool if task else row.pool or "")
+
+    async def attempts(
+        self,
+        tasks: Sequence[Task],
+        *,
+        policy: Policy | None = None,
+        overlay: Overlay | None = None,
+        part: object,
+        group_size: int = 1,
+    ) -> list[Attempt]:
+        """See `protocols.Experience`."""
+        allowed = {task.id for task in self.tasks}
+        other = next((task.id for task in tasks if task.id not in allowed), None)
+        if other is not None:
+            raise ConfigError(f"task {other!r} is no train task of suite {self._project.suite.name!r}")
+        return await self._gather(tasks, policy, overlay, Purpose.train, f"train/{part}", group_size)
+
+    async def validate(
+        self,
+        *,
+        policy: Policy | None = None,
+        overlay: Overlay | None = None,
+        part: object,
+        indices: Sequence[int] | None = None,
+    ) -> list[float | None]:
+        """See `protocols.Experience`."""
+        chosen = range(len(self._validation)) if indices is None else indices
+        tasks = [self._validation[n] for n in chosen]
+        attempts = await self._gather(tasks, policy, overlay, Purpose.validate, f"validate/{part}", 1)
+        by_task = {attempt.task.id: attempt.verdict for attempt in attempts}
+        verdicts = [by_task.get(task.id) for task in tasks]
+        return [verdict.reward if verdict and verdict.state is RewardState.scored else None for verdict in verdicts]
+
+    async def propose(self, request: str, ask: Callable[[], Awaitable[tuple[str, float | None]]]) -> str:
+        """See `protocols.Experience`."""
+        n = self._n_asked[request]
+        self._n_asked[request] += 1
+        id = content_hash([self._number, request, n])
+        store = self._project.store
+        recorded = store.proposal(id)
+        if recorded is not None:
+            return recorded
+        answer, cost_usd = await ask()
+        return store.put_proposal(
+            ProposalRow(
+                project=store.project,
+                id=id,
+                version=self._number,
+                request=request,
+                answer=answer,
+                cost_usd=cost_usd,
+                given_at=datetime.now(UTC),
+            )
+        )
+
+    async def _gather(
+        self,
+        tasks: Sequence[Task],
+        policy: Policy | None,
+        overlay: Overlay | None,
+        purpose: Purpose,
+        part: str,
+        group_size: int,
+    ) -> list[Attempt]:
+        if self.stage is None:
+            self.stage = await begin(self._project, StageKey(StageKind.turn, self._number))
+        actor = self._actor(policy, overlay)
+        is_parents = policy is None and overlay is None and self._parent is not None
+        return await self.stage.gather(
+            tasks,
+            actor.policy,
+            purpose=purpose,
+            version=self._parent.number if self._parent is not None and is_parents else 0,
+            group_size=group_size,
+            part=part,
+            identity=actor.identity if policy is None else UNNAMED,
+        )
+
+    def _actor(self, policy: Policy | None, overlay: Overlay | None) -> Actor:
+        """The project's agent, under a policy of the trainer's or the parent's."""
+        project = self._project
+        parent = self._parent
+        if overlay is None and parent is not None and parent.kind is VersionKind.overlay:
+            overlay = read_overlay(project.version_folder(parent.number))
+        if policy is None and parent is not None and parent.kind is VersionKind.weights:
+            self._policy = self._policy or project.actor(parent).policy
+        if policy is None and self._policy is None:
+            self._policy = project.present_actor().policy
+        tasks, suite = project.suite.tasks, project.suite.name
+        chosen = policy or self._policy
+        return base_actor("", project.base, tasks, suite, project.config.prices, policy=chosen, overlay=overlay)
+
+    def _rows(self, filter: str) -> Iterator[TraceSummary]:
+        after = 0
+        while True:
+            page = self._project.store.stored(filter, project=self._project.store.project, after=after, limit=PAGE)
+            for one in page:
+                columns = {name: value for name, value in one.row._mapping.items() if name not in ("body", "bodies")}
+                yield TraceSummary.model_construct(**columns)
+            if len(page) < PAGE:
+                return
+            after = page[-1].row.key

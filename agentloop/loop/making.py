@@ -1,0 +1,237 @@
+"""The next version: what the trainer makes, or what changed settings and files make; frozen in its folder, registered.
+
+A version exists once its folder is in place, its stage is finished and its row is stored, in this order: whatever is
+cut short is made again. A version of changed settings comes before anything that is trained, and takes along what a
+trainer made of the version before.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+
+from agentloop.config.settings import known_secrets
+from agentloop.errors import ConfigError, PluginError, TrainingError, boundary, counted
+from agentloop.loop.draft import ProjectDraft
+from agentloop.loop.experience import ProjectExperience
+from agentloop.loop.project import Project
+from agentloop.loop.stage import begin, mean_reward
+from agentloop.loop.train_tasks import try_train_tasks
+from agentloop.protocols import Trainer
+from agentloop.registry.acting import is_of_base, with_secrets
+from agentloop.registry.artifacts import ADAPTER, WEIGHTS
+from agentloop.registry.folders import FILES, LINEAGE, OVERLAY, VERSION_FILE, freeze, frozen, put_in_place, read_overlay
+from agentloop.registry.parts import own_parts
+from agentloop.types import (
+    Lineage,
+    PolicyVersion,
+    Purpose,
+    Split,
+    StageKey,
+    StageKind,
+    VersionKind,
+    content_hash,
+)
+
+OF_WEIGHTS = (VersionKind.weights, VersionKind.adapter)
+"""Kinds whose training goes on from the newest version, promoted or not. Text is edited from the live version."""
+MADE = {VersionKind.overlay: OVERLAY, VersionKind.weights: WEIGHTS, VersionKind.adapter: ADAPTER}
+"""What a version of a kind has in its folder."""
+VALIDATION = "validation"
+"""Name of the figure that says how a version does on the validation split."""
+SETTINGS = "settings@1"
+"""The trainer in the lineage of a version that changed settings made."""
+
+
+async def first_version(project: Project, trainer: Trainer) -> PolicyVersion:
+    """Make and register version 1, which is live because nothing exists to compare it with."""
+    draft = ProjectDraft(project, 1)
+    experience = ProjectExperience(project, 1, None)
+    try:
+        note = await trainer.first(draft, experience)
+        kind = VersionKind.settings if note is None else trainer.makes
+        note = note or settings_note(project)
+        return _register(draft, experience, kind, None, _lineage(draft, experience, trainer, None), note)
+    finally:
+        draft.discard()
+
+
+async def next_version(project: Project, trainer: Trainer, newest: PolicyVersion) -> PolicyVersion | None:
+    """Make and register the candidate after `newest`; None, having reported why, when nothing is to be made."""
+    _refuse_without_weights(project, newest)
+    if not is_of_base(project.base.identity(), newest):
+        return await _of_changed_settings(project, newest)
+    n_turns = newest.number - 1
+    if trainer.makes is not VersionKind.settings and n_turns >= project.config.train.max_turns:
+        project.progress.say(_turns_are_over(project, newest))
+        return None
+    parent = _parent(project, newest)
+    draft = ProjectDraft(project, newest.number + 1)
+    experience = ProjectExperience(project, draft.number, parent)
+    try:
+        note = await trainer.improve(parent, draft, experience)
+        if note is None:
+            return None
+        lineage = _lineage(draft, experience, trainer, parent)
+        return _register(draft, experience, trainer.makes, parent, lineage, note)
+    finally:
+        draft.discard()
+
+
+async def _of_changed_settings(project: Project, newest: PolicyVersion) -> PolicyVersion:
+    """What a trainer made of the parent, under the settings and files as they are now."""
+    parent = _parent(project, newest)
+    draft = ProjectDraft(project, newest.number + 1)
+    experience = ProjectExperience(project, draft.number, parent)
+    try:
+        if project.base.policy.kind == "tiny":
+            kind = VersionKind.weights
+            note = f"the weights of v{parent.number} under other [policy] or [agent] settings"
+        elif parent.kind is VersionKind.overlay:
+            kind = VersionKind.overlay
+            note = f"the text of v{parent.number} under other [policy] or [agent] settings"
+        else:
+            kind = VersionKind.settings
+            note = settings_note(project)
+        if kind is not VersionKind.settings:
+            _take_along(project, parent, draft)
+        if kind is VersionKind.weights:
+            await _validate_again(draft, experience, parent)
+        else:
+            overlay = read_overlay(draft.folder)
+            await try_train_tasks(project, draft.number, overlay)
+        lineage = Lineage(trainer=SETTINGS, base=parent.sha256, seed=project.config.project.seed)
+        return _register(draft, experience, kind, parent, lineage, note)
+    finally:
+        draft.discard()
+
+
+def settings_note(project: Project) -> str:
+    """Which policy it is, in a few words."""
+    settings = project.config.policy
+    return f"{project.present_actor().policy.name} {settings.model or settings.script or ''}".strip()
+
+
+def stage_of(number: int) -> StageKey:
+    """The stage that makes version `number` in a turn."""
+    return StageKey(StageKind.turn, number)
+
+
+def _parent(project: Project, newest: PolicyVersion) -> PolicyVersion:
+    live = project.registry.live()
+    return newest if newest.kind in OF_WEIGHTS or live is None else live
+
+
+def _refuse_without_weights(project: Project, newest: PolicyVersion) -> None:
+    if project.base.policy.kind == "tiny" and newest.kind is not VersionKind.weights:
+        raise ConfigError(
+            f"v{newest.number} is a {newest.kind} policy, which has no weights to train from; "
+            "set [policy] back to it, or make another project for 'tiny'"
+        )
+
+
+def _turns_are_over(project: Project, newest: PolicyVersion) -> str:
+    row = project.store.stages().get(stage_of(newest.number).name)
+    success = row.metrics.get(VALIDATION) if row else None
+    solves = "" if success is None else f" v{newest.number} solves {success:.0%} of the validation tasks;"
+    n_turns = project.config.train.max_turns
+    return (
+        f"finished: {counted(newest.number - 1, 'turn')},{solves} "
+        f"for more, raise [train] max_turns (now {n_turns}) and run the loop again"
+    )
+
+
+def _take_along(project: Project, parent: PolicyVersion, draft: ProjectDraft) -> None:
+    """Copy everything that a trainer left in the parent's folder."""
+    folder = project.version_folder(parent.number)
+    own = shutil.ignore_patterns(VERSION_FILE, FILES, LINEAGE)
+    with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=draft.folder):
+        shutil.copytree(folder, draft.folder, ignore=own, dirs_exist_ok=True)
+
+
+async def _validate_again(draft: ProjectDraft, experience: ProjectExperience, parent: PolicyVersion) -> None:
+    """Weights under other settings do otherwise: their trainer looks at this figure before it goes on."""
+    from agentloop.policies.tiny import TinyPolicy
+
+    project = draft.project
+    experience.stage = stage = await begin(project, stage_of(draft.number))
+    policy = TinyPolicy(draft.folder / WEIGHTS, temperature=project.base.policy.temperature)
+    attempts = await stage.gather(
+        project.suite.split(Split.validation),
+        policy,
+        purpose=Purpose.validate,
+        version=draft.number,
+        group_size=3,
+        part="validate/end",
+        identity=project.base.identity(own_parts(draft.folder, None)),
+    )
+    draft.measure(**{VALIDATION: mean_reward(attempts)})
+
+
+def _lineage(
+    draft: ProjectDraft, experience: ProjectExperience, trainer: Trainer, parent: PolicyVersion | None
+) -> Lineage:
+    draft.dropped.update(experience.dropped)
+    return Lineage(
+        trainer=f"{trainer.name}@{trainer.version}",
+        base=parent.sha256 if parent else draft.identity.hash,
+        filter=" | ".join(dict.fromkeys(experience.filters)) if experience.filters else None,
+        n_traces=len(draft.pairs),
+        traces=content_hash(sorted(draft.pairs)) if draft.pairs else None,
+        dropped=dict(draft.dropped),
+        seed=draft.project.config.project.seed,
+    )
+
+
+def _register(
+    draft: ProjectDraft,
+    experience: ProjectExperience,
+    kind: VersionKind,
+    parent: PolicyVersion | None,
+    lineage: Lineage,
+    note: str,
+) -> PolicyVersion:
+    project = draft.project
+    made = MADE.get(kind)
+    if made is not None and not (draft.folder / made).exists():
+        raise PluginError(
+            f"trainer {lineage.trainer} made no {made} for v{draft.number}; write it to the draft's folder"
+        )
+    with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=draft.place):
+        secrets = known_secrets(project.folder)
+        identity = freeze(draft.folder, project.base, place=draft.place, pairs=draft.pairs, secrets=secrets)
+        if project.base.identity().hash != draft.identity.hash:
+            raise ConfigError(
+                f"files of the policy or the agent changed while v{draft.number} was made; run the same command again"
+            )
+        for line in _warnings(draft, identity.parts):
+            project.progress.say(line)
+        put_in_place(draft.folder, draft.place)
+    if experience.stage is not None:
+        experience.stage.metrics |= draft.figures
+        experience.stage.drop(draft.dropped)
+        experience.stage.finish()
+    return project.registry.add(
+        number=draft.number,
+        parent=parent.number if parent else None,
+        kind=kind,
+        artifact=project.artifact(draft.number),
+        sha256=identity.hash,
+        parts=dict(identity.parts),
+        unhashed=identity.unhashed,
+        config_hash=project.config.hash,
+        lineage=lineage,
+        note=note,
+    )
+
+
+def _warnings(draft: ProjectDraft, parts: Mapping[str, str]) -> Iterator[str]:
+    """A line where the copies in the folder are not what acted: the version then acts while its files are unchanged."""
+    copies = with_secrets(frozen(draft.folder, has_agent=draft.project.base.has_agent), draft.project.config)
+    own = own_parts(draft.folder, read_overlay(draft.folder))
+    changed = copies.identity(own).changed(parts)
+    if changed:
+        yield (
+            f"v{draft.number} cannot act again once its files change: its folder has no whole copy of "
+            f"{', '.join(changed)}"
+        )

@@ -1,0 +1,66 @@
+"""The train tasks, done once by a version that is not trained: what is wrong shows before anything is gated."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from agentloop.identity import Identity
+from agentloop.loop.project import Project
+from agentloop.loop.stage import begin
+from agentloop.registry.acting import base_actor
+from agentloop.rollout.refusals import why_unscored
+from agentloop.store.bodies import unpack
+from agentloop.store.tables import TraceRow
+from agentloop.types import Overlay, Purpose, RewardState, Split, StageKey, StageKind
+
+N_NAMED = 3
+"""Tasks named of those that are wrong; the rest are counted."""
+
+
+async def try_train_tasks(project: Project, number: int, overlay: Overlay | None = None) -> None:
+    """Do the train tasks, once for the suite as it is now, and report how they went.
+
+    number: of the version that the settings and files are, with `overlay`.
+    """
+    key = StageKey(StageKind.run, number, project.suite.hash)
+    tasks = project.suite.split(Split.train)
+    if not tasks:
+        return
+    # Before the version is registered, a finished stage may be that of a program which was edited since.
+    if key.name not in project.store.stages() or project.registry.get(number) is None:
+        stage = await begin(project, key)
+        project.progress.start(f"run: v{number} on train tasks", len(tasks))
+        suite = project.suite
+        actor = base_actor("", project.base, suite.tasks, suite.name, project.config.prices, overlay=overlay)
+        identity = Identity(actor.identity.hash, {})
+        await stage.gather(tasks, actor.policy, purpose=Purpose.run, version=number, identity=identity)
+        stage.finish()
+    for line in _tally(project, project.store.stage_traces(key.name)):
+        project.progress.say(line)
+
+
+def _tally(project: Project, rows: list[TraceRow]) -> Iterator[str]:
+    """How the train tasks went, and the first of what is not right: no other line or table is about them."""
+    wrong = [row for row in rows if row.reward is not None and row.reward < 1.0]
+    unscored = [row for row in rows if row.reward_state in (RewardState.unscored, RewardState.disputed)]
+    lost = [row for row in rows if row.reward_state == RewardState.infra_failed]
+    n_right = len(rows) - len(wrong) - len(unscored) - len(lost)
+    infra = f", {len(lost)} lost to the infrastructure" if lost else ""
+    yield f"train tasks: {n_right} right, {len(wrong)} wrong, {len(unscored)} unscored{infra}"
+    settings = project.config.policy
+    if wrong:
+        plays_solutions = settings.kind == "scripted" and settings.script is None
+        yield _named(project, "wrong", wrong, "mend the solution or the verifier" if plays_solutions else "")
+    if unscored:
+        yield _named(project, "unscored", unscored, why_unscored(unpack(unscored[0].body)[1]))
+    if lost:
+        yield _named(project, "lost", lost, " ".join((lost[0].error or "").split()))
+
+
+def _named(project: Project, what: str, rows: list[TraceRow], why: str) -> str:
+    """The first few tasks of `rows`, and how to see the first."""
+    ids = ", ".join(repr(row.task_id) for row in rows[:N_NAMED])
+    more = f" and {len(rows) - N_NAMED} more" if len(rows) > N_NAMED else ""
+    show = f"`agentloop traces show {rows[0].id[:10]} -p {shlex.quote(str(project.folder))}` shows the first"
+    return f"  {what}: {'; '.join(part for part in (ids + more, why, show) if part)}"

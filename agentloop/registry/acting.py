@@ -1,0 +1,284 @@
+"""A version -> who acts as it: the only place that switches on the kind of a version.
+
+The loop, a REF (`refs.py`), `agentloop policies serve` and the gateway all come here. A version acts from the project's
+own files while these are what it consists of, and otherwise from the copies in its folder (`folders.py`), so that it
+acts again after the settings or files changed. Either way its parts are hashed first: a version never acts as another.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from agentloop.agents.gym.loop import GymLoop
+from agentloop.agents.selection import choose_agent
+from agentloop.config.kinds import KindSection, is_secret
+from agentloop.config.layout import artifact_folder
+from agentloop.config.sections import AgentSection, McpSection, PolicySection, PriceSection
+from agentloop.config.settings import Config
+from agentloop.costs.totals import Price, free, price
+from agentloop.errors import ConfigError, PluginError, extra
+from agentloop.gateway.routes import Served, Upstream
+from agentloop.identity import FileContents, Identity, identity
+from agentloop.options import secret_options
+from agentloop.policies.overlay import OverlaidPolicy
+from agentloop.protocols import Agent, Policy
+from agentloop.registry.artifacts import WEIGHTS
+from agentloop.registry.folders import frozen, read_overlay
+from agentloop.registry.parts import OVERLAY_PART, OWN_PARTS, Base, own_parts, plays, public_url
+from agentloop.registry.policies import fixed_policy, interrupts_wait
+from agentloop.registry.routing import as_weights
+from agentloop.rollout.actors import Actor
+from agentloop.types import Overlay, PolicyVersion, Task, VersionKind
+
+_log = logging.getLogger("agentloop")
+OURS = ("tiny", "scripted", "replay")
+"""Kinds of policies whose answers cost nothing."""
+RESTORE = "bring back what was there"
+
+
+def acting(
+    version: PolicyVersion, project: Path, config: Config, tasks: Sequence[Task], suite: str, *, ref: str = ""
+) -> Actor:
+    """Who acts as `version` on `tasks`, of `suite`. ref: what reports call it; `vN` by default.
+
+    project: the folder; config: its settings as they are now. Raises ConfigError for a version that cannot act, with
+    the reason.
+    """
+    folder = version_folder(version, project)
+    base = base_of(version, project, config)
+    own = own_parts(folder, read_overlay(folder))
+    actor = base_actor(
+        ref or f"v{version.number}",
+        replace(base, has_agent=not plays(tasks)),
+        tasks,
+        suite,
+        config.prices,
+        policy=_policy(version, base, folder, tasks, suite, config.prices),
+    )
+    whole = replace(base, has_agent=not plays(tasks)).identity(own)
+    return replace(actor, identity=whole, version=version.number)
+
+
+def base_of(version: PolicyVersion, project: Path, config: Config) -> Base:
+    """The settings and files of `version`, verified: the project's own where they are, else the copies in its folder.
+
+    Raises ConfigError where neither is what the version consists of.
+    """
+    folder = version_folder(version, project)
+    own = own_parts(folder, read_overlay(folder))
+    has_agent = not version.parts or any(name.partition(".")[0] == "agent" for name in version.parts)
+    present = Base(config.policy, config.agent, project, has_agent)
+    if not version.parts:  # of an earlier agentloop, which kept no copies and hashed weights by file
+        _check_earlier(version, present)
+        return present
+    with suppress(ConfigError, PluginError):  # files of the present settings need not be there for an old version
+        if present.identity(own).hash == version.sha256:
+            return present
+    if version.artifact is None or not folder.is_dir():
+        raise ConfigError(f"v{version.number} has no folder {folder}, and the settings changed since; {RESTORE}")
+    copies = with_secrets(frozen(folder, has_agent=has_agent), config)
+    verify(folder, version, copies)
+    return copies
+
+
+def verify(folder: Path, version: PolicyVersion, base: Base) -> None:
+    """Check that `base`, read from `folder`, and what a trainer left there are `version`. Raises ConfigError."""
+    own = own_parts(folder, read_overlay(folder))
+    parts = {**base.parts(), **own}
+    changed = base.identity(own).changed(version.parts)
+    if not changed:
+        return
+    machine = [n for n in changed if isinstance(part := parts.get(n), FileContents) and part.belongs_to_machine]
+    if machine:
+        raise ConfigError(
+            f"v{version.number} cannot act: {', '.join(machine)} of this machine is not what it was when the version "
+            "was made; install what was there"
+        )
+    raise ConfigError(f"{folder} was changed by hand ({', '.join(changed)}); {RESTORE}")
+
+
+def base_actor(
+    ref: str,
+    base: Base,
+    tasks: Sequence[Task],
+    suite: str,
+    prices: Sequence[PriceSection],
+    *,
+    policy: Policy | None = None,
+    overlay: Overlay | None = None,
+) -> Actor:
+    """The policy and the agent of `base`, under the name `ref`; no version. Raises ConfigError, PluginError.
+
+    policy: in place of its own. overlay: what its agent reads instead.
+    """
+    chosen = policy or fixed_policy(base.policy, base.folder, tasks, suite, prices)[0]
+    agent = agent_of(base, tasks)
+    if overlay is not None:
+        chosen = OverlaidPolicy(chosen, overlay)
+    cost: Price = free if base.policy.kind in OURS else price(prices)
+    own = own_parts(Path("none"), overlay) if overlay else {}
+    acts_as = replace(base, has_agent=not plays(tasks)).identity(own)
+    return Actor(ref, agent, chosen, acts_as, cost, packages=_packages(base, tasks))
+
+
+def agent_of(base: Base, tasks: Sequence[Task]) -> Agent:
+    """The agent of `base`; of tasks that are played in an environment the one that plays."""
+    return GymLoop() if plays(tasks) else choose_agent(base.agent, base.folder)
+
+
+def version_folder(version: PolicyVersion, project: Path) -> Path:
+    """The folder of `version`; one that has none has a path at which nothing is."""
+    return artifact_folder(project, version.artifact or f"policies/v{version.number:04d}")
+
+
+def model_folder(version: PolicyVersion, project: Path, config: Config) -> Path:
+    """The folder of the model of `version`, which a server can load. Raises ConfigError for a version without one."""
+    if version.kind is VersionKind.weights:
+        base_of(version, project, config)
+        return version_folder(version, project) / WEIGHTS
+    if version.kind is VersionKind.adapter:
+        raise _no_adapters(version)
+    raise ConfigError(
+        f"v{version.number} has no weights of ours ({version.kind}): its model is served elsewhere, and "
+        f"`agentloop serve` answers for policy/{version.number}; name the folder of a model"
+    )
+
+
+def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyVersion], Served | None]:
+    """For the gateway: version -> how it is asked; None for one that no upstream can answer for."""
+
+    def served(version: PolicyVersion) -> Served | None:
+        if version.kind in (VersionKind.weights, VersionKind.adapter) or not version.parts:
+            return as_weights(version)
+        folder = version_folder(version, project)
+        try:
+            policy = frozen(folder).policy
+            overlay = read_overlay(folder)
+            overlay_hash = identity(own_parts(folder, overlay)).parts.get(OVERLAY_PART)
+        except ConfigError as error:
+            _log.warning("v%d is not served: %s", version.number, error)
+            return None
+        if overlay_hash != version.parts.get(OVERLAY_PART):
+            _log.warning("v%d is not served: %s was changed by hand; %s", version.number, folder, RESTORE)
+            return None
+        upstream = _upstream(policy, upstreams)
+        if upstream is None or policy.model is None:
+            return None
+        return Served(version.number, policy.model, upstream.name, overlay)
+
+    return served
+
+
+def _upstream(policy: PolicySection, upstreams: Sequence[Upstream]) -> Upstream | None:
+    """The one at the URL that the policy asks; else the first that answers for its model."""
+    url = policy.base_url and policy.base_url.rstrip("/")
+    for upstream in upstreams:
+        if url and public_url(upstream.base_url.rstrip("/")) == url:
+            return upstream
+    model = policy.model or ""
+    return next((each for each in upstreams if any(fnmatchcase(model, name) for name in each.models)), None)
+
+
+def with_secrets(base: Base, config: Config) -> Base:
+    """`base` with the keys that the settings have now, where they are for the same endpoint, server or kind."""
+    policy = _policy_secrets(base.policy, config.policy, base.folder)
+    return replace(base, policy=policy, agent=_agent_secrets(base, config.agent))
+
+
+def _policy(
+    version: PolicyVersion, base: Base, folder: Path, tasks: Sequence[Task], suite: str, prices: Sequence[PriceSection]
+) -> Policy:
+    if version.kind is VersionKind.weights:
+        return _tiny(version, folder / WEIGHTS, base.policy.temperature)
+    if version.kind is VersionKind.adapter:
+        raise _no_adapters(version)
+    policy, _ = fixed_policy(base.policy, base.folder, tasks, suite, prices)
+    if version.kind is VersionKind.settings:
+        return policy
+    overlay = read_overlay(folder)
+    if overlay is None:
+        raise ConfigError(f"{folder} has no overlay.json; {RESTORE}")
+    return OverlaidPolicy(policy, overlay)
+
+
+def _tiny(version: PolicyVersion, weights: Path, temperature: float) -> Policy:
+    try:
+        with interrupts_wait():
+            from agentloop.policies.tiny import TinyPolicy
+    except ImportError as error:
+        raise ConfigError(f"policy v{version.number} needs {error.name}; {extra('train')}") from None
+    return TinyPolicy(weights, temperature=temperature)
+
+
+def _no_adapters(version: PolicyVersion) -> ConfigError:
+    return ConfigError(
+        f"v{version.number} is an adapter, and this agentloop acts as none; serve its folder with its base model "
+        "(`agentloop policies serve BASE --lora NAME=FOLDER`) and name that endpoint in [policy]"
+    )
+
+
+def _check_earlier(version: PolicyVersion, present: Base) -> None:
+    """Raises ConfigError for a version of settings that are no longer the project's."""
+    if version.kind is VersionKind.settings and present.identity().hash != version.sha256:
+        raise ConfigError(
+            f"v{version.number} was registered by an earlier agentloop, which kept no copy of its settings and files, "
+            "and these changed since; restore them, or compare with a later version"
+        )
+
+
+def _policy_secrets(old: PolicySection, now: PolicySection, folder: Path) -> PolicySection:
+    if old.kind != now.kind:
+        return old
+    if not old.is_built_in:
+        return PolicySection.model_validate({**old.model_dump(), **_hidden("policies", "policy", now, folder)})
+    urls = [section.base_url and public_url(section.base_url) for section in (old, now)]
+    if urls[0] != urls[1]:
+        return old
+    return old.model_copy(update={"api_key": now.api_key, "base_url": now.base_url})
+
+
+def _hidden(group: str, table: str, section: KindSection, folder: Path) -> dict[str, Any]:
+    """The options of `section` that are secrets."""
+    marked = secret_options(group, table, section, folder)
+    return {name: value for name, value in section.options.items() if name in marked or is_secret(name)}
+
+
+def _agent_secrets(base: Base, now: AgentSection) -> AgentSection:
+    old = base.agent
+    if old.kind != now.kind:
+        return old
+    if not old.is_built_in:
+        return AgentSection.model_validate({**old.model_dump(), **_hidden("agents", "agent", now, base.folder)})
+    servers = {server.name: server for server in now.mcp if server.url is not None}
+    return old.model_copy(update={"mcp": tuple(_server(each, servers.get(each.name)) for each in old.mcp)})
+
+
+def _server(old: McpSection, now: McpSection | None) -> McpSection:
+    if now is None or old.url is None or now.url is None or public_url(now.url) != public_url(old.url):
+        return old
+    return old.model_copy(update={"headers": now.headers, "url": now.url})
+
+
+def _packages(base: Base, tasks: Sequence[Task]) -> tuple[str, ...]:
+    """Installed packages whose versions decide what an actor does, beyond agentloop itself."""
+    kind = base.policy.kind
+    needed = {
+        "torch": kind == "tiny",
+        "litellm": kind == "litellm",
+        "mcp": bool(base.agent.mcp),
+        "gymnasium": plays(tasks),
+    }
+    return tuple(name for name, is_needed in needed.items() if is_needed)
+
+
+def is_of_base(base: Identity, version: PolicyVersion) -> bool:
+    """Whether `version` consists of a base with this identity, and of what a trainer made of it."""
+    if not version.parts:  # of an earlier agentloop, which hashed weights alone
+        return version.kind is not VersionKind.settings or base.hash == version.sha256
+    return {name: value for name, value in version.parts.items() if name not in OWN_PARTS} == dict(base.parts)

@@ -1,0 +1,34 @@
+"""Answers of the models that rewrite text for a trainer: a recorded one is never paid for again."""
+
+from __future__ import annotations
+
+from sqlalchemy import insert, select
+from sqlmodel import col
+
+from agentloop.store.database import Database
+from agentloop.store.shared import SharedBodies
+from agentloop.store.tables import ProposalRow
+
+
+class Proposals:
+    """The part of the store that trainers ask before they ask a model; all of it belongs to the store's `project`."""
+
+    project: str
+    _database: Database
+    _shared: SharedBodies
+
+    def proposal(self, id: str) -> str | None:
+        """The recorded answer; None where none is recorded."""
+        mine = (col(ProposalRow.project) == self.project, col(ProposalRow.id) == id)
+        with self._database.read() as connection:
+            answer = connection.execute(select(col(ProposalRow.answer)).where(*mine)).scalar_one_or_none()
+            return None if answer is None else str(answer)
+
+    def put_proposal(self, row: ProposalRow) -> str:
+        """Record an answer, with secrets redacted; the answer as it is recorded."""
+        values = row.model_dump() | {"project": self.project}
+        for name in ("request", "answer"):
+            values[name] = self._shared.redactor.text(values[name])
+        with self._database.write() as connection:
+            connection.execute(insert(ProposalRow).values(**values))
+        return str(values["answer"])

@@ -1,0 +1,40 @@
+"""A version of a project's settings as they are, frozen and registered; for tests of what acts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentloop.config.settings import STORE, load_config
+from agentloop.registry.folders import freeze, replacing
+from agentloop.registry.parts import Base
+from agentloop.registry.versions import Registry
+from agentloop.store.store import Store
+from agentloop.types import PolicyVersion, VersionKind
+
+
+def register(folder: Path, kind: VersionKind = VersionKind.settings) -> PolicyVersion:
+    """The next version. Whatever a trainer made of it lies in `made/`."""
+    config = load_config(folder)
+    store = Store(folder / STORE)
+    try:
+        registry = Registry(store)
+        number = len(registry.all()) + 1
+        place = folder / ".agentloop" / "policies" / f"v{number:04d}"
+        with replacing(place) as draft:
+            if (folder / "made").is_dir():
+                for each in (folder / "made").iterdir():
+                    each.rename(draft / each.name)
+            identity = freeze(draft, Base(config.policy, config.agent, folder), place=place)
+        return registry.add(
+            number=number,
+            parent=None,
+            kind=kind,
+            artifact=f"policies/{place.name}",
+            sha256=identity.hash,
+            parts=dict(identity.parts),
+            unhashed=identity.unhashed,
+            config_hash="",
+            note="",
+        )
+    finally:
+        store.close()
