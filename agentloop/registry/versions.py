@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from agentloop.errors import ConfigError, NoSuchVersion, StateError
+from agentloop.identity import Identity
 from agentloop.store.versions import Versions
 from agentloop.types import (
     Action,
@@ -140,35 +141,34 @@ class Registry:
         parent: int | None,
         kind: VersionKind,
         artifact: str | None,
-        sha256: str,
+        identity: Identity,
         config_hash: str,
         note: str,
-        parts: dict[str, str] | None = None,
-        unhashed: tuple[str, ...] = (),
         lineage: Lineage | None = None,
-        by: str = LOOP,
     ) -> PolicyVersion:
         """A new version: live when it is the first, else a candidate. Adding the same again changes nothing."""
         registered = self.get(number)
         if registered:
-            if registered.sha256 != sha256:
-                raise StateError(f"policy v{number} exists with hash {registered.sha256[:12]}, not {sha256[:12]}")
+            if registered.sha256 != identity.hash:
+                raise StateError(
+                    f"policy v{number} exists with hash {registered.sha256[:12]}, not {identity.hash[:12]}"
+                )
             return registered
         version = PolicyVersion(
             number=number,
             parent=parent,
             kind=kind,
             artifact=artifact,
-            sha256=sha256,
-            parts=parts or {},
-            unhashed=unhashed,
+            sha256=identity.hash,
+            parts=dict(identity.parts),
+            unhashed=identity.unhashed,
             config_hash=config_hash,
             lineage=lineage,
             state=PolicyState.candidate if self.all() else PolicyState.live,
             note=note,
             created_at=datetime.now(UTC),
         )
-        first = Move(version=number, before=None, after=version.state, by=by, why=note, at=version.created_at)
+        first = Move(version=number, before=None, after=version.state, by=LOOP, why=note, at=version.created_at)
         self._store.add_version(version, first)
         return version
 

