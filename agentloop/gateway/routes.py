@@ -102,7 +102,8 @@ class Served(NamedTuple):
     model: str
     """At its upstream: `policy-v7`, or the base model's own name."""
     upstream: str | None = None
-    """By name. None: for `policy-v7` the upstream that serves versions, for a base model the first that answers it."""
+    """By name. None: for `policy-v7` the upstream that names it, else the one that serves versions; for a base model
+    the first that answers it."""
     overlay: Overlay | None = None
     """The text that it reads in place of the agent's own."""
 
@@ -248,7 +249,8 @@ class Routes:
         if served.upstream is not None:
             return next((each for each in self.upstreams if each.name == served.upstream), None)
         if served.model == version_model(served.number):
-            return next((each for each in self.upstreams if each.serves_versions), None)
+            named = (each for each in self.upstreams if served.model in each.models)
+            return next(named, None) or next((each for each in self.upstreams if each.serves_versions), None)
         target = self._matching(served.model)
         return target and target.upstream
 

@@ -20,13 +20,14 @@ from agentloop.config.sections import AgentSection
 from agentloop.errors import AgentCrashed, ConfigError
 from agentloop.faults import event_of, fault_of
 from agentloop.identity import Identity, identity
+from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.protocols import Policy
 from agentloop.registry.parts import agent_parts
 from agentloop.rollout.attempt import Rollout
 from agentloop.rollout.plan import plan
 from agentloop.sandbox.absent import AbsentBackend, AbsentSandbox
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.types import AttemptPhase, Limits, Part, Purpose, SandboxSpec, StopReason, Task
+from agentloop.types import AttemptPhase, Component, Limits, Overlay, Part, Purpose, SandboxSpec, StopReason, Task
 
 from .sandbox import act
 from .scripted import Ended, Exact, echo
@@ -87,6 +88,17 @@ def test_its_calls_are_the_steps_and_what_it_returns_is_the_answer(tmp_path: Pat
     assert [m.content for m in step.heard] == ["say hello"]
     assert step.results[-1].content == "noise"
     assert step.completion.message.token_ids, "tokens are exact where the policy gives them"
+
+
+def test_a_policy_with_an_overlay_answers_and_its_text_is_recorded(tmp_path: Path) -> None:
+    """The wrapper is taken apart at the gateway, so the step has what the model read, and its exact tokens."""
+    component = Component(name="instructions", original="", text="Be kind.")
+    policy = OverlaidPolicy(Exact(echo), Overlay(components=(component,)))
+    ended = ran(tmp_path, "def run(task):\n    return ask(task.instruction)", policy=policy)
+    (step,) = ended.steps
+    assert [(m.role, m.content) for m in step.heard] == [("system", "Be kind."), ("user", "say hello")]
+    assert step.completion.message.token_ids
+    assert policy.not_found == {}, "nothing went through the wrapper itself"
 
 
 def test_it_may_be_async_and_return_what_json_can_write(tmp_path: Path) -> None:

@@ -1,0 +1,15 @@
+"""A small run of `benchmarks/canary_gateway.py`: real processes, and a share that changes under episodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.canary_gateway import run
+
+
+@pytest.mark.soak  # twenty seconds; test_canary.py shows the same in one process
+@pytest.mark.slow
+def test_moves_while_episodes_run() -> None:
+    figures = run(140)
+    assert figures["missed"] == []
+    assert figures["with_two_versions"] == 0
