@@ -14,7 +14,7 @@ from agentloop.gateway.contexts import AgentRun, Placement, trace_id_of
 from agentloop.gateway.dialects.completion import number, table_of, tables, text_of
 from agentloop.gateway.failures import MAX_WORDS
 from agentloop.gateway.routes import Target
-from agentloop.otel.attributes import EPISODE, SHADOW, TASK, VERSION
+from agentloop.otel.attributes import EPISODE, NOT_FOUND, SHADOW, TASK, VERSION
 from agentloop.otel.genai import ERROR, SpanFields, span_of, where_of
 from agentloop.store.keys import Key, Spent
 from agentloop.types import Span
@@ -219,7 +219,7 @@ def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
         "agentloop.shadow.of": call.shadow_of,
         # Not the version of the trace: no reader of a version's episodes may count what nobody heard.
         "agentloop.shadow.version": call.target.version if call.shadow_of else None,
-        "agentloop.overlay.not_found": list(call.not_found) or None,
+        NOT_FOUND: list(call.not_found) or None,
         "agentloop.key": call.key,
         "agentloop.cost_usd": call.cost_usd,
         "agentloop.token_ids.prompt": prompt or None,

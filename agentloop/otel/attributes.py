@@ -80,6 +80,8 @@ EPISODE, TASK, VERSION, REWARD = (
 """The links and the reward of a run, as attributes of a span, or of its resource for a whole process."""
 SHADOW = "agentloop.shadow"
 """True of a call that a candidate answered beside the live version, for nobody."""
+NOT_FOUND = "agentloop.overlay.not_found"
+"""Names of the components of a version's overlay whose original the request does not have."""
 LARGEST_VERSION = 2**31 - 1
 MAX_INT = 2**63 - 1
 

@@ -121,15 +121,22 @@ class Moves:
         check_share(share, f"v{canary.number}")
         return self._put([move_of(canary, PolicyState.canary, by=self.by, why=why, share=share)])
 
-    def canary(self, ref: str | None, share: float | None, *, end: bool = False, why: str = "by hand") -> list[Move]:
-        """What a person types: a version and a share begin a canary, a share alone changes it, `end` ends it."""
+    def canary(
+        self, ref: str | None, share: float | None, *, end: bool = False, why: str = "by hand", is_shadow: bool = False
+    ) -> list[Move]:
+        """What a person types: a version and a share begin a canary, a share alone changes it, `end` ends it.
+
+        is_shadow: see `start_canary`.
+        """
+        if is_shadow and ref is None:
+            raise ConfigError("--shadow begins a canary: name a version and its share (v5 --share 0.1 --shadow)")
         if end and ref is None and share is None:
             return self.end_canary(why=why)
         if end or share is None:
             raise ConfigError("name a version and its share (v5 --share 0.1), a new share alone, or --end alone")
         if ref is None:
             return self.change_share(share, why=why)
-        return self.start_canary(self.registry.named(ref).number, share, why=why)
+        return self.start_canary(self.registry.named(ref).number, share, why=why, is_shadow=is_shadow)
 
     def end_canary(self, *, why: str = "ended without a verdict", proof: Proof | None = None) -> list[Move]:
         """Take the canary's share away; it is a candidate again, and what it showed is stored as `proof`."""

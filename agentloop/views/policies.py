@@ -51,6 +51,8 @@ def version_lines(registry: Registry) -> list[VersionLine]:
     moves = registry.moves()
     versions = registry.all()
     canary_share = next((_share(moves, v) for v in versions if v.state is PolicyState.canary), 0.0)
+    if is_in_shadow(moves):
+        canary_share = 0.0
     return [_line(registry, version, moves, canary_share) for version in versions]
 
 
@@ -78,6 +80,12 @@ def _line(registry: Registry, version: PolicyVersion, moves: Sequence[Move], can
         is_override=is_override,
         since=since,
     )
+
+
+def is_in_shadow(moves: Sequence[Move]) -> bool:
+    """Whether the last canary that began answers nobody. moves: of all versions."""
+    began = [m for m in moves if m.after is PolicyState.canary is not m.before]
+    return bool(began) and began[-1].is_shadow
 
 
 def _share(moves: Sequence[Move], version: PolicyVersion) -> float:

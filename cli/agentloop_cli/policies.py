@@ -53,17 +53,20 @@ def show(
 ) -> None:
     """Show what a version consists of, what it was made of, its proofs and, with --moves, all its moves."""
     from agentloop.registry.versions import Registry
+    from agentloop.views.overlay_use import unused_components
     from agentloop.views.policies import version_line
 
     with opened_store(where, project=project) as store:
         registry = Registry(store)
         line = version_line(registry, ref)
+        unused = unused_components(store, line)
         proofs = registry.proofs(line)
         history = registry.moves(line.number) if moves else []
     if as_json:
-        print_json({**line.model_dump(mode="json"), "proofs": documents(proofs), "moves": documents(history)})
+        more = {"proofs": documents(proofs), "moves": documents(history), "unused_components": unused}
+        print_json({**line.model_dump(mode="json"), **more})
     else:
-        _show(line, proofs, history)
+        _show(line, proofs, history, unused)
 
 
 def _table(lines: Sequence[VersionLine]) -> Table:
@@ -92,7 +95,7 @@ def _age(age_s: float) -> str:
     return f"{max(0.0, age_s):.0f} s"
 
 
-def _show(line: VersionLine, proofs: Sequence[Proof], moves: Sequence[Move]) -> None:
+def _show(line: VersionLine, proofs: Sequence[Proof], moves: Sequence[Move], unused: Sequence[str]) -> None:
     from agentloop.views.policies import short_proof
 
     share = format_optional(line.share, " with {:.0%} of new episodes")
@@ -105,6 +108,7 @@ def _show(line: VersionLine, proofs: Sequence[Proof], moves: Sequence[Move]) -> 
         ("identity", line.sha256),
         *((f"  {name}", digest) for name, digest in sorted(line.parts.items())),
         *(("no content hash", label) for label in line.unhashed),
+        *(("warning", words) for words in unused),
     ]
     if line.lineage is not None:
         dropped = line.lineage.dropped.items()

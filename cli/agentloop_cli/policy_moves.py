@@ -46,6 +46,9 @@ def canary(
     ref: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="v3; none changes the present canary.")] = None,
     share: Annotated[float | None, typer.Option(help="Share of new episodes, between 0 and 1.")] = None,
     end: Annotated[bool, typer.Option("--end", help="End the canary; it is a candidate again.")] = False,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Record its answers and serve none. For agents that only read.")
+    ] = False,
     why: Why = "by hand",
     by: By = None,
     project: ProjectFolder = Path(),
@@ -57,10 +60,13 @@ def canary(
     An episode keeps its version until its end. A change needs no restart and is
     in effect within 2 seconds.
 
+    With --shadow the live version answers everybody. The canary answers the
+    calls of its share again, beside it: traces with the attribute agentloop.shadow.
+
     Exit codes: 0 done, 1 the states do not allow it, 2 an argument or the version's files are wrong.
     """
     with _moves(project, where, by) as moves:
-        done = moves.canary(ref, share, end=end, why=why)
+        done = moves.canary(ref, share, end=end, why=why, is_shadow=shadow)
     _print_moves(done, as_json=as_json)
 
 
@@ -94,7 +100,8 @@ def move_words(move: Move) -> str:
     before = "" if move.before is None else f"{move.before} -> "
     share = "" if not move.share else f" with {move.share:.0%} of new episodes"
     override = ", without a proof" if move.is_override else ""
-    return f"v{move.version} {before}{move.after}{share}{override}: {move.why}"
+    shadow = " in shadow" if move.is_shadow else ""
+    return f"v{move.version} {before}{move.after}{shadow}{share}{override}: {move.why}"
 
 
 @contextmanager

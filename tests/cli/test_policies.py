@@ -79,6 +79,15 @@ def test_versions_are_promoted_canaried_and_rolled_back(agentloop: Run) -> None:
 
 
 @pytest.mark.usefixtures("project")
+def test_a_canary_in_shadow_takes_nothing_from_the_live_version(agentloop: Run) -> None:
+    begun = agentloop("policies", "canary", "v2", "--share", "0.2", "--shadow", "--why", "first look")
+    assert begun.stdout == "v2 candidate -> canary in shadow with 20% of new episodes: first look\n"
+    shares = [line.split()[:3] for line in agentloop("policies", "ls").stdout.splitlines()[1:3]]
+    assert shares == [["v1", "live", "100%"], ["v2", "canary", "0%"]]
+    refused(agentloop, 2, "policies", "canary", "--share", "0.3", "--shadow")
+
+
+@pytest.mark.usefixtures("project")
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -10,11 +10,14 @@ import orjson
 import pytest
 
 from agentloop.gateway.routes import Served, Serving, Upstream
-from agentloop.types import Component, Overlay
+from agentloop.registry.versions import Registry
+from agentloop.types import Component, Overlay, VersionKind
+from agentloop.views.overlay_use import unused_components
 from tests.gateway.dialects.test_overlaid import BETTER, LESSON, LESSONS, NEW, OLD, RULES, SEARCH, request_of
 from tests.gateway.serving import gateway_here
 from tests.gateway.test_failures import PATHS
 from tests.gateway.upstream import ModelServer
+from tests.registry.test_versions import add
 
 GONE = Component(name="tool.gone", original="x", text="y")
 OVERLAY = Overlay(components=(RULES, SEARCH, GONE), lessons=LESSONS)
@@ -46,6 +49,18 @@ def test_the_model_reads_the_overlay(
         record = orjson.dumps([second["gen_ai.input.messages"], second["gen_ai.tool.definitions"]]).decode()
         assert all(text in record for text in (NEW, BETTER, LESSON))
         assert second["gen_ai.request.model"] == "policy/2"
+
+
+def test_text_that_agents_no_longer_send_is_reported(model: ModelServer, tmp_path: Path) -> None:
+    upstream = Upstream("one", model.url, models=("m",))
+    with gateway_here(tmp_path / "store.db", upstream, serving=lambda: SERVING) as gateway:
+        add(Registry(gateway.store), 1)
+        version = add(Registry(gateway.store), 2).model_copy(update={"kind": VersionKind.overlay})
+        for n, system in enumerate((f"You help. {OLD}", "You help.")):
+            body = {**request_of("chat", system), "model": "policy/2"}
+            assert gateway.post(f"/e/run-{n}/v1/chat/completions", body).status_code == 200
+        (line,) = unused_components(gateway.store, version)
+        assert line.startswith("'tool.gone' replaced nothing in the last 2 calls: the tool 'gone' is not offered")
 
 
 def test_a_conversation_keeps_its_lessons(model: ModelServer, tmp_path: Path) -> None:

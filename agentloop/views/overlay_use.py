@@ -1,0 +1,37 @@
+"""Whether an overlay still finds the text that it was made from, in the latest calls through the gateway."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from agentloop.errors import counted
+from agentloop.otel.attributes import NOT_FOUND
+from agentloop.store.store import Store
+from agentloop.types import PolicyVersion, VersionKind
+from agentloop.types.overlay import TOOL
+
+N_TRACES = 50
+"""Of a version, the last ones, which show what its agents send now."""
+REMEDY = "make a version from present traces with `agentloop train`"
+
+
+def unused_components(store: Store, version: PolicyVersion) -> list[str]:
+    """One line for each component of a version of kind overlay that replaced nothing in its latest calls."""
+    if version.kind is not VersionKind.overlay:
+        return []
+    n_calls = 0
+    absent: Counter[str] = Counter()
+    for row in store.find(f"version:{version.number} source:gateway", project=store.project, limit=N_TRACES).traces:
+        for span in store.spans(row.project, row.id).spans:
+            if span.kind == "chat" and span.policy_version == version.number:
+                n_calls += 1
+                absent.update(json.loads(span.head)["attributes"].get(NOT_FOUND, ()))
+    return [_line(name, n_calls) for name, n in sorted(absent.items()) if n == n_calls]
+
+
+def _line(name: str, n_calls: int) -> str:
+    why = "its original text is in none of them"
+    if name.startswith(TOOL):
+        why = f"the tool {name.removeprefix(TOOL)!r} is not offered any more, or has another description"
+    return f"{name!r} replaced nothing in the last {counted(n_calls, 'call')}: {why}; {REMEDY}"
