@@ -57,6 +57,7 @@ class CanaryChange(Feedback):
     version: Annotated[str, Field(pattern=r"^v?[0-9]{1,9}$")] | None = None
     share: float | None = Field(default=None, allow_inf_nan=False, description="Of new episodes; between 0 and 1.")
     end: bool = False
+    shadow: bool = Field(default=False, description="Record its answers and serve none; for agents that only read.")
     why: Words = "by hand"
 
 
@@ -104,7 +105,9 @@ def policy_routes(store: Store, folder: Path | None) -> APIRouter:
     @routes.post("/policies/canary/change")
     def change_canary(project: Project, request: Request, body: CanaryChange) -> list[Move]:
         """Begin a canary, change its share, or end it."""
-        return moves(project, request).canary(body.version, body.share, end=body.end, why=body.why)
+        return moves(project, request).canary(
+            body.version, body.share, end=body.end, why=body.why, is_shadow=body.shadow
+        )
 
     return routes
 
