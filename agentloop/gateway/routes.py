@@ -177,7 +177,7 @@ class Routes:
         if model in self.aliases:
             name = _drawn(self.aliases[model], f"{model}\0{sticky}")
         if name.startswith(PREFIX):
-            return await self._version(name, (project, sticky), is_named=episode is not None)
+            return await self._version(name, (project, sticky))
         return self._matching(name) or await self._nobody(name)
 
     async def names(self) -> list[str]:
@@ -203,17 +203,22 @@ class Routes:
     async def _nobody(self, name: str) -> Target:
         raise NoRoute(no_model(name, [*await self.names(), *self.patterns]), name)
 
-    async def _version(self, name: str, trace: tuple[str, str], *, is_named: bool) -> Target:
+    async def _version(self, name: str, trace: tuple[str, str]) -> Target:
         serving = await self._fresh()
         label = name.removeprefix(PREFIX)
         if not serving.versions and not any(each.serves_versions for each in self.upstreams):
             raise NoRoute(NO_SERVER.format(name=name))
+        if label == LIVE and serving.live is not None and serving.live not in serving.versions:
+            raise NoRoute(
+                f"{name}: v{serving.live} is live and cannot be asked; the gateway's log has the reason, and "
+                "`agentloop policies rollback` makes an earlier version live"
+            )
         if label not in _labels(serving):
             raise NoRoute(
                 f"no policy version {label!r} in the registry (available: {', '.join(_labels(serving)) or 'none'}); "
                 "create one with `agentloop loop`"
             )
-        number = await self._live_for(trace, is_named=is_named) if label == LIVE else int(label)
+        number = await self._live_for(trace) if label == LIVE else int(label)
         if number not in serving.versions:
             raise NoRoute(f"{name}: this episode began with v{number}, which is no longer in the registry")
         target = self._target(serving, number)
@@ -232,10 +237,10 @@ class Routes:
             return None
         return Target(upstream, serving.versions[number].model, number, rewriting=self._rewritings.get(number))
 
-    async def _live_for(self, trace: tuple[str, str], *, is_named: bool) -> int:
+    async def _live_for(self, trace: tuple[str, str]) -> int:
         """The version of an episode: the one that it began with, else one by the present shares."""
         number = self._begun.get(trace)
-        if number is None and is_named:  # only a named episode can have begun before this process
+        if number is None:
             number = await to_thread(self._began, *trace)
         if number is None:
             number = drawn_version(await self._fresh(), trace[1])

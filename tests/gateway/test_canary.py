@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from agentloop.gateway.routes import FRESH_S, Routes, Served, Serving, Upstream, drawn_version
 from agentloop.registry.moves import Moves
@@ -70,6 +73,28 @@ def test_an_episode_has_one_version_whatever_moves() -> None:
     assert [asyncio.run(found(restarted, each)) for each in "abc"] == [1, 2, 1]
 
 
+def test_calls_that_begin_an_episode_together_have_one_version() -> None:
+    """Each call reads a registry that gives all of the traffic to the other version."""
+    shares = itertools.cycle((0.0, 1.0))
+
+    def began(project: str, trace: str) -> None:
+        routes._read_at = -FRESH_S  # the registry is read again before the draw
+
+    upstream = Upstream("one", "http://127.0.0.1:1/v1")
+    routes = Routes([upstream], None, lambda: Serving(VERSIONS, 1, 2, next(shares), "x"), began=began)
+
+    async def found(trace: str) -> int | None:
+        return (await routes.find("policy/live", trace, trace)).version
+
+    async def together() -> list[list[int | None]]:
+        return [await asyncio.gather(*(found(f"run-{n}") for _ in range(8))) for n in range(20)]
+
+    versions = [set(each) for each in asyncio.run(together())]
+    assert all(len(each) == 1 for each in versions)
+    assert set().union(*versions) == {1, 2}
+
+
+@pytest.mark.slow
 def test_a_restart_reads_the_earlier_calls(model: ModelServer, tmp_path: Path) -> None:
     upstream = Upstream("one", model.url, models=("m",))
     store = Store(tmp_path / "store.db")
@@ -91,6 +116,7 @@ def test_a_restart_reads_the_earlier_calls(model: ModelServer, tmp_path: Path) -
     store.close()
 
 
+@pytest.mark.slow
 def test_a_shadow_is_recorded_and_answers_nobody(model: ModelServer, tmp_path: Path) -> None:
     versions = {1: Served(1, "m"), 2: Served(2, "candidate")}
     serving = Serving(versions, 1, 2, 1.0, "x", is_shadow=True)

@@ -14,11 +14,12 @@ from agentloop.registry.versions import Registry
 from agentloop.types import Component, Overlay, VersionKind
 from agentloop.views.overlay_use import unused_components
 from tests.gateway.dialects.test_overlaid import BETTER, LESSON, LESSONS, NEW, OLD, RULES, SEARCH, request_of
-from tests.gateway.serving import gateway_here
+from tests.gateway.serving import gateway_here, until
 from tests.gateway.test_failures import PATHS
 from tests.gateway.upstream import ModelServer
 from tests.registry.test_versions import add
 
+pytestmark = pytest.mark.slow
 GONE = Component(name="tool.gone", original="x", text="y")
 OVERLAY = Overlay(components=(RULES, SEARCH, GONE), lessons=LESSONS)
 SERVING = Serving({1: Served(1, "m"), 2: Served(2, "m", overlay=OVERLAY)}, live=1)
@@ -78,10 +79,14 @@ def test_a_version_on_a_model_of_an_upstream(model: ModelServer, tmp_path: Path)
     upstream = Upstream("one", model.url, models=("m",))
     hints = {"live": "no upstream answers for its base model 'n'", "2": "no upstream is called 'two'"}
     hints["3"] = "no upstream serves versions"
-    with gateway_here(tmp_path / "store.db", upstream, serving=lambda: missing) as gateway:
+    serving = missing
+    with gateway_here(tmp_path / "store.db", upstream, serving=lambda: serving) as gateway:
         for name, hint in hints.items():
             body = {"model": f"policy/{name}", "messages": [{"role": "user", "content": "say Yes."}]}
             answer = gateway.post("/v1/chat/completions", body)
             assert (answer.status_code, hint in answer.json()["error"]["message"]) == (404, True), name
+        serving = missing._replace(live=4)
+        body = {"model": "policy/live", "messages": [{"role": "user", "content": "say Yes."}]}
+        assert until(lambda: "v4 is live and cannot be asked" in gateway.post("/v1/chat/completions", body).text)
         listed = {each["id"] for each in httpx.get(f"{gateway.url}/v1/models").json()["data"]}
         assert listed == {"m"}
