@@ -19,6 +19,7 @@ from sqlmodel import SQLModel, col, select
 
 from agentloop.errors import NoSuchTrace, StoreError
 from agentloop.store import find, retention, traces
+from agentloop.store.behaviour import Behaviour
 from agentloop.store.database import Database
 from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
 from agentloop.store.failures import Failures
@@ -42,7 +43,7 @@ from agentloop.store.versions import Versions
 from agentloop.types import Imported, Span, Trace, Verdict
 
 
-class Store(Stages, Record, Versions, Proposals, Keys, History, Failures, Feedbacks, Traffic):
+class Store(Stages, Record, Versions, Proposals, Keys, History, Failures, Feedbacks, Traffic, Behaviour):
     """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
 
     Threads and processes may share a store. What is asked of one project (tenant) never shows another's.

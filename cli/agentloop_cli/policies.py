@@ -12,7 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.errors import ConfigError
-from agentloop_cli.policy_moves import canary, documents, move_words, promote, rollback
+from agentloop_cli.policy_diff import diff
+from agentloop_cli.policy_files import export, prune
+from agentloop_cli.policy_moves import canary, move_words, promote, rollback
+from agentloop_cli.policy_watch import documents
 from agentloop_cli.render import AsJson, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
@@ -24,6 +27,9 @@ policies = typer.Typer(help="Policy versions: list, compare, promote, roll back,
 policies.command()(promote)
 policies.command()(canary)
 policies.command()(rollback)
+policies.command()(diff)
+policies.command()(export)
+policies.command()(prune)
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 

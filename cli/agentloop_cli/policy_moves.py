@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentloop_cli.policy_watch import documents, watch_canary
 from agentloop_cli.render import AsJson, print_json, stdout
 from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
 if TYPE_CHECKING:
     from agentloop.registry.moves import Moves
-    from agentloop.types import Frozen, Move
+    from agentloop.types import Move
 
 By = Annotated[str | None, typer.Option(help="Who makes the move; default: your user name on this machine.")]
 Why = Annotated[str, typer.Option(help="Reason, recorded with the move.")]
@@ -49,6 +50,9 @@ def canary(
     shadow: Annotated[
         bool, typer.Option("--shadow", help="Record its answers and serve none. For agents that only read.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Judge the canary every few seconds until it has a verdict.")
+    ] = False,
     why: Why = "by hand",
     by: By = None,
     project: ProjectFolder = Path(),
@@ -58,16 +62,25 @@ def canary(
     """Give a version a share of the new episodes that ask the gateway for the live one; change it; end it.
 
     An episode keeps its version until its end. A change needs no restart and is
-    in effect within 2 seconds.
+    in effect within 2 seconds. `agentloop serve` judges the canary, and so does
+    --watch: a FAIL takes its share away, a PASS is a proof for `promote`.
 
     With --shadow the live version answers everybody. The canary answers the
     calls of its share again, beside it: traces with the attribute agentloop.shadow.
 
-    Exit codes: 0 done, 1 the states do not allow it, 2 an argument or the version's files are wrong.
+    Exit codes: 0 done or PASS, 1 FAIL or the states do not allow it, 2 an argument or the version's files are wrong,
+    3 INCONCLUSIVE, 4 INFRA.
     """
+    done: list[Move] = []
+    code = 0
     with _moves(project, where, by) as moves:
-        done = moves.canary(ref, share, end=end, why=why, is_shadow=shadow)
-    _print_moves(done, as_json=as_json)
+        if not watch or end or ref is not None or share is not None:
+            done = moves.canary(ref, share, end=end, why=why, is_shadow=shadow)
+        if not (watch and as_json):
+            _print_moves(done, as_json=as_json)
+        if watch:
+            code = watch_canary(project, where, done, moves.check, as_json=as_json)
+    raise typer.Exit(code)
 
 
 def rollback(
@@ -88,11 +101,6 @@ def rollback(
         number = None if to is None else moves.registry.named(to).number
         done = moves.roll_back(number, why=why)
     _print_moves(done, as_json=as_json)
-
-
-def documents(records: Sequence[Frozen]) -> list[dict[str, Any]]:
-    """For `--json`."""
-    return [record.model_dump(mode="json") for record in records]
 
 
 def move_words(move: Move) -> str:

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from registry.test_versions import add
 
 from agentloop.identity import Identity
+from agentloop.config.traffic import CanarySection
+from agentloop.gate import canaries
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
 
@@ -76,6 +79,63 @@ def test_versions_are_promoted_canaried_and_rolled_back(agentloop: Run) -> None:
         "v2 candidate -> live, without a proof: we know it"
     ]
     assert json.loads(agentloop("policies", "show", "live", "--json").stdout)["number"] == 1
+
+
+@pytest.mark.slow
+def test_words_are_compared_exported_and_pruned(agentloop: Run, project: Path) -> None:
+    store = Store(project / "traces" / "store.db")
+    for number, text in ((4, "Be brief.\n"), (5, "Be brief.\nBe kind.\n")):
+        overlay = {"components": [{"name": "instructions", "original": "Be brief.\n", "text": text}]}
+        folder = project / ".agentloop" / "policies" / f"v000{number}"
+        folder.mkdir()
+        (folder / "overlay.json").write_text(json.dumps(overlay))
+        add(Registry(store), number, kind="overlay", artifact=f"policies/v000{number}")
+    store.close()
+    (project / "system.md").write_text("Be brief.\n")
+    assert agentloop("policies", "diff", "v4", "v5").stdout.splitlines() == [
+        "v4 -> v5",
+        "instructions",
+        " Be brief.",
+        "+Be kind.",
+        "no task was tried by both versions; `agentloop run` or `agentloop gate` tries them",
+    ]
+    shown = agentloop("policies", "export", "v5")
+    assert (shown.stdout.splitlines()[0], shown.stderr) == (
+        "would change system.md: instructions",
+        "add --write to change the files\n",
+    )
+    document = json.loads(agentloop("policies", "export", "v5", "--write", "--json").stdout)
+    assert document == {
+        "files": [{"file": "system.md", "components": ["instructions"]}],
+        "written": True,
+        "n_lessons_left": 0,
+    }
+    assert (project / "system.md").read_text() == "Be brief.\nBe kind.\n"
+    assert refused(agentloop, 2, "policies", "export", "live").startswith("v1 is of kind weights and has no words")
+    assert agentloop("policies", "export", "v5", "--out", "o").stdout.splitlines() == [
+        "wrote o/overlay.json",
+        "wrote o/instructions.md",
+    ]
+    gone = json.loads(agentloop("policies", "prune", "--keep", "1", "--json").stdout)
+    assert (gone["versions"], (project / ".agentloop" / "policies" / "v0004").exists()) == ([4], False)
+
+
+@pytest.mark.slow
+def test_a_watch_ends_with_the_verdict_and_its_exit_code(
+    agentloop: Run, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fold is replaced; tests/gate has its own."""
+    seen = []
+
+    def watch(store: Store, settings: CanarySection, show: object, *, check: object) -> str:
+        canary = Registry(store).canary()
+        assert canary is not None
+        seen.append(canary.number)
+        return "FAIL"
+
+    monkeypatch.setattr(canaries, "watch", watch)
+    done = agentloop("policies", "canary", "v2", "--share", "0.1", "--watch", "--json")
+    assert (done.returncode, json.loads(done.stdout)["verdict"], seen) == (1, "FAIL", [2])
 
 
 @pytest.mark.usefixtures("project")

@@ -1,0 +1,135 @@
+"""The words of a version -> the source files that they came from, or a folder of their own.
+
+A component goes into the one file that contains its original text, once. Everything is found before anything is
+written: where one component has no place, no file changes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from agentloop.config.layout import artifact_folder
+from agentloop.errors import ConfigError, counted
+from agentloop.output_files import make_folder, write_text
+from agentloop.registry.contents import OVERLAY, read_contents
+from agentloop.types import Component, Overlay, PolicyVersion
+
+FILES = "files"
+"""Folder, in a version's own, of copies of the files that it consists of."""
+NO_SOURCES = {"traces", "evals", "node_modules", "__pycache__"}
+"""Folders of a project that have no words of an agent; neither has one whose name begins with a dot."""
+MAX_BYTES = 1 << 20
+"""Of a source file; a larger one is not text that people write."""
+
+
+class Edit(NamedTuple):
+    """One file that changes."""
+
+    path: Path
+    before: str
+    after: str
+    names: tuple[str, ...]
+    """Components that are in it."""
+
+
+def words_of(version: PolicyVersion, project: Path) -> Overlay:
+    """The overlay of a version. Raises ConfigError for a version without words of its own."""
+    overlay = read_contents(version, project).overlay
+    if not overlay.components and not overlay.lessons:
+        raise ConfigError(f"v{version.number} is of kind {version.kind} and has no words to export; name another")
+    return overlay
+
+
+def edits_for(version: PolicyVersion, project: Path) -> list[Edit]:
+    """The files of the project as they would be with the version's words in them.
+
+    Raises ConfigError for a component whose original is in no file, in several, or more than once in one.
+    """
+    overlay = words_of(version, project)
+    texts = {path: _text(path) for path in _sources(version, project)}
+    edited: dict[Path, str] = {}
+    names: dict[Path, list[str]] = {}
+    for component in overlay.components:
+        path = _home(component, texts, version)
+        text = edited.get(path, texts[path] or "")
+        if text.count(component.original) != 1:
+            raise ConfigError(f"{path}: components {names[path]} and {component.name!r} overlap there; {_out(version)}")
+        edited[path] = text.replace(component.original, component.text)
+        names.setdefault(path, []).append(component.name)
+    return [Edit(path, texts[path] or "", text, tuple(names[path])) for path, text in edited.items()]
+
+
+def write_edits(edits: list[Edit]) -> None:
+    """Write each file whole. Raises ConfigError, before the first one, for a file that cannot be written."""
+    for edit in edits:
+        if not os.access(edit.path, os.W_OK) or not os.access(edit.path.parent, os.W_OK):
+            raise ConfigError(f"{edit.path}: cannot be written; correct its permissions")
+    for edit in edits:
+        mode = edit.path.stat().st_mode
+        write_text(edit.path, edit.after)
+        edit.path.chmod(mode)
+
+
+def write_folder(version: PolicyVersion, project: Path, folder: Path) -> list[Path]:
+    """Write the overlay and a file for each component to `folder`; their paths. Raises ConfigError for one in use."""
+    overlay = words_of(version, project)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not empty; name a folder that is new or empty")
+    make_folder(folder)
+    files = {OVERLAY: overlay.model_dump_json(indent=1) + "\n"}
+    files |= {f"{quote(component.name, safe='')}.md": component.text for component in overlay.components}
+    for name, text in files.items():
+        write_text(folder / name, text)
+    return [folder / name for name in files]
+
+
+def _home(component: Component, texts: dict[Path, str | None], version: PolicyVersion) -> Path:
+    """The one file that a component came from."""
+    if not component.original:
+        raise ConfigError(f"{component.name!r} was made from no text, so it has no source file; {_out(version)}")
+    counts = {path: text.count(component.original) for path, text in texts.items() if text is not None}
+    homes = [path for path, n in counts.items() if n]
+    if not homes:
+        raise ConfigError(f"the text that {component.name!r} was made from is in no source file; {_out(version)}")
+    if len(homes) > 1:
+        raise ConfigError(
+            f"the text that {component.name!r} was made from is in {homes[0]} and {homes[1]}; {_out(version)}"
+        )
+    if counts[homes[0]] > 1:
+        times = counted(counts[homes[0]], "time")
+        raise ConfigError(f"the text that {component.name!r} was made from is {times} in {homes[0]}; {_out(version)}")
+    return homes[0]
+
+
+def _out(version: PolicyVersion) -> str:
+    return f"`agentloop policies export v{version.number} --out DIR` writes files to copy from"
+
+
+def _sources(version: PolicyVersion, project: Path) -> Iterator[Path]:
+    """The project's files that the version has copies of; of a version without copies, all that may be source."""
+    copies = artifact_folder(project, version.artifact or "") / FILES
+    copied = [path.relative_to(copies) for path in copies.rglob("*") if path.is_file()]
+    sources = [project / name for name in copied if _is_source(project / name)]
+    if sources:
+        yield from sources
+        return
+    for folder, folders, names in os.walk(project):
+        folders[:] = sorted(name for name in folders if name not in NO_SOURCES and not name.startswith("."))
+        yield from (path for name in sorted(names) if _is_source(path := Path(folder, name)))
+
+
+def _is_source(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_BYTES
+
+
+def _text(path: Path) -> str | None:
+    """None for a file that is no text."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError):
+        return None

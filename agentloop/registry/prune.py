@@ -1,0 +1,62 @@
+"""Folders of versions that nobody needs any more. Rows of versions and moves always stay."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from agentloop.config.layout import POLICIES, artifact_folder
+from agentloop.registry.moves import live_stack
+from agentloop.registry.versions import Registry
+from agentloop.types import PolicyState, PolicyVersion
+
+REMOVED = ".removed"
+"""End of the name of a folder that is being removed, so that an interrupted removal leaves no half version."""
+
+
+class Pruned(NamedTuple):
+    """Versions whose folders go, or would go."""
+
+    numbers: tuple[int, ...]
+    n_bytes: int
+
+
+def prune(registry: Registry, project: Path, *, n_newest: int, dry_run: bool = False) -> Pruned:
+    """Remove the folders of versions that are not needed; `dry_run` only counts them.
+
+    The live version, the canary, their parents, the version that a rollback goes to, and the newest ones stay.
+    """
+    versions = registry.all()
+    needed = _needed(registry, versions, n_newest)
+    folders = {version.number: _folder(version, project) for version in versions if version.number not in needed}
+    removable = {number: folder for number, folder in folders.items() if folder is not None}
+    n_bytes = sum(_size(folder) for folder in removable.values())
+    if not dry_run:
+        for folder in removable.values():
+            folder.rename(folder.with_name(f".{folder.name}{REMOVED}"))
+        for folder in (project / POLICIES).glob(f".*{REMOVED}"):
+            shutil.rmtree(folder)
+    return Pruned(tuple(sorted(removable)), n_bytes)
+
+
+def _needed(registry: Registry, versions: list[PolicyVersion], n_newest: int) -> set[int]:
+    in_use = [version for version in versions if version.state in (PolicyState.live, PolicyState.canary)]
+    numbers = {version.number for version in in_use}
+    numbers |= {version.parent for version in in_use if version.parent is not None}
+    numbers |= set(live_stack(registry.moves())[-2:])
+    newest = sorted(version.number for version in versions)
+    return numbers | set(newest[max(0, len(newest) - n_newest) :])
+
+
+def _folder(version: PolicyVersion, project: Path) -> Path | None:
+    """A folder below that of the versions; one that lies elsewhere is not ours to remove."""
+    if version.artifact is None:
+        return None
+    folder = artifact_folder(project, version.artifact)
+    is_own = folder.resolve().parent == (project / POLICIES).resolve() and not folder.is_symlink()
+    return folder if is_own and folder.is_dir() else None
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

@@ -1,0 +1,201 @@
+"""Two versions side by side: settings and words by line, their evidence, behaviour on shared tasks, tokens, money."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import unified_diff
+from pathlib import Path
+from statistics import fmean
+
+from agentloop.registry.contents import Contents, read_contents
+from agentloop.registry.versions import Registry
+from agentloop.store.behaviour import VersionAttempt
+from agentloop.store.store import Store
+from agentloop.types import Component, Frozen, Overlay
+
+PASSES = 0.5
+"""Mean reward from which a task counts as passed, to find the tasks that flipped."""
+
+
+class SettingChange(Frozen):
+    """One key of the settings."""
+
+    key: str
+    before: str | None
+    """As JSON; None where the version does not have the key."""
+    after: str | None
+
+
+class TextChange(Frozen):
+    """One text that the agent reads, by line."""
+
+    name: str
+    """As in the overlay: `instructions`, `tool.search`; of a lesson the kind of task that it applies to."""
+    lines: tuple[str, ...]
+    """Each begins with `+`, `-` or a blank."""
+    traces: tuple[str, ...] = ()
+    """Of a lesson: the failed trace, and the one that fixed it."""
+
+
+class Evidence(Frozen):
+    """Failures of one type that the later version was made from."""
+
+    failure: str
+    n: int
+    trace_id: str
+    """One of them."""
+
+
+class TaskChange(Frozen):
+    """Mean reward of both versions at one task."""
+
+    task_id: str
+    before: float
+    after: float
+
+    @property
+    def is_flip(self) -> bool:
+        """One version passes it and the other does not."""
+        return (self.before >= PASSES) != (self.after >= PASSES)
+
+
+class PerCall(Frozen):
+    """Means over the model's calls in a version's attempts."""
+
+    n_calls: int
+    prompt_tokens: float
+    completion_tokens: float
+    cost_usd: float | None
+    """None where no price is known."""
+
+
+class VersionDiff(Frozen):
+    """What changed from one version to another, and what followed from it."""
+
+    before: int
+    after: int
+    parts: tuple[str, ...]
+    """Names of the parts whose hashes differ."""
+    settings: tuple[SettingChange, ...]
+    texts: tuple[TextChange, ...]
+    lessons: tuple[TextChange, ...]
+    evidence: tuple[Evidence, ...]
+    """By frequency."""
+    tasks: tuple[TaskChange, ...]
+    """Those that both were measured at: flips first, then by the size of the change."""
+    failures: dict[str, tuple[float, float]]
+    """Type -> share of the attempts at shared tasks that failed so, before and after."""
+    calls: tuple[PerCall | None, PerCall | None]
+    """At shared tasks, before and after."""
+
+    @property
+    def n_better(self) -> int:
+        """Tasks with a higher mean reward after."""
+        return sum(task.after > task.before for task in self.tasks)
+
+    @property
+    def n_worse(self) -> int:
+        """Tasks with a lower one."""
+        return sum(task.after < task.before for task in self.tasks)
+
+
+def version_diff(store: Store, project: Path, before: str, after: str) -> VersionDiff:
+    """From one version to another, by name (`v3`, `live`). Raises NoSuchVersion, ConfigError for a broken folder."""
+    registry = Registry(store)
+    versions = (registry.named(before), registry.named(after))
+    first, second = (read_contents(version, project) for version in versions)
+    attempts = [store.version_attempts(version.number) for version in versions]
+    shared = {attempt.task_id for attempt in attempts[0]} & {attempt.task_id for attempt in attempts[1]}
+    old, new = ([attempt for attempt in each if attempt.task_id in shared] for each in attempts)
+    parts = (versions[0].parts, versions[1].parts)
+    return VersionDiff(
+        before=versions[0].number,
+        after=versions[1].number,
+        parts=tuple(sorted(name for name in {*parts[0], *parts[1]} if parts[0].get(name) != parts[1].get(name))),
+        settings=tuple(_settings(first.settings, second.settings)),
+        texts=tuple(_texts(first.overlay, second.overlay)),
+        lessons=tuple(_lessons(first.overlay, second.overlay)),
+        evidence=tuple(_evidence(store, second)),
+        tasks=tuple(_tasks(old, new)),
+        failures=_failures(old, new),
+        calls=(_per_call(old), _per_call(new)),
+    )
+
+
+def changed_lines(before: str, after: str) -> tuple[str, ...]:
+    """Lines of a unified diff with one line of context, without its headers."""
+    lines = unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1)
+    return tuple(line for line in list(lines)[2:] if not line.startswith("@@"))
+
+
+def _settings(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[SettingChange]:
+    for key in sorted({*before, *after}):
+        if before.get(key) != after.get(key):
+            yield SettingChange(key=key, before=before.get(key), after=after.get(key))
+
+
+def _texts(before: Overlay, after: Overlay) -> Iterator[TextChange]:
+    old, new = ({component.name: component for component in each.components} for each in (before, after))
+    for name in sorted({*old, *new}):
+        texts = (_text(old.get(name), new.get(name)), _text(new.get(name), old.get(name)))
+        if texts[0] != texts[1]:
+            yield TextChange(name=name, lines=changed_lines(*texts))
+
+
+def _text(component: Component | None, other: Component | None) -> str:
+    """What the agent reads; a version without the component reads the text that the other one's was made from."""
+    if component is not None:
+        return component.text
+    return other.original if other is not None else ""
+
+
+def _lessons(before: Overlay, after: Overlay) -> Iterator[TextChange]:
+    for mark, lessons, others in (("-", before.lessons, after.lessons), ("+", after.lessons, before.lessons)):
+        texts = {(lesson.applies_to, lesson.text) for lesson in others}
+        for lesson in lessons:
+            if (lesson.applies_to, lesson.text) not in texts:
+                lines = tuple(f"{mark}{line}" for line in lesson.text.splitlines())
+                yield TextChange(name=lesson.applies_to, lines=lines, traces=lesson.traces)
+
+
+def _evidence(store: Store, contents: Contents) -> Iterator[Evidence]:
+    failures = store.failures_of(contents.trace_ids)
+    for failure, n in Counter(failures.values()).most_common():
+        example = next(trace_id for trace_id in contents.trace_ids if failures.get(trace_id) == failure)
+        yield Evidence(failure=failure, n=n, trace_id=example)
+
+
+def _tasks(before: Sequence[VersionAttempt], after: Sequence[VersionAttempt]) -> list[TaskChange]:
+    old = _means(before)
+    new = _means(after)
+    tasks = [TaskChange(task_id=task, before=old[task], after=new[task]) for task in old if task in new]
+    return sorted(tasks, key=lambda task: (not task.is_flip, -abs(task.after - task.before), task.task_id))
+
+
+def _means(attempts: Sequence[VersionAttempt]) -> dict[str, float]:
+    rewards: dict[str, list[float]] = {}
+    for attempt in attempts:
+        if attempt.reward is not None:
+            rewards.setdefault(attempt.task_id, []).append(attempt.reward)
+    return {task: fmean(each) for task, each in rewards.items()}
+
+
+def _failures(before: Sequence[VersionAttempt], after: Sequence[VersionAttempt]) -> dict[str, tuple[float, float]]:
+    old, new = (Counter(attempt.failure for attempt in each if attempt.failure) for each in (before, after))
+    every = sorted({*old, *new}, key=lambda failure: (-old[failure], failure))
+    return {failure: (old[failure] / len(before), new[failure] / len(after)) for failure in every}
+
+
+def _per_call(attempts: Sequence[VersionAttempt]) -> PerCall | None:
+    n_calls = sum(attempt.n_steps for attempt in attempts)
+    if not n_calls:
+        return None
+    paid = [attempt for attempt in attempts if attempt.cost_usd is not None]
+    n_paid = sum(attempt.n_steps for attempt in paid)
+    return PerCall(
+        n_calls=n_calls,
+        prompt_tokens=sum(attempt.n_prompt_tokens for attempt in attempts) / n_calls,
+        completion_tokens=sum(attempt.n_completion_tokens for attempt in attempts) / n_calls,
+        cost_usd=sum(attempt.cost_usd or 0.0 for attempt in paid) / n_paid if n_paid else None,
+    )
