@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from registry.test_versions import add
 
-from agentloop.identity import Identity
 from agentloop.config.traffic import CanarySection
 from agentloop.gate import canaries
+from agentloop.identity import Identity
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
 
