@@ -37,8 +37,11 @@ n_demonstrations = 1500      # episodes that version 1 learns from to use tools 
 # delete the next line: their solutions are then shown as they are.
 demonstrator = "demonstrator.py:make"
 
+# These two tables are for the tiny policy alone; with another [policy] delete them.
 [train]
 max_turns = 2                # each makes a version, which the gate compares with the live one; raise it to go on
+
+[train.options]
 stop_at = 0.97               # success on the validation split at which there is nothing left to learn
 
 [gate]

@@ -145,22 +145,18 @@ def test_a_gate_refuses_a_candidate_that_cannot_be_imported(agentloop: Any, proj
 
 
 TRAINER = """
-from agentloop.loop.fixed import FixedTrainer
-from agentloop.types import PolicyVersion
+from agentloop.types import VersionKind
 
 class Trainer:
+    name, version, makes = "mine", "1", VersionKind.overlay
+
     def __init__(self, project):
-        from mine import Fixed
         project.progress.say("a trainer of my own")
-        self._learner = FixedTrainer(project, Fixed(), "0" * 64)
 
-    def policy(self, version: PolicyVersion):
-        return self._learner.policy(version)
+    async def first(self, draft, experience):
+        return None
 
-    async def first(self):
-        return await self._learner.first()
-
-    async def next(self, newest):
+    async def improve(self, parent, draft, experience):
         return None
 """
 
@@ -171,7 +167,7 @@ def test_a_trainer_of_one_s_own_makes_the_versions(
     monkeypatch.syspath_prepend(project)
     (project / "trainer.py").write_text(TRAINER)
     text = (project / "agentloop.toml").read_text()
-    trainer = '[train]\ntrainer = "trainer.py:Trainer"\n'
+    trainer = '[train]\nkind = "trainer.py:Trainer"\n'
     (project / "agentloop.toml").write_text(text + trainer)
     assert "no weights are trained on it" in " ".join(agentloop("loop", project).stderr.split())
     text += "[sandbox]\nallow_unconfined = true\n"
@@ -179,6 +175,6 @@ def test_a_trainer_of_one_s_own_makes_the_versions(
     done = agentloop("loop", project)
     assert done.returncode == 0, done.stderr
     assert "a trainer of my own" in done.stderr
-    (project / "agentloop.toml").write_text(f'{text}[train]\ntrainer = "grop"\n')
+    (project / "agentloop.toml").write_text(f'{text}[train]\nkind = "grop"\n')
     done = agentloop("loop", project)
     assert (done.returncode, "no trainers 'grop'" in done.stderr) == (2, True), done.stderr

@@ -38,7 +38,7 @@ def test_environment_outranks_file_and_command_line_outranks_both(
     found = config(tmp_path, text, gate={"trials": 7})
     assert (found.project.seed, found.train.max_turns, found.gate.trials) == (3, 5, 7)
     assert found.train.kind == "grpo", "a variable changes its key and leaves the table's others"
-    assert found.train.options == {}, "what nobody set has its default"
+    assert found.gate.n_min == GateSection().n_min, "what nobody set has its default"
 
 
 def test_the_environment_can_set_what_the_file_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +119,15 @@ TABLES = (
         (SUITE + f"seed = {2**31}\n", f"[project] seed is {2**31}: it should be less than {2**31}"),
         (SUITE + "[sandbox]\nkind = 3\n", "[sandbox] kind is 3: it should be a valid string"),
         (SUITE + "[train]\nmax_turns = 0\n", "[train] max_turns is 0: it should be greater than or equal to 1"),
+        (
+            SUITE + "[train]\ngroup_size = 8\n",
+            "[train] group_size: no such key in this table (keys: kind, max_turns, options); "
+            "an option of the trainer is a key of [train.options]",
+        ),
+        (
+            SUITE + "[train]\ntrainer = 'fixed'\n",
+            "[train] trainer: no such key in this table (keys: kind, max_turns, options); it is called kind now",
+        ),
         (SUITE + "[gate]\nalpha = 0.5\n", "[gate] alpha is 0.5: it should be less than 0.5"),
         (SUITE + "[policy]\ntemperature = [1]\n", "[policy] temperature is [1]: it should be a valid number"),
         (SUITE + "[policy]\nkind = 3\n", "[policy] kind is 3: it should be a valid string"),
@@ -185,8 +194,8 @@ def test_the_hash_ignores_what_decides_no_result(tmp_path: Path, section: str, k
         ("agent", "tools", ("shell", "files")),
         ("agent", "compaction", "drop"),
         ("warm_start", "n_demonstrations", 7),
-        ("train", "options", {"learning_rate": 1e-3}),
-        ("train", "kind", "gepa"),
+        ("train", "kind", "fixed"),
+        ("train", "options", {"group_size": 4}),
         ("gate", "trials", 7),
     ],
 )
@@ -195,7 +204,7 @@ def test_the_hash_follows_what_decides_a_result(tmp_path: Path, section: str, ke
 
 
 def test_settings_that_came_later_leave_the_hashes_of_older_projects_as_they_were(tmp_path: Path) -> None:
-    """The hash of version 0.1.0, before there were prices and recorded traces."""
+    """The hash of all defaults; prices and recorded traces decide no result."""
     assert Config().hash == "d22a0ccf364c53b9ac561480598503a4fac0ddc580d108140a0402d255b12521"
     priced = SUITE + '[[prices]]\nmodel = "m"\ninput = 1\noutput = 2\n'
     (tmp_path / "agentloop.toml").write_text(priced)
@@ -231,7 +240,7 @@ MCP = "[agent]\ntools = ['shell', 'files']\n[[agent.mcp]]\nname = 'time'\ncomman
 
 
 def test_settings_of_an_agent_leave_older_hashes_as_they_were() -> None:
-    """The hash of all defaults before there was an [agent]; a project's stored versions have such hashes."""
+    """The hash of all defaults, as it was before there was an [agent]."""
     assert Config().hash == "d22a0ccf364c53b9ac561480598503a4fac0ddc580d108140a0402d255b12521"
 
 

@@ -95,8 +95,8 @@ def make_notes(folder: Path, *edits: tuple[str, str]) -> Path:
 
 def test_what_init_makes_starts_half_wrong_and_rises(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     """On a third of its demonstrations, and in a turn a fifth as long."""
-    short = "max_turns = 1\nsteps_per_turn = 4\nn_tasks = 9"
-    edits = (("= 1500", "= 500"), ("max_turns = 1", short), ("trials = 4", "trials = 2"))
+    short = "[train.options]\nsteps_per_turn = 4\nn_tasks = 9"
+    edits = (("= 1500", "= 500"), ("[train.options]", short), ("trials = 4", "trials = 2"))
     document = loop(make_notes(tmp_path / "notes", *edits))
     before, after = document["heldout"]["before"]["success"], document["heldout"]["after"]["success"]
     assert 0.2 <= before <= 0.75, "it starts near 0.37; the whole of it at 0.4 to 0.6"
@@ -108,5 +108,7 @@ def test_what_init_makes_starts_half_wrong_and_rises(tmp_path: Path, bubblewrap:
 def test_without_its_demonstrator_it_learns_from_the_solutions(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     """As the comments of its settings advise for tasks of one's own; the turn is cut short."""
     named = 'demonstrator = "demonstrator.py:make"\n'
-    document = loop(make_notes(tmp_path / "notes", (named, ""), ("max_turns = 1", "max_turns = 1\nsteps_per_turn = 1")))
+    document = loop(
+        make_notes(tmp_path / "notes", (named, ""), ("[train.options]", "[train.options]\nsteps_per_turn = 1"))
+    )
     assert document["heldout"]["before"]["success"] >= 0.8, "nothing of what it was shown was wrong"

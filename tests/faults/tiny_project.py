@@ -22,6 +22,7 @@ demonstrator = "shown.py:make"
 n_demonstrations = 120
 [train]
 max_turns = 2
+[train.options]
 steps_per_turn = 8
 learning_rate = 2e-5
 n_tasks = 4

@@ -162,6 +162,8 @@ temperature = 0.5
 tools = ["shell", "files"]
 mcp = [{ name = "docs", url = "http://127.0.0.1:1/mcp", headers = { a = "b" } }]
 [train]
+max_turns = 3
+[train.options]
 group_size = 8
 [gate]
 [failures]

@@ -43,6 +43,7 @@ max_steps = 100
 
 [train]
 max_turns = 1
+[train.options]
 steps_per_turn = 1
 n_tasks = 4
 group_size = 2
