@@ -98,7 +98,20 @@ def identity(parts: Mapping[str, Part]) -> Identity:
     """
     hashes = {name: content_hash([part.tag, _content(part)]) for name, part in sorted(parts.items())}
     unhashed = tuple(part.label for _, part in sorted(parts.items()) if isinstance(part, Outside))
-    return Identity(content_hash({"identity": 1, "parts": hashes}), hashes, unhashed)
+    return Identity(_hash_of(hashes), hashes, unhashed)
+
+
+def _hash_of(hashes: Mapping[str, str]) -> str:
+    return content_hash({"identity": 1, "parts": hashes})
+
+
+def with_parts(base: Identity, parts: Mapping[str, Part], *, without: str) -> Identity:
+    """`base` with `parts` in place of those called `without` or `without.NAME`; it keeps every label of `unhashed`."""
+    more = identity(parts)
+    kept = {name: value for name, value in base.parts.items() if name.partition(".")[0] != without}
+    hashes = dict(sorted({**kept, **more.parts}.items()))
+    labels = tuple(dict.fromkeys((*base.unhashed, *more.unhashed)))
+    return Identity(_hash_of(hashes), hashes, labels)
 
 
 def files_hash(path: Path, *, follow: bool = False) -> str:

@@ -19,13 +19,13 @@ from agentloop.config.sections import AgentSection, PolicySection
 from agentloop.config.settings import load_prices
 from agentloop.costs.totals import Price, free, price
 from agentloop.errors import ConfigError
-from agentloop.identity import Outside, Value, identity
+from agentloop.identity import Outside, Value, identity, with_parts
 from agentloop.identity import Part as IdentityPart
 from agentloop.library.functions import held, number
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import Agent, Policy
 from agentloop.registry.acting import OURS
-from agentloop.registry.parts import agent_parts
+from agentloop.registry.parts import AGENT, agent_parts
 from agentloop.registry.policies import fixed_policy
 from agentloop.registry.refs import resolve
 from agentloop.rollout.actors import Actor
@@ -76,16 +76,22 @@ def actor_of(chosen: PolicyLike, agent: AgentLike, suite: Suite, project: Path =
     """Who works on `suite`. Raises ConfigError for what cannot act."""
     if isinstance(chosen, str):
         named = resolve(chosen, project, suite.tasks, suite.name)
-        return named if agent is None else replace(named, agent=_agent(agent, project))
+        if agent is None:
+            return named
+        whole = with_parts(named.identity, _agent_parts(agent, suite, project), without=AGENT)
+        return replace(named, agent=_agent(agent, project), identity=whole)
     acting = _agent(agent, project, expects_calls=chosen is not None)
     if chosen is None and isinstance(acting, ToolLoop):
         raise ConfigError(NO_POLICY)
     ref, model, parts, cost = _policy(chosen, suite, project)
-    if agent is None or isinstance(agent, str):
-        parts |= agent_parts(_section(agent), project, suite.tasks)
-    else:
-        parts["agent"] = _content(agent)
+    parts |= _agent_parts(agent, suite, project)
     return Actor(ref, acting, model, identity(parts), cost)
+
+
+def _agent_parts(agent: AgentLike, suite: Suite, project: Path) -> dict[str, IdentityPart]:
+    if agent is None or isinstance(agent, str):
+        return agent_parts(_section(agent), project, suite.tasks)
+    return {AGENT: _content(agent)}
 
 
 def _policy(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from agentloop.config.settings import Config
 from agentloop.costs.totals import Price, free, price
 from agentloop.errors import ConfigError, PluginError, extra
 from agentloop.gateway.routes import Served, Upstream
-from agentloop.identity import FileContents, Identity, identity
+from agentloop.identity import FileContents, Identity, files_hash, identity
 from agentloop.options import secret_options
 from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.protocols import Agent, Policy
@@ -39,6 +40,8 @@ from agentloop.types import Overlay, PolicyVersion, Task, VersionKind
 _log = logging.getLogger("agentloop")
 OURS = ("tiny", "scripted", "replay")
 """Kinds of policies whose answers cost nothing."""
+IN_PROCESS = ("policy.script.", "policy.part.", "agent.part.", "agent.tools.")
+"""How the names of parts begin that are code of this process, and of the modules beside it."""
 RESTORE = "bring back what was there"
 
 
@@ -84,6 +87,7 @@ def base_of(version: PolicyVersion, project: Path, config: Config) -> Base:
         raise ConfigError(f"v{version.number} has no folder {folder}, and the settings changed since; {RESTORE}")
     copies = with_secrets(frozen(folder, has_agent=has_agent), config)
     verify(folder, version, copies)
+    _refuse_other_modules(version, copies)
     return copies
 
 
@@ -101,6 +105,22 @@ def verify(folder: Path, version: PolicyVersion, base: Base) -> None:
             "was made; install what was there"
         )
     raise ConfigError(f"{folder} was changed by hand ({', '.join(changed)}); {RESTORE}")
+
+
+def _refuse_other_modules(version: PolicyVersion, copies: Base) -> None:
+    """Raises ConfigError where code of this process imports a module by name, and would get another than the copy."""
+    for name, part in copies.parts().items():
+        if not isinstance(part, FileContents) or part.belongs_to_machine or not name.startswith(IN_PROCESS):
+            continue
+        spec = None if name.endswith(".code") else find_spec(part.path.stem)
+        if spec is None:
+            continue
+        place = next(iter(spec.submodule_search_locations or ()), spec.origin)
+        if place and files_hash(Path(place), follow=True) != files_hash(part.path, follow=True):
+            raise ConfigError(
+                f"v{version.number} cannot act: its code imports {part.path.stem!r}, and Python imports {place}, which "
+                "changed since; restore that file, or keep the code of a policy in one file"
+            )
 
 
 def base_actor(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from agentloop.config.sections import AgentSection
+from agentloop.config.sections import AgentSection, GateSection
 from agentloop.config.settings import CONFIG_FILE, Config, known_secrets, load_agent, load_config, load_policy
 from agentloop.errors import ConfigError
 
