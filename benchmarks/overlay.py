@@ -47,6 +47,7 @@ from agentloop.train.trainers import search
 from agentloop.train.trainers.components import overlay_of, read_overlay
 from agentloop.train.trainers.feedback import described, evidence_of
 from agentloop.train.trainers.gepa import Gepa
+from agentloop.train.trainers.repair import Repair
 from agentloop.train.trainers.search import Quiet
 from agentloop.types import Attempt, Overlay, PolicyVersion, RewardState, SandboxSpec, Split, Task, VersionKind
 
@@ -274,9 +275,9 @@ class Shipped:
         return dict.fromkeys(components_to_update, records)
 
 
-async def always(*_: object) -> bool:
-    """In place of `repair.is_repaired`."""
-    return True
+async def untried(*_: object) -> Repair:
+    """In place of `repair.repair`: no step is tried."""
+    return Repair(0, [])
 
 
 def outcome_of(attempt: Attempt, side: Side, trial: int) -> Outcome:
@@ -294,7 +295,7 @@ def row_of(seed: int) -> Row:
         before = bench.truth(Overlay())
         verdict, n_gate = bench.gate(turn.overlay)
         reported = bench.afresh(turn.overlay) - bench.afresh(Overlay())
-        with patch.object(search, "is_repaired", always):
+        with patch.object(search, "repair", untried):
             unforked, _, _ = bench.turn()
         rewards, _, _ = bench.turn(labels=False)
         lossy, experience, draft = bench.turn(share_lost=LOST)

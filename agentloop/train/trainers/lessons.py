@@ -17,6 +17,8 @@ from agentloop.types import Attempt, Lesson
 REWARD_PER_TOKEN = 1e-4
 """Mean reward that a token in every conversation must bring: a hundred tokens cost a point."""
 CHARACTERS_PER_TOKEN = 4
+MIN_TASKS = 2
+"""Validation tasks, wins less losses, that a lesson must bring: one may be luck."""
 
 
 async def learn_lessons(
@@ -39,7 +41,8 @@ async def learn_lessons(
                 continue
             lesson = Lesson(applies_to=answer[0], text=answer[1], traces=(failed.trace.id, fixed.trace.id))
             mean = fmean(await evaluations.validate(evaluations.overlay(texts, [*lessons, lesson]), indices))
-            if mean - best > REWARD_PER_TOKEN * len(lesson.text) / CHARACTERS_PER_TOKEN:
+            price = REWARD_PER_TOKEN * len(lesson.text) / CHARACTERS_PER_TOKEN
+            if mean - best > price and (mean - best) * len(indices) > MIN_TASKS - 0.5:
                 lessons.append(lesson)
                 best = mean
             else:

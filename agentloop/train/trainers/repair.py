@@ -1,44 +1,56 @@
 """A new text is tried where the old one failed: the recorded attempt is replayed up to the failing step.
 
-That costs one step instead of an attempt. A text that repairs fewer than half of the steps that it was written for is
-dropped before any full attempt is made with it. A failure whose state cannot be made again says nothing.
+That costs one step instead of an attempt. What still fails goes back to the rewriter, with the text that did not mend
+it; a text that leaves more than half of the steps failing is dropped before any full attempt is made with it. A failure
+whose state cannot be made again says nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from agentloop.abilities import Forks
 from agentloop.train.trainers.evaluations import Evaluations
 from agentloop.train.trainers.feedback import Evidence
 from agentloop.types import Attempt, Overlay, Task
 
-N_FORKS = 4
+N_FORKS = 6
 """Steps that one text is tried on."""
 
 
-async def is_repaired(
-    evaluations: Evaluations, overlay: Overlay, evidence: Sequence[Evidence], attempts: Sequence[Attempt]
-) -> bool:
-    """Whether `overlay` mends at least half of the failing steps, or none of them can be tried.
+class Repair(NamedTuple):
+    """What a new text did where the old one failed."""
 
-    evidence: of the component that is new in `overlay`, from `attempts`.
-    """
+    n_tried: int
+    failing: list[Evidence]
+    """Of the steps that were tried, those that fail as before."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether at least half of the steps are mended, or none could be tried."""
+        return 2 * len(self.failing) <= self.n_tried
+
+
+async def repair(
+    evaluations: Evaluations, overlay: Overlay, evidence: Sequence[Evidence], attempts: Sequence[Attempt]
+) -> Repair:
+    """Try `overlay` on failing steps of `attempts`. evidence: of the component that is new in it."""
     by_trace = {attempt.trace.id: attempt for attempt in attempts}
     forks: list[Task] = []
-    types: list[Evidence] = []
+    before: list[Evidence] = []
     for each in _spread(evidence):
         attempt = by_trace.get(each.trace_id)
         fork = await _fork(evaluations, attempt, each.step) if attempt is not None else None
         if fork is not None:
             forks.append(fork)
-            types.append(each)
+            before.append(each)
     if not forks:
-        return True
+        return Repair(0, [])
+    by_task = {fork.hash: each for fork, each in zip(forks, before, strict=True)}
     tried = await evaluations.continue_from(overlay, forks)
-    by_task = {fork.hash: each for fork, each in zip(forks, types, strict=True)}
-    n_repaired = sum(not _fails(attempt, by_task[attempt.task.hash]) for attempt in tried)
-    return 2 * n_repaired >= len(tried)
+    failing = [by_task[attempt.task.hash] for attempt in tried if _fails(attempt, by_task[attempt.task.hash])]
+    return Repair(len(tried), failing)
 
 
 def _spread(evidence: Sequence[Evidence]) -> list[Evidence]:

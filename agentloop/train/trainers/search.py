@@ -18,13 +18,15 @@ from gepa.core.state import GEPAState
 
 from agentloop.train.trainers.evaluations import BudgetSpent, Evaluations, reward_of
 from agentloop.train.trainers.feedback import Evidence, by_component, evidence_of
-from agentloop.train.trainers.repair import is_repaired
+from agentloop.train.trainers.repair import Repair, repair
 from agentloop.train.trainers.rewriting import Rewriter
 from agentloop.types import Attempt, Task
 
 T = TypeVar("T")
 Item = Task | int
 """What gepa calls an example: a train task, or the index of a validation task."""
+N_REWRITINGS = 3
+"""Texts of one component for the same failures, at most."""
 MAX_IDLE = 40
 """Iterations without a new attempt after which the search ends: nothing fails any more, or nothing can be rewritten."""
 
@@ -155,7 +157,6 @@ class Search:
     async def _propose(
         self, candidate: Mapping[str, str], attempts: Sequence[Attempt], names: Sequence[str]
     ) -> dict[str, str]:
-        evaluations = self._evaluations
         grouped = by_component(self._evidence(attempts))
         texts: dict[str, str] = {}
         n_dropped = 0
@@ -163,21 +164,43 @@ class Search:
             evidence = [*grouped.get(name, ()), *self._stored.get(name, ())]
             if not evidence or self._rewriter.is_silent:
                 continue
-            component = evaluations.components[name].model_copy(update={"text": candidate[name]})
-            text = await self._rewriter.text(component, evidence)
-            evaluations.note_rewriting(self._rewriter.spent_usd)
-            if text is None:
-                continue
-            self.n_tried += 1
-            overlay = evaluations.overlay({**candidate, name: text})
-            if await is_repaired(evaluations, overlay, evidence, attempts):
+            text, is_good = await self._mended(name, candidate, evidence, attempts)
+            if text is not None and is_good:
                 texts[name] = text
-            else:
+            elif text is not None:
                 n_dropped += 1
         self.n_unrepaired += n_dropped
         if n_dropped and not texts:
             self.n_saved += len(attempts)
         return texts
+
+    async def _mended(
+        self, name: str, candidate: Mapping[str, str], evidence: Sequence[Evidence], attempts: Sequence[Attempt]
+    ) -> tuple[str | None, bool]:
+        """(a new text of one component, whether it mends what it was written for); None where the rewriter has none.
+
+        What still fails is shown to the rewriter again, with the text that did not mend it.
+        """
+        evaluations = self._evaluations
+        best: str | None = None
+        repaired = Repair(0, [])
+        failing = evidence
+        for _ in range(N_REWRITINGS):
+            before = best or candidate[name]
+            component = evaluations.components[name].model_copy(update={"text": before})
+            text = await self._rewriter.text(component, failing)
+            evaluations.note_rewriting(self._rewriter.spent_usd)
+            if text is None:
+                break
+            self.n_tried += 1
+            again = await repair(evaluations, evaluations.overlay({**candidate, name: text}), evidence, attempts)
+            if best is None or len(again.failing) < len(repaired.failing):
+                best = text
+                repaired = again
+            failing = repaired.failing
+            if not failing:
+                break
+        return best, repaired.is_good
 
     def _evidence(self, attempts: Sequence[Attempt]) -> list[Evidence]:
         names = self._evaluations.components
