@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from agentloop.protocols import GroupVerifier, Sandbox, Verifier
-from agentloop.types import Attempt, Component, ExecResult, Message, SandboxSpec, Task
+from agentloop.protocols import Draft, Experience, GroupVerifier, Sandbox, Verifier
+from agentloop.types import Attempt, Component, ExecResult, Message, PolicyVersion, Rehearsal, SandboxSpec, Task
 
 # --------------------------------------------------------------------------------------------------- of sandboxes
 
@@ -329,4 +329,16 @@ class ShowsTexts(Protocol):
 
     async def texts(self) -> Sequence[Component]:
         """Instructions and tool descriptions, each with an `original` equal to its `text`."""
+        ...
+
+
+# ----------------------------------------------------------------------------------------------------- of trainers
+
+
+@runtime_checkable
+class Rehearses(Protocol):
+    """A trainer that can show what it would begin with."""
+
+    async def rehearse(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> Rehearsal:
+        """The same as `protocols.Trainer.improve`, up to where a model is asked."""
         ...

@@ -25,6 +25,7 @@ from agentloop.types import (
     Limits,
     Message,
     Part,
+    SandboxSpec,
     Split,
     Task,
     ToolCall,
@@ -63,6 +64,7 @@ TOLD = tuple(
 )  # fmt: skip
 EVIDENCE = re.compile(r"(\w+) orders have (\w+) `(\w+)`")
 FENCED = re.compile(r"^```[^\n]*\n(.*?)\n?^```", re.DOTALL | re.MULTILINE)
+DEMO_WORLD = 7
 SLIP = 0.05
 WRONG = 0.2
 ROOM = 700
@@ -118,6 +120,7 @@ class World:
                     id=f"{prefix}-{number}",
                     instruction=f"Handle order {number}, which is {adjectives}.",
                     split=split,
+                    sandbox=SandboxSpec(read_only=True),
                     limits=Limits(max_steps=len(STEPS) + 1),
                     verifiers=(Part(kind="exact", options={"expected": receipt(number)}),),
                 )
@@ -184,6 +187,13 @@ class Shop:
             return receipt(number) if done >= set(STEPS) else "closed without a receipt"
 
         yield [Tool(_spec(name, number), run) for name in STEPS]
+
+
+class DemoShop(Shop):
+    """The shop of `agentloop demo --overlay`."""
+
+    def __init__(self) -> None:
+        super().__init__(World.of(DEMO_WORLD))
 
 
 def _spec(name: str, number: str) -> ToolSpec:

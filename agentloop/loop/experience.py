@@ -14,6 +14,7 @@ from agentloop.errors import ConfigError
 from agentloop.loop.held_out import held_out, instruction_of
 from agentloop.loop.project import EVALS, Project
 from agentloop.loop.stage import Stage, begin
+from agentloop.loop.workshop import Workshop
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.protocols import Policy
 from agentloop.registry.acting import base_actor
@@ -22,6 +23,7 @@ from agentloop.rollout.actors import UNNAMED, Actor
 from agentloop.store.tables import ProposalRow, TraceSummary
 from agentloop.types import (
     Attempt,
+    Component,
     Judged,
     Overlay,
     PolicyVersion,
@@ -42,11 +44,13 @@ PAGE = 100
 class ProjectExperience:
     """See `protocols.Experience`."""
 
-    def __init__(self, project: Project, number: int, parent: PolicyVersion | None) -> None:
-        """number: of the version that is being made."""
+    def __init__(self, project: Project, number: int, parent: PolicyVersion | None, filter: str = "") -> None:
+        """number: of the version that is being made. filter: of stored traces, beside what the trainer asks for."""
         self._project = project
         self._parent = parent
         self._number = number
+        self._filter = filter
+        self._workshop = Workshop(project)
         self._held_out = held_out(project.folder / EVALS, project.suite)
         self.tasks: Sequence[Task] = tuple(
             task for task in project.suite.split(Split.train) if not self._held_out.has(task.id, task.instruction)
@@ -66,6 +70,7 @@ class ProjectExperience:
 
     def stored(self, filter: str = "") -> Iterator[Judged]:
         """See `protocols.Experience`."""
+        filter = f"{self._filter} {filter}".strip()
         self.filters.append(filter)
         by_id = {task.id: task for task in self.tasks}
         hidden = self._held_out.with_tasks(self._validation)
@@ -132,6 +137,22 @@ class ProjectExperience:
                 given_at=datetime.now(UTC),
             )
         )
+
+    async def fork(self, attempt: Attempt, step: int) -> Task | None:
+        """See `abilities.Forks`."""
+        return await self._workshop.fork(attempt, step)
+
+    def leak(self, text: str) -> str | None:
+        """See `abilities.Vets`."""
+        return self._workshop.leak(text)
+
+    def redacted(self, text: str) -> str:
+        """See `abilities.Vets`."""
+        return self._workshop.redacted(text)
+
+    async def texts(self) -> Sequence[Component]:
+        """See `abilities.ShowsTexts`."""
+        return await self._workshop.texts(self.tasks)
 
     async def _gather(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 
+from agentloop.abilities import Rehearses
 from agentloop.config.settings import known_secrets
 from agentloop.errors import ConfigError, PluginError, TrainingError, boundary, counted
 from agentloop.loop.draft import ProjectDraft
@@ -26,6 +27,7 @@ from agentloop.types import (
     Lineage,
     PolicyVersion,
     Purpose,
+    Rehearsal,
     Split,
     StageKey,
     StageKind,
@@ -56,8 +58,13 @@ async def first_version(project: Project, trainer: Trainer) -> PolicyVersion:
         draft.discard()
 
 
-async def next_version(project: Project, trainer: Trainer, newest: PolicyVersion) -> PolicyVersion | None:
-    """Make and register the candidate after `newest`; None, having reported why, when nothing is to be made."""
+async def next_version(
+    project: Project, trainer: Trainer, newest: PolicyVersion, filter: str = ""
+) -> PolicyVersion | None:
+    """Make and register the candidate after `newest`; None, having reported why, when nothing is to be made.
+
+    filter: of the stored traces that the trainer may learn from.
+    """
     _refuse_without_weights(project, newest)
     if not is_of_base(project.base.identity(), newest):
         return await _of_changed_settings(project, newest)
@@ -67,7 +74,7 @@ async def next_version(project: Project, trainer: Trainer, newest: PolicyVersion
         return None
     parent = _parent(project, newest)
     draft = ProjectDraft(project, newest.number + 1)
-    experience = ProjectExperience(project, draft.number, parent)
+    experience = ProjectExperience(project, draft.number, parent, filter)
     try:
         note = await trainer.improve(parent, draft, experience)
         if note is None:
@@ -76,6 +83,39 @@ async def next_version(project: Project, trainer: Trainer, newest: PolicyVersion
         return _register(draft, experience, trainer.makes, parent, lineage, note)
     finally:
         draft.discard()
+
+
+async def train_once(project: Project, trainer: Trainer, filter: str = "") -> PolicyVersion | None:
+    """One candidate, which no gate has seen; a project without versions gets its first one before.
+
+    None, having reported why, when nothing is to be made.
+    """
+    try:
+        newest = project.registry.newest()
+        if newest is None:
+            newest = await first_version(project, trainer)
+            project.progress.say(f"v{newest.number} is the first version: {newest.note}")
+        return await next_version(project, trainer, newest, filter)
+    finally:
+        await project.pool.close()
+
+
+async def rehearse(project: Project, trainer: Trainer, filter: str = "") -> Rehearsal:
+    """What `train_once` would begin with; asks no model. Raises ConfigError for a trainer that cannot tell."""
+    if not isinstance(trainer, Rehearses):
+        raise ConfigError(f"trainer {trainer.name!r} cannot show what it would do; run it without --dry-run")
+    newest = project.registry.newest()
+    if newest is None:
+        raise ConfigError(
+            "the project has no version and no traces yet; run `agentloop loop` or `agentloop train` first"
+        )
+    parent = _parent(project, newest)
+    draft = ProjectDraft(project, newest.number + 1)
+    try:
+        return await trainer.rehearse(parent, draft, ProjectExperience(project, draft.number, parent, filter))
+    finally:
+        draft.discard()
+        await project.pool.close()
 
 
 async def _of_changed_settings(project: Project, newest: PolicyVersion) -> PolicyVersion:

@@ -20,7 +20,17 @@ from agentloop.types.step import BROKEN, Completion, ExecResult, Message, Step, 
 from agentloop.types.task import EnvironmentSpec, Limits, Part, RewardRule, SandboxSpec, Setup, Split, Task
 from agentloop.types.trace import SubTrace, Trace
 from agentloop.types.verdict import OWN_LEAF, WAITING, Failure, FailureType, Graded, RewardState, Score, Verdict
-from agentloop.types.version import Lineage, Move, PolicyState, PolicyVersion, Proof, ProofKind, Sample, VersionKind
+from agentloop.types.version import (
+    Lineage,
+    Move,
+    PolicyState,
+    PolicyVersion,
+    Proof,
+    ProofKind,
+    Rehearsal,
+    Sample,
+    VersionKind,
+)
 
 __all__ = [
     "BROKEN",
@@ -56,6 +66,7 @@ __all__ = [
     "Proof",
     "ProofKind",
     "Purpose",
+    "Rehearsal",
     "RewardRule",
     "RewardState",
     "Sample",

@@ -89,6 +89,21 @@ class PolicyVersion(Frozen):
     created_at: datetime
 
 
+class Rehearsal(Frozen):
+    """What a trainer would begin with, before a model is asked or money is spent."""
+
+    clusters: tuple[tuple[str, int, str], ...]
+    """(type of failure, traces, a quote), the commonest first."""
+    request: str | None
+    """The first request to the rewriter, as it would leave this machine; None where nothing failed."""
+    n_attempts: int
+    """The bound."""
+    n_rewritings: int
+    """Roughly."""
+    usd_per_attempt: float | None
+    """Mean of past attempts; None where their price is unknown."""
+
+
 class ProofKind(StrEnum):
     """Where the evidence came from."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +35,7 @@ from agentloop_cli.store import store
 from agentloop_cli.stores import Where, loop_command
 from agentloop_cli.tasks import run
 from agentloop_cli.traces import traces
+from agentloop_cli.train import train
 from agentloop_cli.upgrade import upgrade
 
 INTERRUPTED = 130
@@ -65,24 +65,15 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Random seed.")] = 0,
     sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
     out: Annotated[Path, typer.Option(help="Project folder to create or continue.")] = Path("agentloop-demo"),
+    overlay: Annotated[
+        bool, typer.Option("--overlay", help="Improve the texts of an agent whose weights are not yours; two minutes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Watch a tiny policy learn to use tools from scratch: needs no GPU and no key, takes a few minutes."""
-    from agentloop.demo.project import prepare_demo
-    from agentloop.sandbox.ladder import make_backend
-    from agentloop_cli.run import run_project
+    from agentloop_cli.demo import run_demo
 
-    backend = make_backend(sandbox, "--sandbox")
-    state = "continuing the demo"
-    if prepare_demo(out, seed):
-        state = "new demo"
-    stderr.print(f"{state} in {out}, seed {seed}, sandbox {backend.name}", markup=False)
-    run_project(
-        out,
-        backend,
-        command=shlex.join(["agentloop", "demo", "--seed", str(seed), "--sandbox", sandbox, "--out", str(out)]),
-        as_json=as_json,
-    )
+    run_demo(seed, sandbox, out, overlay=overlay, as_json=as_json)
 
 
 @app.command()
@@ -112,6 +103,7 @@ def loop(
 
 
 app.command()(run)
+app.command()(train)
 app.command()(bank)
 app.command()(gate)
 app.command()(flaky)

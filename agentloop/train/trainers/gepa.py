@@ -10,7 +10,6 @@ It makes versions of kind `overlay`. It neither promotes nor gates: its own scor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -24,7 +23,7 @@ from agentloop.train.trainers.components import components_of, read_overlay
 from agentloop.train.trainers.feedback import by_component, clusters, evidence_of
 from agentloop.train.trainers.rewriting import Rewriter, request_for, rewriter_of
 from agentloop.train.trainers.turn import Effort, Turn
-from agentloop.types import Attempt, Component, Judged, Overlay, PolicyVersion, VersionKind
+from agentloop.types import Attempt, Component, Judged, Overlay, PolicyVersion, Rehearsal, VersionKind
 
 MAX_STORED = 200
 """Failed traces of the store that are looked at."""
@@ -39,22 +38,6 @@ class Place(Protocol):
 
     folder: Path
     config: Config
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """What a turn would begin with, before anything is asked or spent."""
-
-    clusters: list[tuple[str, int, str]]
-    """(type of failure, traces, a quote), the commonest first."""
-    request: str | None
-    """The first request to the rewriter, as it would leave this machine; None where nothing failed."""
-    n_attempts: int
-    """The bound."""
-    n_rewritings: int
-    """Roughly."""
-    usd_per_attempt: float | None
-    """Mean of past attempts; None where their price is unknown."""
 
 
 class Gepa:
@@ -126,7 +109,7 @@ class Gepa:
         costs = [_usd(judged) for judged in stored]
         priced = [cost for cost in costs if cost is not None]
         return Rehearsal(
-            clusters=clusters(evidence),
+            clusters=tuple(clusters(evidence)),
             request=request,
             n_attempts=self._effort.max_attempts,
             n_rewritings=max(1, self._effort.max_attempts // self._effort.minibatch),
@@ -164,7 +147,7 @@ class Gepa:
         """Texts as experience shows them, else as traces do. asks: make a few attempts where no trace exists."""
         visible: Sequence[Component] = ()
         traces = [judged.trace for judged in stored]
-        if isinstance(experience, ShowsTexts):
+        if isinstance(experience, ShowsTexts) and experience.tasks:
             visible = await experience.texts()
         elif asks and not traces and experience.tasks:
             first = await experience.attempts(experience.tasks[:N_FIRST], overlay=overlay, part="texts")

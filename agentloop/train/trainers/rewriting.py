@@ -76,6 +76,8 @@ class Rewriter:
         self._experience = experience
         self._leak = leak
         self._n_silent = 0
+        self._useless: set[str] = set()
+        """Requests whose answer was refused."""
 
     @property
     def is_silent(self) -> bool:
@@ -84,12 +86,16 @@ class Rewriter:
 
     async def text(self, component: Component, evidence: Sequence[Evidence]) -> str | None:
         """The new text of `component`; None where the answer is refused. Raises PolicyError."""
-        text = await self._answer(request_for(component, evidence))
+        request = request_for(component, evidence)
+        if request in self._useless:  # an equal request would be paid for to no other end
+            return None
+        text = await self._answer(request)
         if text is None:
             return None
         why = self._why_not(component, text)
         if why is not None:
             self.refused[why] += 1
+            self._useless.add(request)
             return None
         return text
 

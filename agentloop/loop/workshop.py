@@ -1,0 +1,99 @@
+"""What a trainer of texts needs of an open project beside attempts: forks, the agent's texts, and a look for leaks."""
+
+from __future__ import annotations
+
+import shutil
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+
+from agentloop.abilities import is_on_host, runs_program
+from agentloop.config.settings import known_secrets
+from agentloop.loop.project import Project
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.attempt import Crew, roll_out
+from agentloop.rollout.fork import NoFork, fork
+from agentloop.rollout.plan import plan
+from agentloop.store.redact import Redactor
+from agentloop.train.guard import Guard
+from agentloop.train.trainers.components import components_of
+from agentloop.types import Attempt, Completion, Component, Message, Overlay, Purpose, Step, Task, ToolSpec
+
+N_LOOKED_AT = 2
+"""Tasks whose first request is looked at: a text that differs between them is no component."""
+
+
+class Workshop:
+    """See `abilities.Forks`, `abilities.Vets` and `abilities.ShowsTexts`."""
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._redactor = Redactor(b"leaves", known_secrets(project.folder))
+        self._guard: Guard | None = None
+        self._snapshots: Path | None = None
+        self._n_forks = 0
+
+    async def fork(self, attempt: Attempt, step: int) -> Task | None:
+        """See `abilities.Forks`; None for a program, whose state is its own."""
+        agent = self._project.agent
+        if runs_program(agent) or is_on_host(agent):
+            return None
+        self._n_forks += 1
+        snapshot = self._folder() / str(self._n_forks)
+        actor = self._project.present_actor()
+        try:
+            return await fork(attempt.task, attempt.trace, step, actor, self._project.pool.backend, snapshot)
+        except NoFork:
+            return None
+
+    def _folder(self) -> Path:
+        """Of snapshots; removed with this object, because attempts that go on from one may be under way until then."""
+        if self._snapshots is None:
+            self._snapshots = Path(mkdtemp(prefix="agentloop-forks-"))
+            weakref.finalize(self, shutil.rmtree, self._snapshots, ignore_errors=True)
+        return self._snapshots
+
+    def leak(self, text: str) -> str | None:
+        """See `abilities.Vets`."""
+        if self._guard is None:
+            self._guard = Guard(self._project.suite.tasks, redact=self.redacted)
+        return self._guard.leak(text)
+
+    def redacted(self, text: str) -> str:
+        """See `abilities.Vets`."""
+        return self._redactor.text(text)
+
+    async def texts(self, tasks: Sequence[Task]) -> list[Component]:
+        """The texts that the agent sends with its first request, looked at by a policy that answers nothing."""
+        traces = []
+        for task, episode in plan(
+            tasks[:N_LOOKED_AT], run="texts", stage="texts", purpose=Purpose.run, policy_version=0
+        ):
+            look = Look()
+            actor = self._project.present_actor()
+            crew = Crew(Actor("", actor.agent, look), self._project.pool, canaries=False)
+            rollout = await roll_out(task, episode, crew)
+            message = Message(role="assistant")
+            step = Step(index=0, completion=Completion(message=message, finish_reason="stop"), tools=look.tools)
+            traces.append(rollout.trace.model_copy(update={"messages": look.messages, "steps": (step,)}))
+        return list(components_of(traces, Overlay()).values())
+
+
+class Look:
+    """A policy that keeps what it was sent first, and gives an empty answer."""
+
+    name = "look"
+
+    def __init__(self) -> None:
+        self.messages: tuple[Message, ...] = ()
+        self.tools: tuple[dict[str, object], ...] = ()
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """See `protocols.Policy`."""
+        if not self.messages:
+            self.messages = tuple(messages)
+            self.tools = tuple(tool.model_dump() for tool in tools)
+        return Completion(message=Message(role="assistant"), finish_reason="stop")

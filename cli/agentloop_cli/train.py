@@ -1,0 +1,107 @@
+"""`agentloop train`: one candidate from what the project has learned, and no gate."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentloop.errors import counted
+from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
+from agentloop_cli.stores import ProjectFolder, Where
+
+if TYPE_CHECKING:
+    from agentloop.types import PolicyVersion, Rehearsal
+
+KINDS = "kinds"
+NOTHING = 5
+"""Exit code where nothing is to be made."""
+
+
+def train(
+    filter: Annotated[
+        str, typer.Argument(help="Stored traces to learn from, beside attempts; or `kinds`, which lists the trainers.")
+    ] = "",
+    project: ProjectFolder = Path(),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show failures, one request to the rewriter, and the cost; ask nobody.")
+    ] = False,
+    sandbox: Annotated[str | None, typer.Option(help="auto, docker or bubblewrap; overrides the settings.")] = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make one candidate with the trainer of [train] kind. It is neither gated nor promoted.
+
+    agentloop train --dry-run
+
+    agentloop train 'source:gateway reward<1'
+    """
+    if filter == KINDS:
+        _show_kinds(as_json)
+        return
+    if dry_run:
+        _show_rehearsal(_rehearsal(project, sandbox, where, filter), as_json)
+        return
+    version = _candidate(project, sandbox, where, filter)
+    if as_json:
+        print_json({"version": version.model_dump(mode="json") if version else None})
+    elif version is not None:
+        stdout.print(f"v{version.number} ({version.state}): {version.note}", markup=False, soft_wrap=True)
+    if version is None:
+        raise typer.Exit(NOTHING)
+
+
+def _candidate(folder: Path, sandbox: str | None, where: str | None, filter: str) -> PolicyVersion | None:
+    from agentloop.loop.making import train_once
+    from agentloop.loop.project import loop_backend, open_project
+    from agentloop.loop.trainers import make_trainer
+
+    backend = loop_backend(folder, sandbox)
+    with LiveProgress() as progress, open_project(folder, backend, progress, store_name=where) as project:
+        return asyncio.run(train_once(project, make_trainer(project), filter))
+
+
+def _rehearsal(folder: Path, sandbox: str | None, where: str | None, filter: str) -> Rehearsal:
+    from agentloop.loop.making import rehearse
+    from agentloop.loop.project import loop_backend, open_project
+    from agentloop.loop.trainers import make_trainer
+
+    backend = loop_backend(folder, sandbox)
+    with LiveProgress() as progress, open_project(folder, backend, progress, store_name=where) as project:
+        return asyncio.run(rehearse(project, make_trainer(project), filter))
+
+
+def _show_kinds(as_json: bool) -> None:
+    from agentloop.plugins import installed
+
+    kinds = {name: point.value for name, point in sorted(installed("trainers").items())}
+    if as_json:
+        print_json({"kinds": kinds})
+        return
+    for name, value in kinds.items():
+        stdout.print(f"{name:12} {value}", markup=False)
+
+
+def _show_rehearsal(rehearsal: Rehearsal, as_json: bool) -> None:
+    if as_json:
+        print_json(rehearsal.model_dump(mode="json"))
+        return
+    if not rehearsal.clusters:
+        stdout.print("no stored attempt failed: nothing to rewrite yet", markup=False)
+    for kind, n, quote in rehearsal.clusters:
+        stdout.print(f"  {kind:28} {n:4d}  {' '.join(quote.split())[:80]}", markup=False, soft_wrap=True)
+    if rehearsal.request is not None:
+        stdout.print("one request to the rewriter, in full:", markup=False)
+        stdout.print(rehearsal.request, markup=False, soft_wrap=True)
+    stdout.print(_cost(rehearsal), markup=False, soft_wrap=True)
+
+
+def _cost(rehearsal: Rehearsal) -> str:
+    bound = f"at most {counted(rehearsal.n_attempts, 'attempt')} and about {rehearsal.n_rewritings} rewritings"
+    if rehearsal.usd_per_attempt is None:
+        return f"{bound}; their price is unknown: set [[prices]] or max_usd"
+    usd = rehearsal.usd_per_attempt
+    total = usd * rehearsal.n_attempts
+    return f"{bound}; {usd:.4f} USD an attempt (mean of past ones): up to {total:.2f} USD, rewritings not included"
