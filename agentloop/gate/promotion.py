@@ -135,9 +135,9 @@ class Comparison:
 
     @property
     def sha256(self) -> str:
-        """Of the header and the outcomes, as a file of outcomes has them."""
+        """Of the outcomes, as a file of outcomes has them."""
         digest = hashlib.sha256()
-        for line in outcome_lines(self.header, self.outcomes):
+        for line in outcome_lines(None, self.outcomes):
             digest.update(line.encode())
         return digest.hexdigest()
 
@@ -185,23 +185,27 @@ def decide(
     )
 
 
-def proof_of(decision: Decision, comparison: Comparison, versions: tuple[PolicyVersion, PolicyVersion]) -> Proof:
-    """What a decision rests on."""
+def proof_of(
+    decision: Decision,
+    comparison: Comparison,
+    versions: tuple[PolicyVersion, PolicyVersion],
+    *,
+    obstacles: Sequence[str],
+) -> Proof:
+    """What a decision rests on. obstacles: as for `decide`."""
     champion, candidate = versions
     result = comparison.end()
-    verdict = result.verdict
-    if verdict is GateVerdict.passed and decision.action is not Action.promote:
-        verdict = GateVerdict.inconclusive  # an obstacle stood against it, so this proves nothing
     return Proof(
         kind=ProofKind.gate,
         candidate=candidate.sha256,
         baseline=champion.sha256,
         claim=result.settings.claim.value,
-        verdict=verdict.value,
+        verdict=result.verdict.value,
         suite_hash=result.suites[0].hash,
         outcomes=comparison.sha256,
         n=decision.n,
         alpha=result.settings.alpha,
         difference=decision.difference,
         low=decision.ci95[0],
+        obstacle=next(iter(obstacles), None),
     )

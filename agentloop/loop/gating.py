@@ -66,7 +66,7 @@ async def gate(project: Project, candidate: PolicyVersion) -> Decision:
     obstacles = _obstacles(project, theirs, list(chain.from_iterable(rounds)))
     decision = decide(comparison, versions, obstacles=obstacles, now=datetime.now(UTC))
     evidence = store_evidence(project, comparison, versions)
-    project.registry.apply(decision, proof=proof_of(decision, comparison, versions))
+    project.registry.apply(decision, proof=proof_of(decision, comparison, versions, obstacles=obstacles))
     evidence.end(comparison.end().verdict.value)
     return decision
 
