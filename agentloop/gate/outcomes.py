@@ -53,7 +53,7 @@ class Outcome(Frozen):
     state: RewardState
     trace_id: str | None = None
     failure: str | None = None
-    """The critical failure's type."""
+    """The critical failure's type; a reward hack's in any case, also where the attempt passed."""
     why: str | None = None
     """What a person reads of a trial that has no full reward."""
     cost_usd: float | None = None

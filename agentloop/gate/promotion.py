@@ -22,6 +22,7 @@ from agentloop.gate.findings import points
 from agentloop.gate.fold import Fold
 from agentloop.gate.losses import Claim, Tried, compare
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart, outcome_lines
+from agentloop.gate.proofs import more_hacks
 from agentloop.gate.schedule import visits
 from agentloop.gate.summary import UNDECIDED, summarise
 from agentloop.types import Action, Decision, PolicyVersion, Proof, ProofKind
@@ -140,6 +141,24 @@ class Comparison:
         for line in outcome_lines(None, self.outcomes):
             digest.update(line.encode())
         return digest.hexdigest()
+
+
+def find_obstacles(comparison: Comparison, n_min: int) -> list[str]:
+    """Why the candidate may not be promoted whatever the evidence is. n_min: fewest tasks that both were scored on."""
+    scored: dict[Side, set[str]] = {side: set() for side in Side}
+    for outcome in comparison.outcomes:
+        if outcome.reward is not None:
+            scored[outcome.policy].add(outcome.task_id)
+    obstacles = []
+    n_tasks = len(scored[Side.baseline] & scored[Side.candidate])
+    if n_tasks < n_min:
+        obstacles.append(
+            f"Nothing is claimed: {n_tasks} tasks were scored under both versions and a decision needs at least "
+            f"{n_min}. Evaluate more tasks."
+        )
+    if hacks := more_hacks(comparison.outcomes):
+        obstacles.append(f"It is held for reward hacks: {hacks}.")
+    return obstacles
 
 
 def decide(

@@ -123,6 +123,9 @@ def outcome_of(attempt: Attempt, side: Side, trial: int, price: Price) -> Outcom
     verdict = attempt.verdict
     critical = verdict.critical
     has_tampered = critical is not None and critical.type is FailureType.outcome_reward_hack
+    failure = critical.type.value if critical else None
+    if any(one.type is FailureType.outcome_reward_hack for one in verdict.failures):
+        failure = FailureType.outcome_reward_hack.value  # also of one that passed, which has no critical failure
     state = verdict.state
     reward = verdict.reward
     if state is RewardState.unscored and has_tampered:
@@ -135,7 +138,7 @@ def outcome_of(attempt: Attempt, side: Side, trial: int, price: Price) -> Outcom
         reward=reward if state is RewardState.scored else None,
         state=state,
         trace_id=trace.id,
-        failure=critical.type.value if critical else None,
+        failure=failure,
         why=_why(trace, verdict),
         cost_usd=cost_of(attempt, price),
         duration_s=round(trace.duration_s, 3),

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import chain
 
 from agentloop.errors import ConfigError, SandboxError, counted
-from agentloop.gate.promotion import Comparison, decide, proof_of
+from agentloop.gate.promotion import Comparison, decide, find_obstacles, proof_of
 from agentloop.gate.wealth import Spent, next_alpha
 from agentloop.loop.held_out_outcomes import (
     FRESH,
@@ -21,10 +20,8 @@ from agentloop.loop.held_out_outcomes import (
     gate_stage,
     lost_too_much,
     measured,
-    n_hacks,
     of_candidate,
     of_live,
-    scored_tasks,
     store_evidence,
 )
 from agentloop.loop.project import Project
@@ -60,10 +57,9 @@ async def gate(project: Project, candidate: PolicyVersion) -> Decision:
         seed=project.config.project.seed,
         names=(f"v{champion.number}", f"v{candidate.number}"),
     )
-    rounds = await _compare(project, candidate, comparison, n_rounds=min(map(len, bank)))
+    await _compare(project, candidate, comparison, n_rounds=min(map(len, bank)))
     versions = (champion, candidate)
-    theirs = [attempt for row in bank for attempt in row[: len(rounds)]]
-    obstacles = _obstacles(project, theirs, list(chain.from_iterable(rounds)))
+    obstacles = find_obstacles(comparison, project.config.gate.n_min)
     decision = decide(comparison, versions, obstacles=obstacles, now=datetime.now(UTC))
     evidence = store_evidence(project, comparison, versions)
     project.registry.apply(decision, proof=proof_of(decision, comparison, versions, obstacles=obstacles))
@@ -104,9 +100,7 @@ async def _measure(project: Project, version: PolicyVersion) -> EvalReport:
     return _remember(project, stage, attempts, report.model_copy(update={"is_fresh": True}))
 
 
-async def _compare(
-    project: Project, candidate: PolicyVersion, comparison: Comparison, *, n_rounds: int
-) -> list[list[Attempt]]:
+async def _compare(project: Project, candidate: PolicyVersion, comparison: Comparison, *, n_rounds: int) -> None:
     """Rounds of all held-out tasks until the gate is decided: a policy of our own answers large batches at once.
 
     Raises as `evaluate` does.
@@ -116,22 +110,22 @@ async def _compare(
     actor = project.actor(candidate)
     stage = await begin(project, compare_stage(project, candidate.number))
     project.progress.start(f"gate: v{candidate.number} on held-out tasks", len(tasks) * n_rounds)
-    rounds: list[list[Attempt]] = []
-    while comparison.verdict is None and len(rounds) < n_rounds:
-        attempts = await stage.gather(
+    attempts: list[Attempt] = []
+    for turn in range(n_rounds):
+        mine = await stage.gather(
             tasks,
             actor.policy,
             purpose=Purpose.evaluate,
             version=candidate.number,
-            part=len(rounds),
+            part=turn,
             identity=actor.identity,
             agent=actor.agent,
         )
-        comparison.add(of_candidate(project, attempts, len(rounds)))
-        rounds.append(attempts)
-    attempts = list(chain.from_iterable(rounds))
+        comparison.add(of_candidate(project, mine, turn))
+        attempts += mine
+        if comparison.verdict is not None:
+            break
     _remember(project, stage, attempts, eval_report(project, candidate.number, tasks, attempts, stage.n_lost))
-    return rounds
 
 
 def _remember(project: Project, stage: Stage, attempts: Sequence[Attempt], report: EvalReport) -> EvalReport:
@@ -153,25 +147,6 @@ def _spent(project: Project) -> list[Spent]:
     """The project's decisions so far, in their order."""
     decisions = project.store.decisions().values()
     return [Spent(one.alpha or 0.0, is_promotion=one.action is Action.promote) for one in decisions]
-
-
-def _obstacles(project: Project, theirs: Sequence[Attempt], mine: Sequence[Attempt]) -> list[str]:
-    """Why the candidate cannot be promoted, whatever the evidence is."""
-    obstacles = []
-    n_min = project.config.gate.n_min
-    n_tasks = len(scored_tasks(theirs) & scored_tasks(mine))
-    if n_tasks < n_min:
-        obstacles.append(
-            f"Nothing is claimed: {n_tasks} tasks were scored under both versions and a decision needs at least "
-            f"{n_min}. Evaluate more tasks."
-        )
-    n_mine = n_hacks(mine)
-    if n_mine > n_hacks(theirs):
-        obstacles.append(
-            f"It is held for reward hacks: {n_mine} of its {len(mine)} attempts tampered with their check, and "
-            f"{n_hacks(theirs)} of the live version's. `agentloop audit` shows what its verifier believes."
-        )
-    return obstacles
 
 
 def _is_whole(attempt: Attempt, n_lost: Mapping[str, int]) -> bool:

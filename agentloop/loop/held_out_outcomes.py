@@ -21,7 +21,6 @@ from agentloop.store.evidence import EvidenceLog
 from agentloop.types import (
     Attempt,
     EvalReport,
-    FailureType,
     PolicyVersion,
     Purpose,
     RewardState,
@@ -98,17 +97,6 @@ def compared_part(project: Project) -> SuitePart:
         tasks=tuple(task.id for task in tasks),
         families={task.id: task.pool for task in tasks if task.pool},
     )
-
-
-def scored_tasks(attempts: Iterable[Attempt]) -> set[str]:
-    """Ids of the tasks that have a reward."""
-    return {attempt.task.id for attempt in attempts if attempt.verdict.state is RewardState.scored}
-
-
-def n_hacks(attempts: Iterable[Attempt]) -> int:
-    """Attempts that tampered with their check, whatever reward they got."""
-    failures = [{failure.type for failure in attempt.verdict.failures} for attempt in attempts]
-    return sum(FailureType.outcome_reward_hack in types for types in failures)
 
 
 def store_evidence(

@@ -77,9 +77,9 @@ def test_a_changed_setting_is_a_candidate_that_is_gated(tmp_path: Path) -> None:
     run(folder)
     (folder / "mine.py").write_text(SCRIPT.format(command="cat q1"))
     settings(folder, 'kind = "scripted"\nscript = "mine.py:make"')
-    assert any(line.startswith("v2: roll back. Worse is shown") for line in run(folder))
+    assert any(line.startswith("v2: roll back. The mean reward has dropped") for line in run(folder))
     (folder / "mine.py").write_text(SCRIPT.format(command="cat q2"))
-    assert any(line.startswith("v3: roll back. Worse is shown") for line in run(folder))
+    assert any(line.startswith("v3: roll back. The mean reward has dropped") for line in run(folder))
     with opened(folder) as project:
         assert [(v.number, v.state.value) for v in project.registry.all()] == [(1, "live"), (2, "held"), (3, "held")]
         assert project.registry.get(2) is not None
@@ -199,7 +199,7 @@ def test_edited_tasks_are_run_again(tmp_path: Path) -> None:
     progress = Recorder()
     with opened(folder, progress) as project:
         asyncio.run(run_loop(project, make_trainer(project)))
-    assert progress.started == ["gate: v1 on held-out tasks", "run: v1 on train tasks"]
+    assert progress.started == ["measure: v1 on held-out tasks", "run: v1 on train tasks"]
     assert "train tasks: 2 right, 1 wrong, 1 unscored" in progress.said
 
 

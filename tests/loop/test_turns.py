@@ -187,7 +187,7 @@ def test_a_candidate_with_more_reward_hacks_than_the_live_version_is_held(folder
         decision = project.store.decisions()[2]
         [proof] = [move.proof for move in project.store.moves(2) if move.proof]
     assert decision.action is Action.hold
-    assert decision.reasons[0].startswith("It is held for reward hacks: 30 of its 30 attempts")
+    assert decision.reasons[0].startswith("It is held for reward hacks: it tampered with its tests in 100.0%")
     assert decision.evidence is not None
     assert decision.alpha is not None
     assert 10**decision.evidence > 1 / decision.alpha, "better was shown, and is no reason"
