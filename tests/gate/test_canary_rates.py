@@ -1,0 +1,32 @@
+"""Error rates of the canary's verdicts in some dozen simulated streams; `benchmarks/canary.py` plays 2,000 of each."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import canary  # of benchmarks
+
+pytestmark = pytest.mark.slow
+N = 40
+
+
+@pytest.mark.parametrize(
+    ("world", "verdict", "least"),
+    [
+        ("-15", "FAIL", 39),
+        ("-15, failures late", "FAIL", 36),
+        ("+5", "PASS", 38),
+        ("equal, all three", "PASS", 33),
+        ("failures hidden", "INFRA", 34),
+    ],
+)
+def test_the_usual_verdict(world: str, verdict: str, least: int) -> None:
+    played = next(one for one in canary.WORLDS if one.name == world)
+    verdicts = Counter(canary.judge(played, seed).verdict for seed in range(N))
+    assert verdicts[verdict] >= least, verdicts
