@@ -2,6 +2,7 @@
 
     python benchmarks/canary.py                    2,000 streams of each kind, some ten minutes of one core
     python benchmarks/canary.py --rows -15 +5      some rows alone
+    python benchmarks/canary.py --first 1000       streams 1000 to 2,999: a part of a longer measurement
     python benchmarks/canary.py --quick            100 streams of each kind
 
 A stream is live traffic in the order in which episodes began: one in ten has the canary, the live version succeeds in
@@ -156,10 +157,10 @@ def _peeks(stream: Traffic) -> bool:
     return bool((z < -1.96).any())
 
 
-def row(world: World, n_streams: int) -> dict[str, Any]:
+def row(world: World, n_streams: int, first: int = 0) -> dict[str, Any]:
     """The figures of one kind of stream."""
     began = time.process_time()
-    results = [judge(world, seed) for seed in range(n_streams)]
+    results = [judge(world, seed) for seed in range(first, first + n_streams)]
     n = Counter(result.verdict for result in results)
     shares = {verdict.value: n[verdict.value] / n_streams for verdict in CanaryVerdict}
     usual = n.most_common(1)[0][0]
@@ -178,6 +179,7 @@ def main() -> None:
     """Print one table and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first stream")
     parser.add_argument("--rows", nargs="*", help="names of kinds of streams; default: all")
     parser.add_argument("--quick", action="store_true", help="100 streams of each kind")
     options = parser.parse_args()
@@ -190,7 +192,7 @@ def main() -> None:
     for world in WORLDS:
         if options.rows and world.name not in options.rows:
             continue
-        rows.append(one := row(world, n_streams))
+        rows.append(one := row(world, n_streams, options.first))
         shares = " ".join(f"{one[name]:6.1%}" for name in ("PASS", "FAIL", "INCONCLUSIVE", "INFRA"))
         print(f"{world.name:30} {shares} {one['evidence']:9.0f} {one['begun']:6.0f} {one['z']:8.1%}", flush=True)
     print(json.dumps({"streams": n_streams, "rows": rows}))

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from agentloop.gateway.prices import Price, by_usage
 from agentloop.gateway.routes import Routes, Upstream
 from agentloop.policies.litellm import list_price, load_litellm
 from agentloop.registry.acting import served_by
+from agentloop.registry.moves import check_version
 from agentloop.registry.routing import serving_of
 from agentloop.registry.versions import Registry
 from agentloop.store.pruning import RetentionLimits, pruning
@@ -67,7 +69,8 @@ def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[s
         models = f"models: {at}/v1 and {at}/e/EPISODE/v1  " if routes else ""
         traces = "" if options.only_models else f"traces: {at}/v1/traces (OTLP)  questions: {at}/docs  "
         say(f"{models}{traces}Ctrl-C ends it")
-        with pruning(store, options.limits, say), watching(store, canary, say):
+        check = partial(check_version, project=project)
+        with pruning(store, options.limits, say), watching(store, canary, say, check=check):
             if routes:
                 Thread(target=_warn, args=(routes, say), daemon=True).start()
             server.run(sockets=[listening])

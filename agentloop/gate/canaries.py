@@ -1,5 +1,6 @@
 """The canary of a project, judged by the traffic that the gateway recorded, and what follows from the verdict.
 
+Only episodes that the gateway drew count: one that a client sent to a version by its name was not chosen at random.
 Every look reads all episodes since the canary began and folds them anew (`canary.py`), so a look after a restart, or in
 another process, comes to the same verdict. FAIL takes the canary's share away, as INFRA and INCONCLUSIVE do, and the
 move has the evidence as its proof. PASS stores a proof that `promote` takes. The moves compare and set, so of several
@@ -20,6 +21,7 @@ from agentloop.config.traffic import CanarySection
 from agentloop.errors import AgentLoopError, StateError, counted
 from agentloop.gate.canary import Arm, CanaryFold, CanaryRules, CanaryVerdict, LiveEpisode, fold
 from agentloop.registry.moves import Moves, no_check, shown_proof
+from agentloop.registry.routing import possible_versions
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
 from agentloop.store.traffic import TrafficEpisode
@@ -94,7 +96,12 @@ def look(store: Store, settings: CanarySection, now: datetime | None = None) -> 
     now = now or datetime.now(UTC)
     moves = _beginning(registry.moves(canary.number))
     began_at = moves[0].at
-    episodes = store.traffic((canary.number, live.number), began_at)
+    stored = store.traffic((canary.number, live.number), began_at)
+    episodes = [
+        one
+        for one in stored
+        if one.policy_version in possible_versions(live.number, moves, one.trace_id, one.started_at)
+    ]
     folded = fold((_episode(one, canary.number) for one in episodes), rules_of(settings), now)
     by_arm = {
         Arm.canary: [one for one in episodes if one.policy_version == canary.number],

@@ -30,7 +30,7 @@ FAMILIAR = 20
 ODDS = (50.0, 4.0, 0.25)
 """How much more often the canary's rewards are missing, as the bets on attrition suppose."""
 ODDS_WEIGHTS = (0.55, 0.25, 0.2)
-ATTRITION = 0.1
+ATTRITION = 0.2
 """Of alpha: the risk of INFRA where rewards go missing alike on both sides. FAIL has the rest."""
 DOUBT = 3.0
 HIDDEN = 0.2

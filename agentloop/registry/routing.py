@@ -5,18 +5,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 
-from agentloop.gateway.routes import Served, Serving, version_model
+from agentloop.gateway.routes import Served, Serving, drawn_version, version_model
 from agentloop.registry.versions import Registry
 from agentloop.types import Move, PolicyState, PolicyVersion
 
 RETRY_S = 30.0
 """After this time, a version that could not be asked is looked at again: to look may mean to read all of its files."""
+CHANGING = timedelta(seconds=10)
+"""How long around a move an episode may have been drawn by the share before it or after it: clocks differ."""
 
 
 def as_weights(version: PolicyVersion) -> Served:
     """A version that the upstream with `serves_versions` has under its own name."""
-    return Served(version.number, version_model(version.number))
+    return as_number(version.number)
+
+
+def as_number(number: int) -> Served:
+    """As `as_weights`, by the number."""
+    return Served(number, version_model(number))
 
 
 def serving_of(
@@ -47,11 +55,31 @@ def serving_of(
     return read
 
 
+def possible_versions(live: int, moves: Sequence[Move], trace_id: str, at: datetime) -> set[int]:
+    """The versions that `policy/live` may have given to an episode that began at a time; several while a share changes.
+
+    moves: of the canary since it began. An episode with any other version was sent to it by name.
+    """
+    canary = moves[0].version
+    salt = _salt(moves[0])
+    shares = [0.0] if at - moves[0].at < CHANGING else []
+    for move, later in zip(moves, [*moves[1:], None], strict=True):
+        is_over = later is not None and later.at < at - CHANGING
+        if move.share is not None and not is_over and move.at <= at + CHANGING:
+            shares.append(move.share)
+    versions = {live: as_number(live), canary: as_number(canary)}
+    return {drawn_version(Serving(versions, live, canary, share, salt), trace_id) for share in shares}
+
+
+def _salt(beginning: Move) -> str:
+    return f"{beginning.version} {beginning.at.isoformat()}"
+
+
 def _draw(canary: int, moves: Sequence[Move]) -> tuple[float, str, bool]:
     """(share, salt, whether it is a shadow) of a canary. The salt stays, so a growing share keeps its episodes."""
     began = next(i for i in reversed(range(len(moves))) if _begins(moves[i]))
     share = next((move.share for move in reversed(moves[began:]) if move.share is not None), 0.0)
-    return share, f"{canary} {moves[began].at.isoformat()}", moves[began].is_shadow
+    return share, _salt(moves[began]), moves[began].is_shadow
 
 
 def _begins(move: Move) -> bool:

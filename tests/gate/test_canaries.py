@@ -16,7 +16,9 @@ from sqlmodel import col, insert, update
 from agentloop.config.traffic import CanarySection
 from agentloop.gate.canaries import judge_canary, look, watch, watching
 from agentloop.gate.canary import Arm, CanaryVerdict
+from agentloop.gateway.routes import drawn_version
 from agentloop.registry.moves import Moves
+from agentloop.registry.routing import serving_of
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
 from agentloop.store.tables import MoveRow, TraceRow
@@ -44,9 +46,10 @@ def traffic(
     """n episodes, a second apart, that the gateway recorded."""
     rng = random.Random(n)
     began = datetime.now(UTC) + after
+    serving = serving_of(Registry(store))()
     rows = []
     for i in range(n):
-        version = 1 + (rng.random() < 0.2)
+        version = drawn_version(serving, f"{model}{i:031d}")
         won = rng.random() < 0.8 - drop * (version == 2)
         row = TraceRow(
             project="default",
@@ -63,6 +66,13 @@ def traffic(
         rows.append(row.model_dump(exclude={"key"}) | fields)
     with store.transaction() as connection:
         connection.execute(insert(TraceRow), rows)
+
+
+def begin(store: Store, ago: timedelta) -> None:
+    """Let the canary have begun so long ago."""
+    with store.transaction() as connection:
+        mine = update(MoveRow).where(col(MoveRow.after) == "canary")
+        connection.execute(mine.values(at=datetime.now(UTC) - ago))
 
 
 def test_a_worse_canary_loses_its_share_with_the_evidence_as_proof(store: Store) -> None:
@@ -125,6 +135,25 @@ def test_episodes_of_other_kinds_do_not_count(store: Store, fields: dict[str, ob
     assert report.n_begun == {Arm.live: 0, Arm.canary: 0}
 
 
+def test_an_episode_that_was_sent_to_a_version_by_name_does_not_count(store: Store) -> None:
+    """A fifth of the episodes are drawn for the canary, so a fifth of those sent to it by name look as if they were."""
+    begin(store, timedelta(hours=1))
+    traffic(store, 1000, drop=0.0, policy_version=2)
+    report = look(store, SETTINGS, LATER)
+    assert report is not None
+    assert report.n_begun[Arm.live] == 0
+    assert 150 < report.n_begun[Arm.canary] < 250
+
+
+def test_an_episode_of_an_earlier_share_counts(store: Store) -> None:
+    begin(store, timedelta(hours=3))
+    traffic(store, 500, drop=0.0, after=-timedelta(hours=2))
+    Moves(Registry(store), by="ann").change_share(0.01)
+    report = look(store, SETTINGS, LATER)
+    assert report is not None
+    assert sum(report.n_begun.values()) == 500
+
+
 def test_a_reward_that_has_not_come_holds_back_the_later_ones(store: Store) -> None:
     traffic(store, 200, drop=0.0)
     with store.transaction() as connection:
@@ -142,10 +171,8 @@ def test_a_reward_that_has_not_come_holds_back_the_later_ones(store: Store) -> N
 
 def test_a_watch_ends_with_the_verdict_whoever_made_the_move(store: Store) -> None:
     settings = CanarySection(settle_s=0)
+    begin(store, timedelta(hours=2))
     traffic(store, 1500, drop=0.3, after=-timedelta(hours=1))
-    with store.transaction() as connection:
-        early = datetime.now(UTC) - timedelta(hours=2)
-        connection.execute(update(MoveRow).where(col(MoveRow.after) == "canary").values(at=early))
     lines: list[str] = []
     waits: list[float] = []
 
@@ -160,10 +187,8 @@ def test_a_watch_ends_with_the_verdict_whoever_made_the_move(store: Store) -> No
 
 
 def test_a_service_judges_the_canary_in_the_background(store: Store) -> None:
+    begin(store, timedelta(days=4))
     traffic(store, 1500, drop=0.3, after=-timedelta(days=3))
-    with store.transaction() as connection:
-        early = datetime.now(UTC) - timedelta(days=4)
-        connection.execute(update(MoveRow).where(col(MoveRow.after) == "canary").values(at=early))
     lines: list[str] = []
     with watching(store, SETTINGS, lines.append, every_s=0.05):
         deadline = time.monotonic() + 20
