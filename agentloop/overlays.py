@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -74,6 +75,7 @@ class Rewriting:
         self.tools = {each.name.removeprefix(TOOL): each for each in overlay.components if each.name.startswith(TOOL)}
         """Component by name of the tool that it describes."""
         self._instructions = tuple(each for each in overlay.components if not each.name.startswith(TOOL))
+        self._index = LessonIndex(overlay.lessons)
         self._lessons = lru_cache(MAX_REMEMBERED)(self._lessons_for)
 
     def lessons(self, first: str) -> str:
@@ -108,7 +110,7 @@ class Rewriting:
         return None if absent else replaced
 
     def _lessons_for(self, first: str) -> str:
-        chosen = nearest(self.overlay.lessons, first, self.overlay.n_lessons)
+        chosen = self._index.nearest(first, self.overlay.n_lessons)
         return "\n".join([LESSONS, *(f"- {lesson.text}" for lesson in chosen)]) if chosen else ""
 
 
@@ -143,20 +145,32 @@ def replace_across(passage: Passage, components: tuple[Component, ...]) -> tuple
     return passage._replace(texts=_spliced(passage, kept)), missing
 
 
-def nearest(lessons: Sequence[Lesson], first: str, n: int) -> tuple[Lesson, ...]:
-    """At most `n` lessons whose `applies_to` shares most with `first`, the nearest first; none that shares no word.
+class LessonIndex:
+    """Lessons, prepared to be looked up by the first message of a conversation."""
 
-    A word counts more the fewer lessons have it.
-    """
-    words = _words(first)
-    kinds = [_words(lesson.applies_to) for lesson in lessons]
-    weights = {word: math.log(1 + len(kinds) / sum(word in each for each in kinds)) for each in kinds for word in each}
-    scores: list[tuple[float, int]] = []
-    for i, kind in enumerate(kinds):
-        shared = sum(weights[word] for word in sorted(kind & words))
-        if shared:
-            scores.append((-shared / math.sqrt(sum(weights[word] for word in sorted(kind))), i))
-    return tuple(lessons[i] for _, i in sorted(scores)[:n])
+    def __init__(self, lessons: Sequence[Lesson]) -> None:
+        self._lessons = lessons
+        kinds = [_words(lesson.applies_to) for lesson in lessons]
+        n_with = Counter(word for kind in kinds for word in kind)
+        self._weights = {word: math.log(1 + len(kinds) / n) for word, n in n_with.items()}
+        """By word; the fewer lessons have it, the more it counts."""
+        self._by_word: dict[str, list[int]] = {}
+        for n, kind in enumerate(kinds):
+            for word in kind:
+                self._by_word.setdefault(word, []).append(n)
+        self._norms = [math.sqrt(math.fsum(self._weights[word] for word in kind)) for kind in kinds]
+
+    def nearest(self, first: str, n: int) -> tuple[Lesson, ...]:
+        """At most `n` lessons whose `applies_to` shares most with `first`, the nearest first; none that shares no word.
+
+        Equally near lessons come in the order of the overlay.
+        """
+        shared: dict[int, list[float]] = {}
+        for word in _words(first) & self._weights.keys():
+            for i in self._by_word[word]:
+                shared.setdefault(i, []).append(self._weights[word])
+        ranked = sorted((-math.fsum(weights) / self._norms[i], i) for i, weights in shared.items())
+        return tuple(self._lessons[i] for _, i in ranked[:n])
 
 
 def _spliced(passage: Passage, places: Sequence[tuple[int, int, Component]]) -> tuple[str, ...]:

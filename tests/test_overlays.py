@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.overlays import Passage, Rewriting, nearest, replace, replace_across
+from agentloop.overlays import LessonIndex, Passage, Rewriting, replace, replace_across
 from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.types import Completion, Component, Lesson, Message, Overlay, ToolSpec
@@ -44,10 +44,11 @@ def test_a_text_across_blocks_is_replaced_as_in_one(texts: list[str], original: 
 
 
 def test_lessons_are_chosen_by_the_words_of_the_task() -> None:
-    assert [lesson.text for lesson in nearest(LESSONS, "I want my refunds for order 7", 3)] == [LESSONS[0].text]
-    assert nearest(LESSONS, "What time is it?", 3) == ()
+    nearest = LessonIndex(LESSONS).nearest
+    assert [lesson.text for lesson in nearest("I want my refunds for order 7", 3)] == [LESSONS[0].text]
+    assert nearest("What time is it?", 3) == ()
     both = "Refund my order, and change my address."
-    assert nearest(LESSONS, both, 1) == nearest(LESSONS, both, 2)[:1]
+    assert nearest(both, 1) == nearest(both, 2)[:1]
     assert Rewriting(Overlay(lessons=LESSONS, n_lessons=0)).lessons(both) == ""
 
 

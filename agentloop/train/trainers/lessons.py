@@ -1,7 +1,7 @@
 """Lessons: short notes from a failure that a later attempt at the same task fixed.
 
 Each is tried on the validation tasks, one after another, and stays where what it gains there pays for its tokens.
-Which few of them a conversation gets is decided by text (`overlays.nearest`).
+Which few of them a conversation gets is decided by text (`overlays.LessonIndex`).
 """
 
 from __future__ import annotations
