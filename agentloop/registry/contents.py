@@ -6,15 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from agentloop.config.layout import artifact_folder
 from agentloop.errors import ConfigError
+from agentloop.registry.folders import VERSION_FILE, read_overlay, read_pairs
 from agentloop.types import Overlay, PolicyVersion
 
-VERSION_FILE = "version.json"
-OVERLAY = "overlay.json"
-LINEAGE = "lineage.jsonl"
 RESTORE = "bring back what was there"
 
 
@@ -36,20 +32,13 @@ def read_contents(version: PolicyVersion, project: Path) -> Contents:
     folder = artifact_folder(project, version.artifact)
     if not folder.is_dir():
         raise ConfigError(f"v{version.number} has no folder {folder}; {RESTORE}")
-    settings: dict[str, str] = {}
-    overlay = Overlay()
-    pairs: list[list[str]] = []
     try:
-        if (folder / VERSION_FILE).is_file():
-            settings = dict(_flat(json.loads((folder / VERSION_FILE).read_bytes())))
-        if (folder / OVERLAY).is_file():
-            overlay = Overlay.model_validate_json((folder / OVERLAY).read_bytes())
-        if (folder / LINEAGE).is_file():
-            pairs = [json.loads(line) for line in (folder / LINEAGE).read_text(encoding="utf-8").splitlines()]
+        settings = json.loads((folder / VERSION_FILE).read_bytes()) if (folder / VERSION_FILE).is_file() else {}
+        pairs = read_pairs(folder)
     except (OSError, ValueError) as error:
-        words = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise ConfigError(f"{folder}: cannot be read ({words}); {RESTORE}") from None
-    return Contents(settings, overlay, tuple(trace_id for trace_id, _ in pairs))
+        raise ConfigError(f"{folder}: cannot be read ({error}); {RESTORE}") from None
+    trace_ids = tuple(trace_id for trace_id, _ in pairs)
+    return Contents(dict(_flat(settings)), read_overlay(folder) or Overlay(), trace_ids)
 
 
 def _flat(value: Any, place: str = "") -> list[tuple[str, str]]:

@@ -15,11 +15,10 @@ from urllib.parse import quote
 from agentloop.config.layout import artifact_folder
 from agentloop.errors import ConfigError, counted
 from agentloop.output_files import make_folder, write_text
-from agentloop.registry.contents import OVERLAY, read_contents
+from agentloop.registry.contents import read_contents
+from agentloop.registry.folders import FILES, OVERLAY
 from agentloop.types import Component, Overlay, PolicyVersion
 
-FILES = "files"
-"""Folder, in a version's own, of copies of the files that it consists of."""
 NO_SOURCES = {"traces", "evals", "node_modules", "__pycache__"}
 """Folders of a project that have no words of an agent; neither has one whose name begins with a dot."""
 MAX_BYTES = 1 << 20

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentloop.config.layout import artifact_folder
-from agentloop.config.settings import CONFIG_FILE, load_config, suite_folder
+from agentloop.config.settings import CONFIG_FILE, Config, load_config, suite_folder
 from agentloop.errors import ConfigError, StateError
+from agentloop.registry.acting import base_of, version_folder
 from agentloop.registry.versions import Registry, move_of
 from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite
-from agentloop.types import Move, PolicyState, PolicyVersion, Proof, ProofKind
+from agentloop.types import Move, PolicyState, PolicyVersion, Proof, ProofKind, VersionKind
 
 CLAIMS = ("better", "not_worse")
 PASS = "PASS"  # noqa: S105  the verdict
@@ -271,12 +271,15 @@ def shown_proof(proof: Proof) -> str:
 
 
 def check_version(version: PolicyVersion, project: Path) -> None:
-    """Raises ConfigError for a version of the project that has lost its folder."""
-    if version.artifact is None:
-        return
-    folder = artifact_folder(project, version.artifact)
-    if not folder.is_dir():
-        raise ConfigError(f"v{version.number} cannot act: no folder {folder}; bring back what was there")
+    """Raises ConfigError for a version of the project that cannot act as what was registered."""
+    config = Config()
+    if (project / CONFIG_FILE).exists():
+        config = load_config(project)
+    base_of(version, project, config)
+    if version.kind is not VersionKind.settings and version.artifact is not None:
+        folder = version_folder(version, project)
+        if not folder.is_dir():
+            raise ConfigError(f"v{version.number} cannot act: no folder {folder}; bring back what was there")
 
 
 def check_share(share: float, name: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from registry.test_versions import add
+from registry.versions import register
 
 from agentloop.config.traffic import CanarySection
 from agentloop.gate import canaries
@@ -23,14 +24,15 @@ from .test_errors import refused
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A live version with a folder, which has a model, and a candidate of others' weights."""
+    (tmp_path / "agentloop.toml").write_text('[policy]\nkind = "scripted"\nscript = "p.py:make"\n')
+    (tmp_path / "p.py").write_text("def make(tasks): ...\n")
     store = Store(tmp_path / "traces" / "store.db")
     registry = Registry(store)
     common = {"identity": Identity("0" * 64, {}), "config_hash": "c"}
     registry.add(number=1, parent=None, kind="weights", artifact="policies/v0001", note="from scratch", **common)
-    registry.add(number=2, parent=1, kind="settings", artifact=None, note="", **common)
+    register(tmp_path)
     registry.add(number=3, parent=1, kind="weights", artifact="policies/v0003", note="", **common)
     store.close()
-    (tmp_path / "agentloop.toml").write_text("[project]\nsuite = 'evals/x'\n")
     (tmp_path / ".agentloop" / "policies" / "v0001" / "weights").mkdir(parents=True)
     (tmp_path / ".agentloop" / "policies" / "v0001" / "weights" / "config.json").write_text("{}")
     (tmp_path / "adapter").mkdir()
@@ -51,7 +53,11 @@ def test_versions_are_listed(agentloop: Run) -> None:
         ["v3", "candidate", "weights"],
     ]
     listed = json.loads(agentloop("policies", "ls", "--json").stdout)["versions"]
-    assert [(v["number"], v["artifact"]) for v in listed] == [(1, "policies/v0001"), (2, None), (3, "policies/v0003")]
+    assert [(v["number"], v["artifact"]) for v in listed] == [
+        (1, "policies/v0001"),
+        (2, "policies/v0002"),
+        (3, "policies/v0003"),
+    ]
 
 
 @pytest.mark.slow
@@ -79,6 +85,19 @@ def test_versions_are_promoted_canaried_and_rolled_back(agentloop: Run) -> None:
         "v2 candidate -> live, without a proof: we know it"
     ]
     assert json.loads(agentloop("policies", "show", "live", "--json").stdout)["number"] == 1
+
+
+@pytest.mark.slow
+def test_a_version_that_was_changed_by_hand_goes_nowhere(agentloop: Run, project: Path) -> None:
+    """The project's settings changed, so the version would act from its folder, whose copy of a file was edited."""
+    (project / "p.py").write_text("def make(tasks): return 1\n")
+    promotion = ("policies", "promote", "v2", "--override", "x")
+    copy = project / ".agentloop" / "policies" / "v0002" / "files" / "p.py"
+    text = copy.read_text()
+    copy.write_text("def make(tasks): return 2\n")
+    assert "v0002 was changed by hand" in refused(agentloop, 2, *promotion)
+    copy.write_text(text)
+    assert agentloop(*promotion).returncode == 0
 
 
 @pytest.mark.slow
@@ -117,7 +136,7 @@ def test_words_are_compared_exported_and_pruned(agentloop: Run, project: Path) -
         "wrote o/instructions.md",
     ]
     gone = json.loads(agentloop("policies", "prune", "--keep", "1", "--json").stdout)
-    assert (gone["versions"], (project / ".agentloop" / "policies" / "v0004").exists()) == ([4], False)
+    assert (gone["versions"], (project / ".agentloop" / "policies" / "v0004").exists()) == ([2, 4], False)
 
 
 @pytest.mark.slow
