@@ -35,6 +35,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from agentloop.identity import Identity
 from agentloop.registry.moves import Moves
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
@@ -197,7 +198,7 @@ def register(store: Store) -> Moves:
     for number in (LIVE, CANARY):
         registry.add(
             number=number, parent=number - 1 or None, kind=VersionKind.weights, artifact=None,
-            sha256=f"{number:064d}", config_hash="c", note="",
+            identity=Identity(f"{number:064d}", {}), config_hash="c", note="",
         )  # fmt: skip
     return Moves(registry, "benchmark")
 

@@ -206,13 +206,13 @@ class Routes:
     async def _version(self, name: str, trace: tuple[str, str]) -> Target:
         serving = await self._fresh()
         label = name.removeprefix(PREFIX)
-        if not serving.versions and not any(each.serves_versions for each in self.upstreams):
-            raise NoRoute(NO_SERVER.format(name=name))
         if label == LIVE and serving.live is not None and serving.live not in serving.versions:
             raise NoRoute(
                 f"{name}: v{serving.live} is live and cannot be asked; the gateway's log has the reason, and "
                 "`agentloop policies rollback` makes an earlier version live"
             )
+        if not serving.versions and not any(each.serves_versions for each in self.upstreams):
+            raise NoRoute(NO_SERVER.format(name=name))
         if label not in _labels(serving):
             raise NoRoute(
                 f"no policy version {label!r} in the registry (available: {', '.join(_labels(serving)) or 'none'}); "

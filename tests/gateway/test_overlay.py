@@ -9,8 +9,13 @@ import httpx
 import orjson
 import pytest
 
+from agentloop.config.settings import STORE
 from agentloop.gateway.routes import Served, Serving, Upstream
+from agentloop.registry.acting import served_by
+from agentloop.registry.folders import write_overlay
+from agentloop.registry.routing import serving_of
 from agentloop.registry.versions import Registry
+from agentloop.store.store import Store
 from agentloop.types import Component, Overlay, VersionKind
 from agentloop.views.overlay_use import unused_components
 from tests.gateway.dialects.test_overlaid import BETTER, LESSON, LESSONS, NEW, OLD, RULES, SEARCH, request_of
@@ -18,6 +23,7 @@ from tests.gateway.serving import gateway_here, until
 from tests.gateway.test_failures import PATHS
 from tests.gateway.upstream import ModelServer
 from tests.registry.test_versions import add
+from tests.registry.versions import register
 
 pytestmark = pytest.mark.slow
 GONE = Component(name="tool.gone", original="x", text="y")
@@ -90,3 +96,29 @@ def test_a_version_on_a_model_of_an_upstream(model: ModelServer, tmp_path: Path)
         assert until(lambda: "v4 is live and cannot be asked" in gateway.post("/v1/chat/completions", body).text)
         listed = {each["id"] for each in httpx.get(f"{gateway.url}/v1/models").json()["data"]}
         assert listed == {"m"}
+
+
+def test_a_registered_version_is_served_from_its_folder(model: ModelServer, tmp_path: Path) -> None:
+    """On the base model of its settings, also after these changed; one whose folder was changed is one clear line."""
+    settings = '[policy]\nkind = "openai"\nbase_url = "{url}"\nmodel = "m"\n'
+    (tmp_path / "agentloop.toml").write_text(settings.format(url=model.url))
+    (tmp_path / "made").mkdir()
+    write_overlay(tmp_path / "made", OVERLAY)
+    register(tmp_path, VersionKind.overlay)
+    (tmp_path / "agentloop.toml").write_text(settings.format(url="http://127.0.0.1:1/v1"))
+    upstream = Upstream("one", model.url, models=("m",))
+    store = Store(tmp_path / STORE)
+    folder = tmp_path / ".agentloop" / "policies" / "v0001"
+    body = {**request_of("chat", f"You help. {OLD}"), "model": "policy/live"}
+    for is_changed in (False, True):
+        if is_changed:
+            write_overlay(folder, Overlay())
+        serving = serving_of(Registry(store), served_by(tmp_path, [upstream]))
+        with gateway_here(tmp_path / "other.db", upstream, serving=serving) as gateway:
+            answer = gateway.post("/v1/chat/completions", body)
+            assert answer.status_code == (404 if is_changed else 200), answer.text
+    assert "v1 is live and cannot be asked" in answer.json()["error"]["message"]
+    (asked,) = model.bodies
+    assert asked["model"] == "m"
+    assert NEW in asked["messages"][0]["content"]
+    store.close()
