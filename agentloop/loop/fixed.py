@@ -20,26 +20,19 @@ class FixedTrainer:
 
     def __init__(self, project: Project) -> None:
         self._project = project
-        self._tried = 0
-        """Number of the version whose train tasks were reported last."""
 
     async def first(self, draft: Draft, experience: Experience) -> str | None:
         """Run the train tasks."""
-        await self._try(draft.number)
+        await try_train_tasks(self._project, draft.number)
         return None
 
     async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
         """Nothing; the loop has seen that settings and files are those of the newest version."""
         newest = draft.number - 1
-        await self._try(newest)
+        await try_train_tasks(self._project, newest)
         policy = self._project.present_actor().policy
         draft.progress.say(
             f"finished: policy {policy.name!r} and its agent are unchanged since v{newest}, and its "
             "weights are not trained here; change [policy], [agent] or their files to compare another version"
         )
         return None
-
-    async def _try(self, number: int) -> None:
-        if self._tried != number:
-            await try_train_tasks(self._project, number)
-        self._tried = number

@@ -68,6 +68,8 @@ class Project:
         self.registry = Registry(store)
         self.base = Base(config.policy, config.agent, folder, has_agent=not plays(suite.tasks))
         """The settings and files of a version that is made now."""
+        self.reported: set[str] = set()
+        """Stages that were reported on in this process."""
         self.agent: Agent = agent_of(self.base, suite.tasks)
         scorer = load_scorer(folder)
         guess = scorer.guess if scorer else None

@@ -19,7 +19,7 @@ N_NAMED = 3
 
 
 async def try_train_tasks(project: Project, number: int, overlay: Overlay | None = None) -> None:
-    """Do the train tasks, once for the suite as it is now, and report how they went.
+    """Do the train tasks, once for the suite as it is now, and report how they went, once in this process.
 
     number: of the version that the settings and files are, with `overlay`.
     """
@@ -36,6 +36,9 @@ async def try_train_tasks(project: Project, number: int, overlay: Overlay | None
         identity = Identity(actor.identity.hash, {})
         await stage.gather(tasks, actor.policy, purpose=Purpose.run, version=number, identity=identity)
         stage.finish()
+    if key.name in project.reported:
+        return
+    project.reported.add(key.name)
     for line in _tally(project, project.store.stage_traces(key.name)):
         project.progress.say(line)
 

@@ -158,15 +158,15 @@ def version_folder(version: PolicyVersion, project: Path) -> Path:
 
 
 def model_folder(version: PolicyVersion, project: Path, config: Config) -> Path:
-    """The folder of the model of `version`, which a server can load. Raises ConfigError for a version without one."""
+    """The folder with the weights of `version`, which a server can load. Raises ConfigError for a version without one."""
     if version.kind is VersionKind.weights:
         base_of(version, project, config)
-        return version_folder(version, project) / WEIGHTS
+        return version_folder(version, project)
     if version.kind is VersionKind.adapter:
         raise _no_adapters(version)
     raise ConfigError(
-        f"v{version.number} has no weights of ours ({version.kind}): its model is served elsewhere, and "
-        f"`agentloop serve` answers for policy/{version.number}; name the folder of a model"
+        f"v{version.number} has no weights of ours ({version.kind}); serve the folder of a model, and ask "
+        f"`agentloop serve` for policy/{version.number}"
     )
 
 

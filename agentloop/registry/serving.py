@@ -100,7 +100,7 @@ def _model(ref: str, project: Path) -> tuple[Path, str]:
     if version is None:
         names = ", ".join(f"v{v.number}" for v in versions) or "none"
         raise ConfigError(f"no version {ref!r} in {project} (there: {names}); `agentloop policies ls` lists them")
-    return _loadable(model_folder(version, project, load_config(project)), ref), f"policy-v{version.number}"
+    return _loadable(model_folder(version, project, _config(project)), ref), f"policy-v{version.number}"
 
 
 def _loadable(folder: Path, ref: str) -> Path:
@@ -138,7 +138,11 @@ def _holding(folder: Path, file: str) -> Path | None:
 
 def _settings(project: Path) -> ServingSection:
     """Of the project; outside of one, the environment's."""
-    return (load_config(project) if (project / CONFIG_FILE).exists() else Config()).serving
+    return _config(project).serving
+
+
+def _config(project: Path) -> Config:
+    return load_config(project) if (project / CONFIG_FILE).exists() else Config()
 
 
 def _free_port(host: str, port: int) -> int:

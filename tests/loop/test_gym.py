@@ -79,14 +79,14 @@ def test_a_whole_loop_in_frozen_lake(tmp_path: Path, bubblewrap: BubblewrapBacke
     store = Store(tmp_path / STORE)
     try:
         rewards = {
-            version: [row.reward for row in store.every(f"version:{version} purpose:evaluate")] for version in (1, 2)
+            version: {row.reward for row in store.every(f"version:{version} purpose:evaluate")} for version in (1, 2)
         }
         [decision] = store.decisions().values()
-        [row] = store.every("version:2 task:lake-7 purpose:evaluate")
+        row, *_ = store.every("version:2 task:lake-7 purpose:evaluate")
         _, trace, verdict = store.trace(row.id)
     finally:
         store.close()
-    assert rewards == {1: [0.0] * 20, 2: [1.0] * 20}
+    assert rewards == {1: {0.0}, 2: {1.0}}
     assert decision.action == "promote"
     assert (trace.isolation, trace.answer, verdict.scores[0].verifier) == ("none", "1.0", "env_return")
     assert [json.loads(step.results[0].content)["observation"] for step in trace.steps] == [0, 1, 2, 6, 10, 14, 15]

@@ -82,7 +82,7 @@ def test_litellm_is_asked_for_as_it_is_set(
     prices = '[[prices]]\nmodel = "anthropic/*"\ninput = 1\noutput = 2\n'
     folder = settings(make_mini(tmp_path, prices), 'kind = "litellm"\nmodel = "anthropic/m"\ntemperature = 0.5\n')
     with open_project(folder, bubblewrap, Silent()) as project:
-        policy = make_trainer(project)._policy  # type: ignore[attr-defined]
+        policy = project.present_actor().policy
     assert isinstance(policy, LiteLLMPolicy)
     assert policy._request == {"model": "anthropic/m", "temperature": 0.5, "api_key": "open sesame"}
     said = Completion(message=Message(role="assistant"), finish_reason="stop", n_prompt_tokens=3, n_completion_tokens=5)
