@@ -158,7 +158,7 @@ def version_folder(version: PolicyVersion, project: Path) -> Path:
 
 
 def model_folder(version: PolicyVersion, project: Path, config: Config) -> Path:
-    """The folder with the weights of `version`, which a server can load. Raises ConfigError for a version without one."""
+    """The folder with the weights of `version`, for a server. Raises ConfigError for a version without one."""
     if version.kind is VersionKind.weights:
         base_of(version, project, config)
         return version_folder(version, project)

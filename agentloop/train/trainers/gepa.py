@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from agentloop.abilities import ShowsTexts, Vets
 from agentloop.config.settings import Config
 from agentloop.errors import ConfigError
-from agentloop.protocols import Draft, Experience
+from agentloop.protocols import Draft, Experience, Policy
 from agentloop.train.guard import Guard
 from agentloop.train.trainers.components import components_of, read_overlay
 from agentloop.train.trainers.feedback import by_component, clusters, evidence_of
@@ -73,6 +73,8 @@ class Gepa:
         self._effort = Effort(max_attempts, max_usd, max_minutes, minibatch, lessons)
         self._tools = tools
         self._project = project
+        self._writer: Policy | None = None
+        """Kept as long as the trainer: garbage in a cycle would not close its connections in order."""
 
     async def first(self, draft: Draft, experience: Experience) -> str | None:
         """See `protocols.Trainer`: the settings alone are version 1."""
@@ -118,10 +120,10 @@ class Gepa:
 
     def _new_rewriter(self, experience: Experience, components: Mapping[str, Component]) -> Rewriter:
         """Raises ConfigError for a rewriter that cannot be made."""
-        if self._project is None:
-            policy = rewriter_of(self._rewriter or {}, Path())
-        else:
-            policy = rewriter_of(self._rewriter or {}, self._project.folder, self._project.config.prices)
+        if self._writer is None:
+            folder = self._project.folder if self._project else Path()
+            prices = self._project.config.prices if self._project else ()
+            self._writer = rewriter_of(self._rewriter or {}, folder, prices)
         guard = Guard(experience.tasks, own=[component.original for component in components.values()])
 
         def leak(text: str) -> str | None:
@@ -130,7 +132,7 @@ class Gepa:
                 why = experience.leak(text)
             return why
 
-        return Rewriter(policy, experience, leak)
+        return Rewriter(self._writer, experience, leak)
 
     def _stored(self, experience: Experience, *, others: bool = False) -> list[Judged]:
         """Failed traces of the store, the newest. others: without attempts of ours, some of which are this turn's."""

@@ -178,9 +178,9 @@ def _changes(components: Mapping[str, Component], overlay: Overlay) -> str:
     changes: list[str] = []
     for each in overlay.components:
         before = components[each.name].text if each.name in components else each.original
-        n = len(each.text.splitlines()) - len(before.splitlines())
         if each.text != before:
-            changes.append(f"{each.name} {n:+d} lines")
+            n_more = len(each.text.split()) - len(before.split())
+            changes.append(f"{each.name} {n_more:+d} words")
     if overlay.lessons:
         changes.append(counted(len(overlay.lessons), "lesson"))
     return ", ".join(changes)
