@@ -97,7 +97,7 @@ class Rewriter:
             self.refused[why] += 1
             self._useless.add(request)
             return None
-        return text
+        return _ended_like(component.text, text)
 
     async def lesson(self, request: str) -> tuple[str, str] | None:
         """(kind of task, lesson); None where the answer is refused. Raises PolicyError."""
@@ -154,6 +154,13 @@ class Rewriter:
             return False
         self.leaks.append(f"{name} contains {why}")
         return True
+
+
+def _ended_like(before: str, text: str) -> str:
+    """With a line break at its end where the text before has one, as files have."""
+    if before.endswith("\n") and not text.endswith("\n"):
+        return text + "\n"
+    return text
 
 
 def request_for(component: Component, evidence: Sequence[Evidence]) -> str:

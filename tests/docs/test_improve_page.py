@@ -1,0 +1,128 @@
+"""`docs/15-improve.md` is followed from its first file to the pull request, and prints what the page shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.serving import free_port
+
+from .walk import BLOCK, HOSTED, assert_prints, change, hosted_model, shell
+
+PAGE = (Path(__file__).parents[2] / "docs" / "15-improve.md").read_text()
+PORT = "8321"
+REFUSED = "agentloop policies promote v3"
+"""The one command that ends with 1."""
+
+
+def model(request: dict[str, Any]) -> dict[str, Any]:
+    """It does what it reads, but for the cheaper model, which reads nothing."""
+    messages = request["messages"]
+    mail = messages[1]["content"]
+    text = messages[0]["content"] + json.dumps(request["tools"])
+    is_cheap = request["model"] == "gpt-4.1-nano"
+    if messages[-1]["role"] == "tool":
+        words = messages[-1]["content"].removeprefix("error: ")
+        if is_cheap or "YYYY-MM-DD" not in text + mail:
+            words = re.sub(r"2026-12-(\d\d)", r"\1 Dec", words)
+        return {"role": "assistant", "content": words}
+    order = re.findall(r"\b[A-Za-z]-\d+\b", mail)[0]
+    if "upper case" in text:
+        order = order.upper()
+    call = {"name": "find_order", "arguments": json.dumps({"order_id": order})}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]}
+
+
+def rewriter(request: dict[str, Any]) -> dict[str, Any]:
+    """It names only what the evidence shows."""
+    prompt = request["messages"][-1]["content"]
+    fenced = re.search(r"^```\n(.*?)^```", prompt, re.DOTALL | re.MULTILINE)
+    assert fenced is not None
+    text = fenced[1].strip()
+    evidence = prompt.partition("Attempts that failed")[2]
+    if re.search(r"no order [a-d]-", evidence) and "upper case" not in text:
+        text += " Order ids are written in upper case: turn them into it."
+    if re.search(r"\d\d Dec", evidence) and "YYYY-MM-DD" not in text:
+        text += " Write dates as YYYY-MM-DD."
+    return {"role": "assistant", "content": f"```\n{text}\n```"}
+
+
+def reply(request: dict[str, Any]) -> dict[str, Any]:
+    answer = model if "tools" in request else rewriter
+    return answer(request)
+
+
+@contextmanager
+def served(folder: Path, port: int) -> Iterator[None]:
+    """`agentloop serve` in a second terminal."""
+    command = [Path(sys.executable).with_name("agentloop"), "serve", "--port", str(port)]
+    with (
+        (folder / "serve.log").open("w") as log,
+        subprocess.Popen(command, cwd=folder, stdout=log, stderr=log) as server,
+    ):
+        try:
+            end = time.monotonic() + 30
+            while time.monotonic() < end and not is_up(port):
+                time.sleep(0.1)
+            yield
+        finally:
+            server.terminate()
+            server.wait(20)
+
+
+def is_up(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@pytest.mark.slow
+def test_an_agent_is_improved_promoted_canaried_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block of the page in its order, but for the installation."""
+    monkeypatch.setenv("AGENTLOOP_POLICY__API_KEY", "none")
+    port = free_port()
+    with hosted_model(reply) as url:
+        follow(PAGE.replace(HOSTED, url).replace(PORT, str(port)), tmp_path, port)
+
+
+def follow(page: str, folder: Path, port: int) -> None:
+    output = ""
+    blocks = iter(BLOCK.finditer(page))
+    for block in blocks:
+        text = block["text"]
+        file = folder / (block["file"] or ".")
+        if text == "agentloop serve\n":
+            with served(folder, port):
+                for later in blocks:
+                    output = step(later["language"], later["text"], folder / (later["file"] or "."), folder, output)
+            return
+        output = step(block["language"], text, file, folder, output)
+
+
+def step(language: str, text: str, file: Path, folder: Path, output: str) -> str:
+    """Do what a block says; what its commands print, or else `output`."""
+    if language == "diff":
+        change(file, text)
+    elif language == "sh" and "pip install" not in text:
+        done = shell(text, folder)
+        assert done.returncode == int(text.strip() == REFUSED), done.stdout
+        return done.stdout
+    elif language == "":
+        assert_prints(output, text)
+    elif file != folder:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return output
