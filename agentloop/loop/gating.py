@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from agentloop.errors import ConfigError, SandboxError, counted
+from agentloop.errors import ConfigError, SandboxError
 from agentloop.gate.promotion import Comparison, decide, find_obstacles, proof_of
 from agentloop.gate.wealth import Spent, next_alpha
 from agentloop.loop.held_out_outcomes import (
@@ -26,6 +26,7 @@ from agentloop.loop.held_out_outcomes import (
 )
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin, unscored
+from agentloop.loop.trained import refuse_trained
 from agentloop.types import (
     Action,
     Attempt,
@@ -35,7 +36,6 @@ from agentloop.types import (
     Purpose,
     RewardState,
     Split,
-    Task,
     Verdict,
 )
 
@@ -82,7 +82,7 @@ async def evaluate(project: Project, version: PolicyVersion) -> EvalReport:
 async def _measure(project: Project, version: PolicyVersion) -> EvalReport:
     tasks = project.suite.split(Split.heldout)
     trials = project.config.gate.trials
-    _refuse_trained(project, tasks)
+    refuse_trained(project, version, tasks)
     actor = project.actor(version)
     stage = await begin(project, gate_stage(project, version.number))
     project.progress.start(f"measure: v{version.number} on held-out tasks", len(tasks) * trials)
@@ -106,7 +106,7 @@ async def _compare(project: Project, candidate: PolicyVersion, comparison: Compa
     Raises as `evaluate` does.
     """
     tasks = project.suite.split(Split.heldout)
-    _refuse_trained(project, tasks)
+    refuse_trained(project, candidate, tasks)
     actor = project.actor(candidate)
     stage = await begin(project, compare_stage(project, candidate.number))
     project.progress.start(f"gate: v{candidate.number} on held-out tasks", len(tasks) * n_rounds)
@@ -165,14 +165,3 @@ def _too_many_lost(report: EvalReport, verdicts: Sequence[Verdict]) -> ConfigErr
     if n_unscored < n_infra:
         return SandboxError(f"{broken}{f' and {why}' if why else ''}, {mend}")
     return ConfigError(f"v{number} on held-out tasks: {why}{f', and {broken}' if n_infra else ''}, {mend}")
-
-
-def _refuse_trained(project: Project, tasks: Sequence[Task]) -> None:
-    """ConfigError when held-out tasks were trained on: they prove nothing of any version made since."""
-    trained = project.store.task_ids(Purpose.train, Purpose.demonstrate)
-    leaked = sorted(task.id for task in tasks if task.id in trained)
-    if leaked:
-        raise ConfigError(
-            f"{counted(len(leaked), 'held-out task')} had been trained on before, such as {leaked[0]!r}; give back the "
-            "old split, or make a new project for the new splits"
-        )

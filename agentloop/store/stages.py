@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection
+from sqlalchemy import select as sa_select
 from sqlmodel import col, select
 
 from agentloop.store.attempts import Placed, put_attempts, supersede
 from agentloop.store.database import Database
 from agentloop.store.evidence import EvidenceLog, begin_evidence, evidence
+from agentloop.store.find import LISTED
 from agentloop.store.shared import SharedBodies
 from agentloop.store.statements import chunks
-from agentloop.store.tables import TraceRow
+from agentloop.store.tables import TraceRow, TraceSummary
 from agentloop.types import Attempt
 
 
@@ -100,6 +102,15 @@ class Stages:
         query = mine.where(col(TraceRow.purpose).in_(purposes)).distinct()
         with self._database.session() as session:
             return {task for task in session.exec(query) if task is not None}
+
+    def summaries(self, trace_ids: Sequence[str]) -> list[TraceSummary]:
+        """The traces of these ids, wherever they came from; those that were removed are not among them."""
+        rows: list[TraceSummary] = []
+        with self._database.read() as connection:
+            for part in chunks(trace_ids):
+                query = sa_select(*LISTED).where(col(TraceRow.project) == self.project, col(TraceRow.id).in_(part))
+                rows += [TraceSummary.model_construct(**row) for row in connection.execute(query).mappings()]
+        return rows
 
     def begin_evidence(self, kind: str, key: str, about: dict[str, object]) -> EvidenceLog:
         """A gate or bank that goes on where one of that key has no verdict; else a new one."""

@@ -1,0 +1,58 @@
+"""What a version was trained on, back to the first version: a held-out task among it proves nothing of the version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from agentloop.errors import ConfigError, NoSuchTrace, counted
+from agentloop.loop.held_out import instruction_of, normalised
+from agentloop.loop.project import Project
+from agentloop.otel.stored_trace import StoredTrace
+from agentloop.registry.folders import read_pairs
+from agentloop.types import PolicyVersion, Purpose, Task
+
+OURS = "agentloop"
+"""Source of our own attempts, whose task ids are those of the suite."""
+
+
+def refuse_trained(project: Project, version: PolicyVersion, tasks: Sequence[Task]) -> None:
+    """Raises ConfigError when held-out `tasks` were trained on: by any attempt, or by stored traces of `version`.
+
+    A trace from elsewhere is compared by its instruction too, because it need not name a task, or names one of its own.
+    A trace that was pruned cannot be compared.
+    """
+    ids, texts = _trained(project, version)
+    ids |= project.store.task_ids(Purpose.train, Purpose.demonstrate)
+    leaked = sorted(task.id for task in tasks if task.id in ids or normalised(task.instruction) in texts)
+    if leaked:
+        raise ConfigError(
+            f"{counted(len(leaked), 'held-out task')} had been trained on before, such as {leaked[0]!r}; give back the "
+            "old split, or make a new project for the new splits"
+        )
+
+
+def _trained(project: Project, version: PolicyVersion) -> tuple[set[str], set[str]]:
+    """(task ids, instructions as `normalised` writes them) of the traces of `version` and its ancestors."""
+    traces: dict[str, None] = {}
+    for number in _ancestry(project, version):
+        traces |= dict.fromkeys(trace for trace, _ in read_pairs(project.version_folder(number)))
+    ids: set[str] = set()
+    texts: set[str] = set()
+    for row in project.store.summaries(list(traces)):
+        if row.task_id is not None:
+            ids.add(row.task_id)
+        if row.source != OURS or row.task_id is None:
+            try:
+                texts.add(normalised(instruction_of(StoredTrace(project.store, row).trace)))
+            except NoSuchTrace:  # pruned meanwhile
+                continue
+    return ids, texts - {""}
+
+
+def _ancestry(project: Project, version: PolicyVersion) -> Iterator[int]:
+    """The numbers of `version` and of every version that it came from."""
+    parents = {each.number: each.parent for each in project.registry.all()}
+    number: int | None = version.number
+    while number is not None:
+        yield number
+        number = parents.get(number)
