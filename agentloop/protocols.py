@@ -273,10 +273,13 @@ class Experience(Protocol):
         """Rewards of one attempt at each validation task, or at those of `indices`; None without a reward."""
         ...
 
-    async def propose(self, request: str, ask: Callable[[], Awaitable[tuple[str, float | None]]]) -> str:
-        """The answer of a model to `request`: the recorded one, else that of `ask` (answer, cost in USD), recorded.
+    async def propose(
+        self, request: str, ask: Callable[[], Awaitable[tuple[str, float | None]]]
+    ) -> tuple[str, float | None]:
+        """(answer, cost in USD) of a model's call for `request`: the recorded call, else that of `ask`, recorded.
 
-        The n-th equal request for one version gets the n-th recorded answer.
+        The n-th equal request for one version gets the n-th recorded answer. Its cost is that of the call, whenever it
+        was paid.
         """
         ...
 

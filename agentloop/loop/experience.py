@@ -116,7 +116,9 @@ class ProjectExperience:
         verdicts = [by_task.get(task.id) for task in tasks]
         return [verdict.reward if verdict and verdict.state is RewardState.scored else None for verdict in verdicts]
 
-    async def propose(self, request: str, ask: Callable[[], Awaitable[tuple[str, float | None]]]) -> str:
+    async def propose(
+        self, request: str, ask: Callable[[], Awaitable[tuple[str, float | None]]]
+    ) -> tuple[str, float | None]:
         """See `protocols.Experience`."""
         n = self._n_asked[request]
         self._n_asked[request] += 1
@@ -126,7 +128,7 @@ class ProjectExperience:
         if recorded is not None:
             return recorded
         answer, cost_usd = await ask()
-        return store.put_proposal(
+        recorded_answer = store.put_proposal(
             ProposalRow(
                 project=store.project,
                 id=id,
@@ -137,6 +139,7 @@ class ProjectExperience:
                 given_at=datetime.now(UTC),
             )
         )
+        return recorded_answer, cost_usd
 
     async def fork(self, attempt: Attempt, step: int) -> Task | None:
         """See `abilities.Forks`."""

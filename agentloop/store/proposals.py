@@ -17,12 +17,13 @@ class Proposals:
     _database: Database
     _shared: SharedBodies
 
-    def proposal(self, id: str) -> str | None:
-        """The recorded answer; None where none is recorded."""
+    def proposal(self, id: str) -> tuple[str, float | None] | None:
+        """(answer, cost in USD) of a recorded call; None where none is recorded."""
         mine = (col(ProposalRow.project) == self.project, col(ProposalRow.id) == id)
         with self._database.read() as connection:
-            answer = connection.execute(select(col(ProposalRow.answer)).where(*mine)).scalar_one_or_none()
-            return None if answer is None else str(answer)
+            query = select(col(ProposalRow.answer), col(ProposalRow.cost_usd)).where(*mine)
+            row = connection.execute(query).one_or_none()
+        return None if row is None else (str(row.answer), row.cost_usd)
 
     def put_proposal(self, row: ProposalRow) -> str:
         """Record an answer, with secrets redacted; the answer as it is recorded."""

@@ -48,8 +48,8 @@ class MemoryExperience:
         self.n_validation = len(validation)
         self.done: dict[str, Attempt] = {}
         """Every attempt by the id of its episode."""
-        self.proposals: dict[tuple[str, int], str] = {}
-        """Answer of a rewriter by its request, and by the number of the request among equal ones."""
+        self.proposals: dict[tuple[str, int], tuple[str, float | None]] = {}
+        """(answer, cost) of a rewriter by its request, and by the number of the request among equal ones."""
         self.n_asked = 0
         """Requests that a rewriter answered now."""
         self._validation = validation
@@ -95,13 +95,15 @@ class MemoryExperience:
         attempts = await self.make(tasks, policy, overlay, f"validation/{part}", 1)
         return [attempt.verdict.reward for attempt in attempts]
 
-    async def propose(self, request: str, ask: Callable[[], Awaitable[tuple[str, float | None]]]) -> str:
+    async def propose(
+        self, request: str, ask: Callable[[], Awaitable[tuple[str, float | None]]]
+    ) -> tuple[str, float | None]:
         """See `protocols.Experience`."""
         key = request, self._requests[request]
         self._requests[request] += 1
         if key not in self.proposals:
             self.n_asked += 1
-            self.proposals[key] = (await ask())[0]
+            self.proposals[key] = await ask()
         return self.proposals[key]
 
     async def fork(self, attempt: Attempt, step: int) -> Task | None:

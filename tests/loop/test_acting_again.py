@@ -112,7 +112,7 @@ class Writes:
         attempts = await experience.attempts(experience.tasks[:2], part="try", overlay=Overlay())
         self.rewards = [attempt.verdict.reward for attempt in attempts]
         draft.learn_from([attempts[0].pair], {"tied": 1})
-        text = await experience.propose("rewrite", self._ask)
+        text, _ = await experience.propose("rewrite", self._ask)
         write_overlay(draft.folder, Overlay(components=(Component(name="instructions", text=text),)))
         draft.measure(chosen=0.5)
         return "written"

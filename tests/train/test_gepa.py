@@ -37,12 +37,14 @@ class Says:
 
     name = "says"
 
-    def __init__(self, answer: str) -> None:
+    def __init__(self, answer: str, cost_usd: float | None = None) -> None:
         self._answer = answer
+        self._cost_usd = cost_usd
 
     async def complete(self, messages: object, tools: object, *, max_tokens: int, seed: int) -> Completion:
         """See `protocols.Policy`."""
-        return Completion(message=Message(role="assistant", content=self._answer), finish_reason="stop")
+        message = Message(role="assistant", content=self._answer)
+        return Completion(message=message, finish_reason="stop", cost_usd=self._cost_usd)
 
 
 class Down:
@@ -95,6 +97,20 @@ def test_a_turn_that_is_done_again_asks_nobody_and_makes_the_same(
     improved(again, experience)
     assert (again.folder / "overlay.json").read_bytes() == (draft.folder / "overlay.json").read_bytes()
     assert (len(experience.done), experience.n_asked) == (n_made, n_asked)
+
+
+def test_rewritings_of_before_a_kill_count_in_the_money_of_the_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named_rewriter(monkeypatch, Says("```\nBe careful.\n```", cost_usd=0.25))
+    experience = experience_of(WORLD)
+    figures = []
+    for folder in ("before", "after"):
+        draft = draft_in(tmp_path / folder)
+        improved(draft, experience, max_usd=1.0)
+        figures.append(draft.figures["usd"])
+        experience.restart()
+    assert 1.0 <= figures[0] == figures[1]
 
 
 def test_attempts_that_the_infrastructure_lost_are_made_again_and_never_numbers(tmp_path: Path) -> None:

@@ -115,8 +115,9 @@ class Rewriter:
     async def _answer(self, request: str) -> str | None:
         if isinstance(self._experience, Vets):
             request = self._experience.redacted(request)
-        answer = await self._experience.propose(request, lambda: self._ask(request))
+        answer, cost_usd = await self._experience.propose(request, lambda: self._ask(request))
         self.n_asked += 1
+        self.spent_usd += cost_usd or 0.0  # a recorded call was paid for, too: a kill raises no bound
         fenced = _FENCED.findall(answer)
         if not fenced:
             self._n_silent += 1
@@ -134,7 +135,6 @@ class Rewriter:
                 f"the rewriter {self._policy.name!r} failed: {error}; everything so far is stored, and the same "
                 "command goes on from there"
             ) from error
-        self.spent_usd += completion.cost_usd or 0.0
         return completion.message.content, completion.cost_usd
 
     def _why_not(self, component: Component, text: str) -> str | None:
