@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from agentloop.protocols import Draft, Experience, GroupVerifier, Sandbox, Verifier
-from agentloop.types import Attempt, Component, ExecResult, Message, PolicyVersion, Rehearsal, SandboxSpec, Task
+from agentloop.types import Attempt, Component, ExecResult, Message, PolicyVersion, Rehearsal, SandboxSpec, Task, Trace
 
 # --------------------------------------------------------------------------------------------------- of sandboxes
 
@@ -321,6 +321,22 @@ class Vets(Protocol):
     def redacted(self, text: str) -> str:
         """`text` without secrets, as it may leave this machine."""
         ...
+
+
+@runtime_checkable
+class HearsPeople(Protocol):
+    """Experience that has what people wrote about traces."""
+
+    def words_of_people(self, trace: Trace) -> Sequence[str]:
+        """Texts of feedback on `trace`, the oldest first; none that its own agent sent."""
+        ...
+
+
+def words_of_people(experience: object, trace: Trace) -> Sequence[str]:
+    """What people wrote about `trace`, as far as `experience` has it."""
+    if isinstance(experience, HearsPeople):
+        return experience.words_of_people(trace)
+    return ()
 
 
 @runtime_checkable

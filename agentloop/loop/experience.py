@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, NoSuchTrace
 from agentloop.loop.held_out import held_out, instruction_of
 from agentloop.loop.project import EVALS, Project
 from agentloop.loop.stage import Stage, begin
@@ -33,6 +33,7 @@ from agentloop.types import (
     StageKey,
     StageKind,
     Task,
+    Trace,
     VersionKind,
     content_hash,
 )
@@ -152,6 +153,15 @@ class ProjectExperience:
     def redacted(self, text: str) -> str:
         """See `abilities.Vets`."""
         return self._workshop.redacted(text)
+
+    def words_of_people(self, trace: Trace) -> Sequence[str]:
+        """See `abilities.HearsPeople`."""
+        store = self._project.store
+        try:
+            items = store.feedback(store.project, trace.id)
+        except NoSuchTrace:  # pruned meanwhile
+            return ()
+        return [item.text for item in items if item.text and not item.is_self_reported]
 
     async def texts(self) -> Sequence[Component]:
         """See `abilities.ShowsTexts`."""

@@ -6,10 +6,12 @@ of verifiers are left out: they may quote the expected answer.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from agentloop.abilities import words_of_people
 from agentloop.failures.taxonomy import OURS
 from agentloop.types import Attempt, FailureType, Judged, Step, ToolCall, ToolResult, Trace, Verdict
 from agentloop.types.overlay import INSTRUCTIONS, TOOL
@@ -36,8 +38,11 @@ class Evidence:
     """Words of the trace or of a person."""
 
 
-def evidence_of(attempt: Attempt | Judged, names: Iterable[str]) -> list[Evidence]:
-    """Everything that went wrong in an attempt, by the component of `names` that may mend it; none for a success."""
+def evidence_of(attempt: Attempt | Judged, names: Iterable[str], feedback: Sequence[str] = ()) -> list[Evidence]:
+    """Everything that went wrong in an attempt, by the component of `names` that may mend it; none for a success.
+
+    feedback: what people wrote about it.
+    """
     verdict = attempt.verdict
     trace = attempt.trace
     if verdict.reward is None or verdict.reward >= 1:
@@ -52,13 +57,18 @@ def evidence_of(attempt: Attempt | Judged, names: Iterable[str]) -> list[Evidenc
         name = _component(call, components)
         quotes = (failure.evidence, *_words_of(call, result))
         evidence.append(Evidence(name, failure.type.value, trace.id, failure.step, first, quotes))
-    for words in _of_people(verdict):
+    for words in dict.fromkeys((*_of_people(verdict), *feedback)):
         evidence.append(Evidence(_mentioned(words, components), "people", trace.id, None, first, (words,)))
     if not evidence:
         answer = trace.answer or trace.error or ""
         kind = FailureType.unclassified.value
         evidence.append(Evidence(_fallback(components), kind, trace.id, None, first, (answer,)))
     return evidence
+
+
+def stored_evidence(stored: Iterable[Judged], names: Collection[str], experience: object) -> list[Evidence]:
+    """Everything that went wrong in stored traces, with the feedback on each that `experience` has."""
+    return [each for judged in stored for each in evidence_of(judged, names, words_of_people(experience, judged.trace))]
 
 
 def by_component(evidence: Iterable[Evidence]) -> dict[str, list[Evidence]]:
@@ -153,8 +163,13 @@ def _of_people(verdict: Verdict) -> list[str]:
 
 def _mentioned(words: str, names: set[str]) -> str:
     """The tool that `words` name, else the instructions."""
-    tools = sorted(name for name in names if name.startswith(TOOL) and name.removeprefix(TOOL) in words)
+    tools = sorted(name for name in names if name.startswith(TOOL) and _has_word(words, name.removeprefix(TOOL)))
     return tools[0] if tools else _fallback(names)
+
+
+def _has_word(words: str, name: str) -> bool:
+    """Whether `words` have a tool's name as a whole word, so that `pay` is not seen in `repay`."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words, re.IGNORECASE) is not None
 
 
 def transcript(attempt: Attempt) -> str:

@@ -20,7 +20,7 @@ from agentloop.errors import ConfigError
 from agentloop.protocols import Draft, Experience, Policy
 from agentloop.train.guard import Guard
 from agentloop.train.trainers.components import components_of, read_overlay
-from agentloop.train.trainers.feedback import by_component, clusters, evidence_of
+from agentloop.train.trainers.feedback import by_component, clusters, stored_evidence
 from agentloop.train.trainers.rewriting import Rewriter, request_for, rewriter_of
 from agentloop.train.trainers.turn import Effort, Turn
 from agentloop.types import Attempt, Component, Judged, Overlay, PolicyVersion, Rehearsal, VersionKind
@@ -102,7 +102,7 @@ class Gepa:
         overlay = read_overlay(_folder_of(parent, draft))
         stored = self._stored(experience)
         components = await self._components(experience, overlay, stored)
-        evidence = [each for judged in stored for each in evidence_of(judged, components)]
+        evidence = stored_evidence(stored, components, experience)
         request = None
         for name, pieces in list(by_component(evidence).items())[:1]:
             request = request_for(components[name], pieces)
