@@ -24,8 +24,10 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     folder: see `make_app`.
     """
     routes = APIRouter(prefix="/api/v1")
-    for part in (trace_routes, feedback_routes, verdict_routes, failure_routes):
+    for part in (trace_routes, failure_routes):
         routes.include_router(part(store))
+    for judging in (feedback_routes, verdict_routes):
+        routes.include_router(judging(store, trust))
     routes.include_router(sent_feedback(store, trust))
     routes.include_router(policy_routes(store, folder))
     return routes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from agentloop.api.feedback import GivenLabel, GivenReward, GivenScore, Resolution, person
@@ -12,6 +13,7 @@ from agentloop.api.parameters import Name, Project, TraceId
 from agentloop.errors import ConfigError, StateError
 from agentloop.judge.records import is_ours, read
 from agentloop.judge.revisions import resolve, settle
+from agentloop.store.feedback import KEY
 from agentloop.store.store import Store
 from agentloop.store.verdicts import IMPORT, JUDGE
 from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
@@ -27,13 +29,14 @@ class PastVerdict(BaseModel):
     supersedes: str | None = Field(description="The other person whose verdict stood until this one.")
 
 
-def feedback_routes(store: Store) -> APIRouter:
-    """The routes that attach a score or a label."""
+def feedback_routes(store: Store, trust: Collection[str]) -> APIRouter:
+    """The routes that attach a score or a label. trust: sources whose word counts on traces of their own."""
     routes = APIRouter()
 
     @routes.put("/traces/{trace_id}/scores/{verifier:path}")
-    def put_score(project: Project, trace_id: TraceId, verifier: Name, body: GivenScore) -> Verdict:
+    def put_score(project: Project, request: Request, trace_id: TraceId, verifier: Name, body: GivenScore) -> Verdict:
         """Attach a verifier's number. Sent again, it is the same; sent anew, it replaces what its source said."""
+        refuse_own_word(store, trust, request, trace_id)
         if body.source in (JUDGE, IMPORT):
             raise ConfigError(f"source {body.source!r} is what agentloop itself says; name who gives this score")
         if (body.value is None) == (body.error is None):
@@ -66,13 +69,14 @@ def feedback_routes(store: Store) -> APIRouter:
     return routes
 
 
-def verdict_routes(store: Store) -> APIRouter:
-    """The routes that set a reward and read the history of verdicts."""
+def verdict_routes(store: Store, trust: Collection[str]) -> APIRouter:
+    """The routes that set a reward and read the history of verdicts. trust: see `feedback_routes`."""
     routes = APIRouter()
 
     @routes.put("/traces/{trace_id}/reward")
-    def put_reward(project: Project, trace_id: TraceId, body: GivenReward) -> Verdict:
+    def put_reward(project: Project, request: Request, trace_id: TraceId, body: GivenReward) -> Verdict:
         """Say what a trace is worth. Refused where a person has judged it: only `resolution` supersedes that."""
+        refuse_own_word(store, trust, request, trace_id)
         if body.reward is None and body.state is RewardState.scored:
             raise ConfigError(
                 "reward: missing; send a number from 0 to 1, or a state that has none, such as `disputed`"
@@ -86,8 +90,9 @@ def verdict_routes(store: Store) -> APIRouter:
         return store.verdict(project, trace_id)
 
     @routes.put("/traces/{trace_id}/resolution")
-    def put_resolution(project: Project, trace_id: TraceId, body: Resolution) -> Verdict:
+    def put_resolution(project: Project, request: Request, trace_id: TraceId, body: Resolution) -> Verdict:
         """Resolve what is disputed or waits for a person, or correct a reward. The same again changes nothing."""
+        refuse_own_word(store, trust, request, trace_id)
         resolve(store, project, trace_id, body.reward, by=body.by, why=body.why)
         return store.verdict(project, trace_id)
 
@@ -97,3 +102,15 @@ def verdict_routes(store: Store) -> APIRouter:
         return [PastVerdict(**past._asdict()) for past in store.history(project, trace_id)]
 
     return routes
+
+
+def refuse_own_word(store: Store, trust: Collection[str], request: Request, trace_id: str) -> None:
+    """Raises StateError for a key that made the trace: an agent does not say how well it did."""
+    key = getattr(request.state, "key", None)
+    if key is None or f"{KEY}{key.id}" in trust:
+        return
+    if key.id in store.credentials(request.state.project, trace_id):
+        raise StateError(
+            f"trace {trace_id} was made with this key, and its word on its own traces does not count; use another key "
+            f"with the scope judge, or name {KEY}{key.id} in [feedback] trust"
+        )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from agentloop.registry.routing import possible_versions
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
 from agentloop.store.traffic import TrafficEpisode
-from agentloop.types import Move, PolicyState, PolicyVersion, Proof, ProofKind, RewardState
+from agentloop.types import FailureType, Move, PolicyState, PolicyVersion, Proof, ProofKind, RewardState
 
 BY = "canary"
 """Who makes the moves."""
@@ -102,7 +102,8 @@ def look(store: Store, settings: CanarySection, now: datetime | None = None) -> 
         for one in stored
         if one.policy_version in possible_versions(live.number, moves, one.trace_id, one.started_at)
     ]
-    folded = fold((_episode(one, canary.number) for one in episodes), rules_of(settings), now)
+    rules = rules_of(settings)
+    folded = fold((_episode(one, canary.number, rules.wait) for one in episodes), rules, now)
     by_arm = {
         Arm.canary: [one for one in episodes if one.policy_version == canary.number],
         Arm.live: [one for one in episodes if one.policy_version == live.number],
@@ -116,7 +117,7 @@ def look(store: Store, settings: CanarySection, now: datetime | None = None) -> 
         folded=folded,
         n_begun={arm: len(mine) for arm, mine in by_arm.items()},
         warnings=tuple(warnings),
-        proof=_proof(folded, canary, live),
+        proof=_proof(folded, canary, live, _more_hacks(by_arm)),
     )
 
 
@@ -147,7 +148,7 @@ def judge_canary(
 def _carry_out(store: Store, moves: Moves, report: CanaryReport, proof: Proof, *, promotes: bool) -> None:
     why = shown_proof(proof)
     verdict = report.folded.verdict
-    if verdict is CanaryVerdict.failed:
+    if verdict is CanaryVerdict.failed or (verdict is CanaryVerdict.passed and proof.obstacle is not None):
         moves.hold(report.canary.number, why=why, proof=proof)
     elif verdict is not CanaryVerdict.passed:
         moves.end_canary(why=why, proof=proof)
@@ -271,9 +272,11 @@ def _begins(move: Move) -> bool:
     return move.after is PolicyState.canary and move.before is not PolicyState.canary
 
 
-def _episode(row: TrafficEpisode, canary: int) -> LiveEpisode:
+def _episode(row: TrafficEpisode, canary: int, wait: timedelta) -> LiveEpisode:
+    """A reward that came after its time stays missing: an earlier look has counted it so."""
     reward = None
-    if row.reward_state == RewardState.scored:
+    is_late = row.rewarded_at is not None and row.rewarded_at > row.started_at + wait
+    if row.reward_state == RewardState.scored and not is_late:
         reward = row.reward
     arm = Arm.live
     if row.policy_version == canary:
@@ -282,7 +285,21 @@ def _episode(row: TrafficEpisode, canary: int) -> LiveEpisode:
     return LiveEpisode(row.trace_id, row.started_at, arm, reward, row.task_id, is_lost)
 
 
-def _proof(folded: CanaryFold, canary: PolicyVersion, live: PolicyVersion) -> Proof | None:
+def _more_hacks(by_arm: Mapping[Arm, Sequence[TrafficEpisode]]) -> str | None:
+    """The line for a canary that tampered with its check in a larger share of its episodes than the live version."""
+    shares = {}
+    for arm, episodes in by_arm.items():
+        n_hacks = sum(one.failure == FailureType.outcome_reward_hack for one in episodes)
+        shares[arm] = n_hacks / max(1, len(episodes))
+    if shares[Arm.canary] <= shares[Arm.live]:
+        return None
+    return (
+        f"it tampered with its check in {shares[Arm.canary]:.1%} of its episodes, the live version in "
+        f"{shares[Arm.live]:.1%}"
+    )
+
+
+def _proof(folded: CanaryFold, canary: PolicyVersion, live: PolicyVersion, obstacle: str | None) -> Proof | None:
     if folded.verdict is None:
         return None
     claim = "not_worse"
@@ -299,6 +316,7 @@ def _proof(folded: CanaryFold, canary: PolicyVersion, live: PolicyVersion) -> Pr
         alpha=folded.rules.alpha,
         difference=folded.bets.mean,
         low=folded.low,
+        obstacle=obstacle,
     )
 
 

@@ -17,6 +17,7 @@ from agentloop.errors import ConfigError, counted
 from agentloop.output_files import make_folder, write_text
 from agentloop.registry.contents import read_contents
 from agentloop.registry.folders import FILES, OVERLAY
+from agentloop.registry.splice import splice
 from agentloop.types import Component, Overlay, PolicyVersion
 
 NO_SOURCES = {"traces", "evals", "node_modules", "__pycache__"}
@@ -46,7 +47,8 @@ def words_of(version: PolicyVersion, project: Path) -> Overlay:
 def edits_for(version: PolicyVersion, project: Path) -> list[Edit]:
     """The files of the project as they would be with the version's words in them.
 
-    Raises ConfigError for a component whose original is in no file, in several, or more than once in one.
+    Raises ConfigError for a component whose original is in no file, in several, or more than once in one, and for text
+    that would change the code around it.
     """
     overlay = words_of(version, project)
     texts = {path: _text(path) for path in _sources(version, project)}
@@ -57,7 +59,7 @@ def edits_for(version: PolicyVersion, project: Path) -> list[Edit]:
         text = edited.get(path, texts[path] or "")
         if text.count(component.original) != 1:
             raise ConfigError(f"{path}: components {names[path]} and {component.name!r} overlap there; {_out(version)}")
-        edited[path] = text.replace(component.original, component.text)
+        edited[path] = splice(path, text, component.original, component.text)
         names.setdefault(path, []).append(component.name)
     return [Edit(path, texts[path] or "", text, tuple(names[path])) for path, text in edited.items()]
 

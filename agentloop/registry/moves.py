@@ -139,9 +139,10 @@ class Moves:
         return self.start_canary(self.registry.named(ref).number, share, why=why, is_shadow=is_shadow)
 
     def end_canary(self, *, why: str = "ended without a verdict", proof: Proof | None = None) -> list[Move]:
-        """Take the canary's share away; it is a candidate again, and what it showed is stored as `proof`."""
+        """Take the canary's share away; it is what it was before, and what it showed is stored as `proof`."""
         canary = self._canary()
-        return self._put([move_of(canary, PolicyState.candidate, by=self.by, why=why, proof=proof, share=0.0)])
+        before = self.registry.before_canary(canary)
+        return self._put([move_of(canary, before, by=self.by, why=why, proof=proof, share=0.0)])
 
     def hold(self, number: int, *, why: str, proof: Proof | None = None) -> list[Move]:
         """Set a candidate or the canary aside: a comparison failed, or it games its rewards."""

@@ -4,7 +4,7 @@
 candidate ──▶ live ──▶ retired ──▶ live (roll back)
     │  ▲       ▲          ▲
     │  └───┐   │          │
-    ├──▶ canary ──▶ held ─┘     canary ──▶ candidate: it was ended without a verdict
+    ├──▶ canary ──▶ held ─┘     canary ──▶ candidate: it ended without a verdict
     └─────────────▶ held ──▶ canary, live (with a proof, or with an override)
 ```
 One version is live at a time, and one is a canary; the store's constraints hold that. A number is never used twice.
@@ -126,6 +126,12 @@ class Registry:
         """Every move, the oldest first; with `number`, those of one version."""
         return self._store.moves(number)
 
+    def before_canary(self, canary: PolicyVersion) -> PolicyState:
+        """The state that a canary returns to when it ends: a version that the gate held stays held."""
+        moves = [move for move in self.moves(canary.number) if move.after is PolicyState.canary]
+        began = next((move.before for move in reversed(moves) if move.before is not PolicyState.canary), None)
+        return began or PolicyState.candidate
+
     def proofs(self, version: PolicyVersion) -> list[Proof]:
         """Those about exactly this version, the oldest first."""
         return self._store.proofs(version.sha256)
@@ -198,6 +204,6 @@ class Registry:
             moves.append(move_of(live, PolicyState.retired, by=by, why=place))
         canary = self.canary()
         if canary is not None and canary.number != version.number:
-            moves.append(move_of(canary, PolicyState.candidate, by=by, why=place, share=0.0))
+            moves.append(move_of(canary, self.before_canary(canary), by=by, why=place, share=0.0))
         moves.append(move_of(version, PolicyState.live, by=by, why=why, proof=proof, is_override=is_override))
         return moves

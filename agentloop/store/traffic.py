@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlmodel import col, select
+from sqlmodel import col, func, select
 
 from agentloop.store.database import Database
 from agentloop.store.sums import GATEWAY
-from agentloop.store.tables import TraceRow
+from agentloop.store.tables import TraceRow, VerdictRow
 
 
 class TrafficEpisode(NamedTuple):
@@ -24,9 +24,21 @@ class TrafficEpisode(NamedTuple):
     task_id: str | None
     model: str | None
     """As the provider named it in its answers."""
+    failure: str | None = None
+    """Type of its critical failure."""
+    rewarded_at: datetime | None = None
+    """When its first reward came; None where the history of its verdicts does not tell."""
 
 
-_COLUMNS = tuple(col(getattr(TraceRow, "id" if name == "trace_id" else name)) for name in TrafficEpisode._fields)
+_FIRST_REWARD = (
+    select(func.min(col(VerdictRow.given_at)))
+    .where(col(VerdictRow.trace_key) == col(TraceRow.key), col(VerdictRow.reward).is_not(None))
+    .correlate(TraceRow)
+    .scalar_subquery()
+)
+_OTHERS = {"trace_id": col(TraceRow.id), "rewarded_at": _FIRST_REWARD.label("rewarded_at")}
+"""Fields that are no column of the same name."""
+_COLUMNS: tuple[Any, ...] = tuple(_OTHERS.get(n, getattr(TraceRow, n, None)) for n in TrafficEpisode._fields)
 
 
 class Traffic:
@@ -50,7 +62,10 @@ class Traffic:
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(col(TraceRow.started_at), col(TraceRow.id)))
             episodes = [TrafficEpisode(*row) for row in rows]
-        return [one._replace(started_at=_aware(one.started_at)) for one in episodes]
+        return [
+            one._replace(started_at=_aware(one.started_at), rewarded_at=one.rewarded_at and _aware(one.rewarded_at))
+            for one in episodes
+        ]
 
 
 def _aware(at: datetime) -> datetime:

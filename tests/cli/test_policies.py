@@ -194,7 +194,7 @@ def test_a_move_that_cannot_be_made_is_one_line(agentloop: Run, words: list[str]
         (["adapter"], "adapter is an adapter; serve its base model with --lora NAME=adapter"),
         (["v7"], "no version 'v7' in . (there: v1, v2, v3); `agentloop policies ls` lists them"),
         (["2"], "v2 has no weights of ours (settings): its model is served elsewhere"),
-        (["3"], "no folder .agentloop/policies/v0003/weights; name one, or `live`, or a version's number"),
+        (["3"], "no folder .agentloop/policies/v0003; name one, or `live`, or a version's number"),
         (["live", "--lora", "adapter"], "--lora 'adapter': write NAME=FOLDER"),
         (
             ["live", "--lora", "a=empty"],
