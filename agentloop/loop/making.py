@@ -140,7 +140,12 @@ async def _of_changed_settings(project: Project, newest: PolicyVersion) -> Polic
         else:
             overlay = read_overlay(draft.folder)
             await try_train_tasks(project, draft.number, overlay)
-        lineage = Lineage(trainer=SETTINGS, base=parent.sha256, seed=project.config.project.seed)
+        lineage = Lineage(
+            trainer=SETTINGS,
+            base=parent.sha256,
+            seed=project.config.project.seed,
+            is_unproven=not project.suite.split(Split.heldout),
+        )
         return _register(draft, experience, kind, parent, lineage, note)
     finally:
         draft.discard()
@@ -220,6 +225,7 @@ def _lineage(
         traces=content_hash(sorted(draft.pairs)) if draft.pairs else None,
         dropped=dict(draft.dropped),
         seed=draft.project.config.project.seed,
+        is_unproven=parent is not None and not draft.project.suite.split(Split.heldout),
     )
 
 

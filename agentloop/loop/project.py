@@ -40,6 +40,12 @@ from agentloop.work.work import Work
 
 REPORT = Path("report.html")
 EVALS = Path("evals")
+NO_SUITE = "none"
+"""Name of the suite of a project that has none."""
+UNPROVEN = (
+    "; without it every candidate is unproven, nothing is gated, and a canary is its way: "
+    "`agentloop policies canary VERSION --share 0.1`"
+)
 
 
 class Project:
@@ -107,7 +113,7 @@ def loop_backend(folder: Path, kind: str | None) -> SandboxBackend:
         "--sandbox" if kind else place(folder / CONFIG_FILE, "sandbox", "kind"),
         recording=folder / journals if journals else None,
         secrets=config.sandbox.secrets,
-        is_needed=needs_sandbox(config.agent, folder),
+        is_needed=bool(config.project.suite) and needs_sandbox(config.agent, folder),
     )
 
 
@@ -118,11 +124,13 @@ def open_project(
     progress: Progress,
     *,
     store_name: str | None = None,
+    is_gated: bool = True,
     **overrides: dict[str, Any],
 ) -> Iterator[Project]:
     """The project in `folder`, with boxes from `backend`. Raises ConfigError or StoreError.
 
-    store_name: a file or URL in place of the store that the settings name.
+    store_name: a file or URL in place of the store that the settings name. is_gated: versions will be compared, so
+    the project needs held-out tasks; without, it may have no suite either.
     """
     config = load_config(folder, **overrides)
     refuse_earlier_layout(folder)
@@ -130,8 +138,8 @@ def open_project(
     _refuse_training_on_host(config, folder)
     if config.sandbox.journals is not None and backend.name != ReplayBackend.name:
         backend = Recording(backend, folder / config.sandbox.journals)
-    suite = load_suite(suite_folder(folder, config))
-    for split in Split if config.policy.kind == "tiny" else (Split.heldout,):
+    suite = _suite(folder, config, is_gated=is_gated)
+    for split in _needed_splits(config, is_gated=is_gated):
         if not suite.split(split):
             raise ConfigError(_without(split, suite))
     check_verifiers(suite)
@@ -147,6 +155,25 @@ def open_project(
         store.close()
 
 
+def _suite(folder: Path, config: Config, *, is_gated: bool) -> Suite:
+    """The project's tasks. Without a suite and a gate it has none: its traces come from elsewhere."""
+    if config.project.suite:
+        return load_suite(suite_folder(folder, config))
+    if is_gated or config.policy.kind == "tiny":
+        raise ConfigError(
+            f'{folder / CONFIG_FILE}: [project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
+            f"{UNPROVEN}"
+        )
+    return Suite(name=NO_SUITE, tasks=(), folder=(folder / EVALS / NO_SUITE).resolve())
+
+
+def _needed_splits(config: Config, *, is_gated: bool) -> tuple[Split, ...]:
+    """Splits that must have tasks."""
+    if config.policy.kind == "tiny":
+        return tuple(Split)
+    return (Split.heldout,) if is_gated else ()
+
+
 def _without(split: Split, suite: Suite) -> str:
     """The line for a suite that has no task of `split`."""
     if suite.is_harbor:
@@ -154,7 +181,8 @@ def _without(split: Split, suite: Suite) -> str:
             f"suite {suite.name!r} has Harbor tasks, which have no splits, so no loop can train on some and test on "
             "others; use `agentloop run`, `agentloop bank` and `agentloop gate` for Harbor folders"
         )
-    return f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}"
+    unproven = UNPROVEN if split is Split.heldout else ""
+    return f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}{unproven}"
 
 
 def _refuse_training_on_host(config: Config, folder: Path) -> None:

@@ -165,6 +165,11 @@ class Moves:
     def _proof(self, version: PolicyVersion, live: PolicyVersion, suite_hash: str | None) -> Proof:
         """The one that decides; where none is about both versions, the newest about `version`."""
         proofs = self.registry.proofs(version)
+        if not proofs and version.lineage is not None and version.lineage.is_unproven:
+            raise StateError(
+                f"v{version.number} is unproven: no held-out task existed to compare it on; a canary is its way: "
+                f"`agentloop policies canary v{version.number} --share 0.1`"
+            )
         if not proofs:
             raise StateError(
                 f"v{version.number} has no proof; `agentloop gate SUITE --baseline NAME --candidate v{version.number}` "

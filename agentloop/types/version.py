@@ -65,6 +65,8 @@ class Lineage(Frozen):
     dropped: dict[str, int] = Field(default_factory=dict)
     """Why a trace was not used -> how many."""
     seed: int = 0
+    is_unproven: bool = False
+    """The project had no held-out task when it was made, so no gate can compare it: a canary is its way."""
 
 
 class PolicyVersion(Frozen):

@@ -30,7 +30,10 @@ class VersionLine(PolicyVersion):
         words = [] if self.parent is None else [f"v{self.parent}"]
         if self.lineage.n_traces:
             words.append(counted(self.lineage.n_traces, "trace"))
-        return ", ".join([*words, self.lineage.trainer])
+        words.append(self.lineage.trainer)
+        if self.lineage.is_unproven and self.proof is None:
+            words.append("unproven")
+        return ", ".join(words)
 
     @property
     def proof_words(self) -> str:

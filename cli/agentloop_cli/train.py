@@ -13,6 +13,9 @@ from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
 from agentloop_cli.stores import ProjectFolder, Where
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from agentloop.loop.project import Project
     from agentloop.types import PolicyVersion, Rehearsal
 
 KINDS = "kinds"
@@ -49,28 +52,36 @@ def train(
         print_json({"version": version.model_dump(mode="json") if version else None})
     elif version is not None:
         stdout.print(f"v{version.number} ({version.state}): {version.note}", markup=False, soft_wrap=True)
+        if version.lineage is not None and version.lineage.is_unproven:
+            canary = f"`agentloop policies canary v{version.number} --share 0.1`"
+            stdout.print(f"v{version.number} is unproven; a canary is its way: {canary}", markup=False, soft_wrap=True)
     if version is None:
         raise typer.Exit(NOTHING)
 
 
 def _candidate(folder: Path, sandbox: str | None, where: str | None, filter: str) -> PolicyVersion | None:
     from agentloop.loop.making import train_once
-    from agentloop.loop.project import loop_backend, open_project
     from agentloop.loop.trainers import make_trainer
 
-    backend = loop_backend(folder, sandbox)
-    with LiveProgress() as progress, open_project(folder, backend, progress, store_name=where) as project:
+    with LiveProgress() as progress, _opened(folder, sandbox, where, progress) as project:
         return asyncio.run(train_once(project, make_trainer(project), filter))
 
 
 def _rehearsal(folder: Path, sandbox: str | None, where: str | None, filter: str) -> Rehearsal:
     from agentloop.loop.making import rehearse
-    from agentloop.loop.project import loop_backend, open_project
     from agentloop.loop.trainers import make_trainer
 
-    backend = loop_backend(folder, sandbox)
-    with LiveProgress() as progress, open_project(folder, backend, progress, store_name=where) as project:
+    with LiveProgress() as progress, _opened(folder, sandbox, where, progress) as project:
         return asyncio.run(rehearse(project, make_trainer(project), filter))
+
+
+def _opened(
+    folder: Path, sandbox: str | None, where: str | None, progress: LiveProgress
+) -> AbstractContextManager[Project]:
+    """The project; a candidate needs no held-out tasks to be made."""
+    from agentloop.loop.project import loop_backend, open_project
+
+    return open_project(folder, loop_backend(folder, sandbox), progress, store_name=where, is_gated=False)
 
 
 def _show_kinds(as_json: bool) -> None:
