@@ -46,7 +46,7 @@ stop_at = 0.97               # success on the validation split at which there is
 
 [gate]
 trials = 4                   # episodes of each held-out task
-alpha = 0.05                 # probability, per candidate, of promoting one that is no better
+alpha = 0.05                 # risk of ever promoting a version that is no better, over the project's life
 
 # [[prices]]                 # USD per million tokens: for limits in money (max_cost_usd), budgets, `agentloop costs`
 # model = "my-model"         # as answers name it; * is any letters, and the first table that fits counts

@@ -17,7 +17,7 @@ ProjectFolder = Annotated[Path, typer.Option("--project", "-p", help="Project fo
 Where = Annotated[
     str | None,
     typer.Option(
-        "--store", help="A file, or postgresql://…; default: [store] url of the settings, else traces/store.db."
+        "--store", help="A file, or postgresql://…; default: \\[store] url of the settings, else traces/store.db."
     ),
 ]
 Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this project (tenant) of the service.")]

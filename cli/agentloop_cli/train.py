@@ -35,7 +35,7 @@ def train(
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make one candidate with the trainer of [train] kind. It is neither gated nor promoted.
+    """Make one candidate with the trainer that agentloop.toml names. It is neither gated nor promoted.
 
     agentloop train --dry-run
 
