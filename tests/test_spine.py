@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COMMAND, PROMOTION = "cli/agentloop_cli/run.py", "agentloop/registry/versions.py"
-MAX_FILES, MAX_BELOW = 10, 40
+MAX_FILES, MAX_BELOW = 10, 42
 FOUNDATION_FROM = "agentloop.options"
 """This layer and those below it are vocabulary: types, errors, settings. A reader of the loop need not open them."""
 

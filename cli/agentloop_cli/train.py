@@ -48,15 +48,19 @@ def train(
         _show_rehearsal(_rehearsal(project, sandbox, where, filter), as_json)
         return
     version = _candidate(project, sandbox, where, filter)
+    _show_candidate(version, as_json)
+    if version is None:
+        raise typer.Exit(NOTHING)
+
+
+def _show_candidate(version: PolicyVersion | None, as_json: bool) -> None:
     if as_json:
         print_json({"version": version.model_dump(mode="json") if version else None})
     elif version is not None:
         stdout.print(f"v{version.number} ({version.state}): {version.note}", markup=False, soft_wrap=True)
         if version.lineage is not None and version.lineage.is_unproven:
             canary = f"`agentloop policies canary v{version.number} --share 0.1`"
-            stdout.print(f"v{version.number} is unproven; a canary is its way: {canary}", markup=False, soft_wrap=True)
-    if version is None:
-        raise typer.Exit(NOTHING)
+            stdout.print(f"v{version.number} is unproven; only a canary can prove it: {canary}", markup=False)
 
 
 def _candidate(folder: Path, sandbox: str | None, where: str | None, filter: str) -> PolicyVersion | None:

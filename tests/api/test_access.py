@@ -61,7 +61,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     store.close()
     with serving(path) as server, httpx.Client(base_url=server.url) as client:
         made = Scene(client, ways, keys)
-        assert made.ask("mine", Way("POST", "/v1/traces")).status_code == 200
+        assert made.ask("ingests", Way("POST", "/v1/traces")).status_code == 200
         yield made
 
 

@@ -193,7 +193,7 @@ def test_a_move_that_cannot_be_made_is_one_line(agentloop: Run, words: list[str]
         (["empty"], "empty has no config.json; name the folder of a model in the Hugging Face layout"),
         (["adapter"], "adapter is an adapter; serve its base model with --lora NAME=adapter"),
         (["v7"], "no version 'v7' in . (there: v1, v2, v3); `agentloop policies ls` lists them"),
-        (["2"], "v2 has no weights of ours (settings): its model is served elsewhere"),
+        (["2"], "v2 has no weights of ours (settings); serve the folder of a model"),
         (["3"], "no folder .agentloop/policies/v0003; name one, or `live`, or a version's number"),
         (["live", "--lora", "adapter"], "--lora 'adapter': write NAME=FOLDER"),
         (
