@@ -253,8 +253,12 @@ class Experience(Protocol):
         overlay: Overlay | None = None,
         part: object,
         group_size: int = 1,
+        are_forks: bool = False,
     ) -> list[Attempt]:
         """`group_size` attempts at each of `tasks`, in order, all of them train tasks; stored.
+
+        are_forks: each task goes on from a step of a recorded attempt and is cut short, so no report of failures and no
+        estimate of costs counts it.
 
         policy: in place of the parent's, or of the settings'. overlay: what its agent reads instead. part: names the
         call within the version: a call of the same name, after a kill, gets the attempts that exist. Raises

@@ -75,7 +75,7 @@ class ProjectExperience:
         self.filters.append(filter)
         by_id = {task.id: task for task in self.tasks}
         hidden = self._held_out.with_tasks(self._validation)
-        for row in self._rows(filter):
+        for row in self._rows(f"{filter} -purpose:{Purpose.fork}".strip()):
             stored = StoredTrace(self._project.store, row)
             trace = stored.trace
             if hidden.has(row.task_id, instruction_of(trace)):
@@ -93,13 +93,15 @@ class ProjectExperience:
         overlay: Overlay | None = None,
         part: object,
         group_size: int = 1,
+        are_forks: bool = False,
     ) -> list[Attempt]:
         """See `protocols.Experience`."""
         allowed = {task.id for task in self.tasks}
         other = next((task.id for task in tasks if task.id not in allowed), None)
         if other is not None:
             raise ConfigError(f"task {other!r} is no train task of suite {self._project.suite.name!r}")
-        return await self._gather(tasks, policy, overlay, Purpose.train, f"train/{part}", group_size)
+        purpose = Purpose.fork if are_forks else Purpose.train
+        return await self._gather(tasks, policy, overlay, purpose, f"train/{part}", group_size)
 
     async def validate(
         self,
@@ -179,12 +181,12 @@ class ProjectExperience:
         if self.stage is None:
             self.stage = await begin(self._project, StageKey(StageKind.turn, self._number))
         actor = self._actor(policy, overlay)
-        is_parents = policy is None and overlay is None and self._parent is not None
+        version = self._parent.number if self._parent is not None and policy is None else 0
         return await self.stage.gather(
             tasks,
             actor.policy,
             purpose=purpose,
-            version=self._parent.number if self._parent is not None and is_parents else 0,
+            version=version,
             group_size=group_size,
             part=part,
             identity=actor.identity if policy is None else UNNAMED,

@@ -22,7 +22,7 @@ def refuse_trained(project: Project, version: PolicyVersion, tasks: Sequence[Tas
     A trace that was pruned cannot be compared.
     """
     ids, texts = _trained(project, version)
-    ids |= project.store.task_ids(Purpose.train, Purpose.demonstrate)
+    ids |= project.store.task_ids(Purpose.train, Purpose.demonstrate, Purpose.fork)
     leaked = sorted(task.id for task in tasks if task.id in ids or normalised(task.instruction) in texts)
     if leaked:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """What the tables say of failures: which traces a filter looks at, what was critical in each, which call it was.
 
-A superseded attempt does not count, except where the filter asks for `superseded`. Nothing here reads a whole trace.
+A superseded attempt does not count, except where the filter asks for `superseded`; nor does a fork, which a trainer cut
+short, except where it asks for a `purpose`. Nothing here reads a whole trace.
 Only the name of the tool that failed lies in a body, and it is read of failed traces that have several tools, one step
 of each.
 """
@@ -22,6 +23,7 @@ from agentloop.store.shared import load
 from agentloop.store.statements import chunks
 from agentloop.store.tables import FacetRow, LabelRow, SpanRow, TraceRow, VerdictRow
 from agentloop.store.verdicts import JUDGE
+from agentloop.types import Purpose
 
 PAGE = 2000
 """Traces of one query; a service of many failures is read without having them all in memory."""
@@ -151,11 +153,14 @@ class Failures:
         return self._of(without_outcomes(filter), project)
 
     def _of(self, filter: str, project: str | None) -> list[ColumnElement[bool]]:
-        """The traces that `filter` is about, without superseded attempts where it does not ask for them."""
+        """The traces that `filter` is about, without superseded attempts and forks where it does not ask for them."""
         wanted = conditions(filter, self._database.engine.dialect.name)
         if project is not None:
             wanted.append(col(TraceRow.project) == project)
-        if all(term.key != "superseded" or term.negated for term in parse(filter)):
+        keys = {term.key for term in parse(filter) if not term.negated}
+        if "purpose" not in keys:
+            wanted.append(func.coalesce(col(TraceRow.purpose), "") != Purpose.fork.value)
+        if "superseded" not in keys:
             wanted.append(col(TraceRow.superseded).is_(None))
         return wanted
 

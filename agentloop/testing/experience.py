@@ -77,6 +77,7 @@ class MemoryExperience:
         overlay: Overlay | None = None,
         part: object,
         group_size: int = 1,
+        are_forks: bool = False,
     ) -> list[Attempt]:
         """See `protocols.Experience`."""
         return await self.make(tasks, policy, overlay, f"train/{part}", group_size)

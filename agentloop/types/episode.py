@@ -38,6 +38,8 @@ class Purpose(StrEnum):
     train = "train"
     validate = "validate"
     evaluate = "evaluate"
+    fork = "fork"
+    """One step that goes on from a recorded attempt, cut short on purpose: it says nothing of a version as a whole."""
 
 
 class Episode(Frozen):
@@ -49,6 +51,7 @@ class Episode(Frozen):
     """Episodes of one task under one policy version that are compared with each other."""
     purpose: Purpose
     policy_version: int
+    """The version that acted, or that a trainer's candidate began from; `Trace.identity` says exactly what acted."""
     seed: int
     state: EpisodeState = EpisodeState.running
 

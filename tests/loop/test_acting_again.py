@@ -159,6 +159,35 @@ def test_a_version_says_what_it_was_made_of_and_nothing_is_paid_for_twice(
     assert (trainer.n_asked, trainer.rewards) == (1, [1.0, 1.0])
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("bubblewrap")
+def test_forks_are_stored_and_counted_nowhere(tmp_path: Path) -> None:
+    """The overlay is a candidate's, so the number is that of the version that it began from."""
+    from agentloop.loop import making
+
+    folder = make_mini(tmp_path / "mini")
+    with opened(folder) as project:
+        first = done(project, making.first_version(project, Writes()))
+    with opened(folder) as project:
+        experience = ProjectExperience(project, 2, first)
+        n_before = project.store.population().n
+
+        async def attempt() -> list[int]:
+            numbers = []
+            for are_forks in (True, False):
+                part = f"forks {are_forks}"
+                attempts = await experience.attempts(
+                    experience.tasks[:2], overlay=Overlay(), part=part, are_forks=are_forks
+                )
+                numbers += [each.episode.policy_version for each in attempts]
+            return numbers
+
+        assert done(project, attempt()) == [1, 1, 1, 1]
+        assert project.store.population().n == n_before + 2
+        assert project.store.population("purpose:fork").n == 2
+        assert len(list(experience.stored())) == n_before + 2
+
+
 def test_a_trainer_gets_nothing_that_is_held_out_by_id_or_by_text(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
     other = folder / "evals" / "other"

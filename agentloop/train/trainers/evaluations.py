@@ -109,7 +109,7 @@ class Evaluations:
     async def continue_from(self, overlay: Overlay, forks: Sequence[Task]) -> list[Attempt]:
         """What becomes of tasks that go on from a step; those that the infrastructure lost are left out."""
         part = f"{key_of(overlay)}/forks/{content_hash([fork.hash for fork in forks])[:12]}"
-        attempts = await self.experience.attempts(forks, overlay=overlay, part=part)
+        attempts = await self.experience.attempts(forks, overlay=overlay, part=part, are_forks=True)
         self.budget.spend(attempts)
         self.budget.n_forks += len(attempts)
         return [attempt for attempt in attempts if not is_lost(attempt.episode)]

@@ -139,8 +139,7 @@ class Gepa:
         failed: list[Judged] = []
         for judged in experience.stored():
             is_ours = judged.trace.source == OURS
-            is_fork = any(step.copied for step in judged.trace.steps)  # cut short on purpose
-            if (others and is_ours) or is_fork:
+            if others and is_ours:
                 continue
             if judged.verdict.reward is not None and judged.verdict.reward < 1:
                 failed.append(judged)
