@@ -37,7 +37,7 @@ n_demonstrations = 1500      # episodes that version 1 learns from to use tools 
 # delete the next line: their solutions are then shown as they are.
 demonstrator = "demonstrator.py:make"
 
-# These two tables are for the tiny policy alone; with another [policy] delete them.
+# These two tables are for the tiny policy alone; delete them when you choose another one.
 [train]
 max_turns = 2                # each makes a version, which the gate compares with the live one; raise it to go on
 
