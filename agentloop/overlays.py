@@ -136,13 +136,13 @@ def replace_across(passage: Passage, components: tuple[Component, ...]) -> tuple
     if not places:
         return passage, components
     places.sort(key=lambda place: (place[0], -place[1]))
-    kept: list[tuple[int, int, Component]] = []
+    chosen: list[tuple[int, int, Component]] = []
     for place in places:
-        if not kept or place[0] >= kept[-1][1]:
-            kept.append(place)
-    names = {component.name for _, _, component in kept}
+        if not chosen or place[0] >= chosen[-1][1]:
+            chosen.append(place)
+    names = {component.name for _, _, component in chosen}
     missing = tuple(component for component in components if component.name not in names)
-    return passage._replace(texts=_spliced(passage, kept)), missing
+    return passage._replace(texts=_spliced(passage, chosen)), missing
 
 
 class LessonIndex:

@@ -30,7 +30,7 @@ import numpy as np
 
 from agentloop.gate.outcomes import GateVerdict, Outcome, Side, SuitePart
 from agentloop.gate.promotion import Comparison, find_obstacles
-from agentloop.gate.wealth import Spent, next_alpha
+from agentloop.gate.wealth import AlphaSpent, next_alpha
 from agentloop.types import RewardState
 
 ALPHA = 0.05
@@ -118,13 +118,13 @@ def null_project(job: tuple[int, int]) -> Counts:
     bank = drawn(p, rng)
     banked = outcomes(bank, Side.baseline)
     champions = {"sign_flip": bank, "wins": bank}
-    spent: list[Spent] = []
+    spent: list[AlphaSpent] = []
     counts = dict.fromkeys(Counts._fields, 0)
     for _ in range(n_candidates):
         mine = drawn(p, rng)
         alpha = next_alpha(spent, ALPHA)
         promoted = is_promoted(Comparison(PART, banked, alpha=alpha, looks=False), outcomes(mine, Side.candidate))
-        spent.append(Spent(alpha, promoted))
+        spent.append(AlphaSpent(alpha, promoted))
         counts["loop"] += promoted
         if promoted:
             banked = outcomes(drawn(p, rng), Side.baseline)  # measured anew
@@ -152,7 +152,7 @@ def power(job: tuple[int, float, int]) -> tuple[bool, bool, bool]:
     p = world(rng)
     bank = drawn(p, rng)
     mine = drawn(better(p, gain), rng)
-    alpha = next_alpha([Spent(0.0, is_promotion=False)] * n_before, ALPHA)
+    alpha = next_alpha([AlphaSpent(0.0, is_promotion=False)] * n_before, ALPHA)
     comparison = Comparison(PART, outcomes(bank, Side.baseline), alpha=alpha, looks=False)
     promoted = is_promoted(comparison, outcomes(mine, Side.candidate))
     wins = bool((mine > bank).sum() > (mine < bank).sum())

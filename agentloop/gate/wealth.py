@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Spent(NamedTuple):
+class AlphaSpent(NamedTuple):
     """One decision."""
 
     alpha: float
@@ -47,7 +47,7 @@ def share(k: int) -> float:
     return 6 / (math.pi * k) ** 2
 
 
-def next_alpha(decisions: Sequence[Spent], alpha: float) -> float:
+def next_alpha(decisions: Sequence[AlphaSpent], alpha: float) -> float:
     """The risk of the next candidate. decisions: all of the project so far, in their order; alpha: over its life."""
     carried = 0.0
     if decisions and decisions[-1].is_promotion:

@@ -202,9 +202,10 @@ class ProjectExperience:
             self._policy = self._policy or project.actor(parent).policy
         if policy is None and self._policy is None:
             self._policy = project.present_actor().policy
-        tasks, suite = project.suite.tasks, project.suite.name
+        suite = project.suite
         chosen = policy or self._policy
-        return base_actor("", project.base, tasks, suite, project.config.prices, policy=chosen, overlay=overlay)
+        prices = project.config.prices
+        return base_actor("", project.base, suite.tasks, suite.name, prices, policy=chosen, overlay=overlay)
 
     def _rows(self, filter: str) -> Iterator[TraceSummary]:
         after = 0

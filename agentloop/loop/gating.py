@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from agentloop.errors import ConfigError, SandboxError
 from agentloop.gate.promotion import Comparison, decide, find_obstacles, proof_of
-from agentloop.gate.wealth import Spent, next_alpha
+from agentloop.gate.wealth import AlphaSpent, next_alpha
 from agentloop.loop.held_out_outcomes import (
     FRESH,
     compare_stage,
@@ -143,10 +143,10 @@ def _remember(project: Project, stage: Stage, attempts: Sequence[Attempt], repor
     return report
 
 
-def _spent(project: Project) -> list[Spent]:
+def _spent(project: Project) -> list[AlphaSpent]:
     """The project's decisions so far, in their order."""
     decisions = project.store.decisions().values()
-    return [Spent(one.alpha or 0.0, is_promotion=one.action is Action.promote) for one in decisions]
+    return [AlphaSpent(one.alpha or 0.0, is_promotion=one.action is Action.promote) for one in decisions]
 
 
 def _is_whole(attempt: Attempt, n_lost: Mapping[str, int]) -> bool:

@@ -238,10 +238,10 @@ def _register(
     note: str,
 ) -> PolicyVersion:
     project = draft.project
-    made = MADE.get(kind)
-    if made is not None and not (draft.folder / made).exists():
+    product = MADE.get(kind)
+    if product is not None and not (draft.folder / product).exists():
         raise PluginError(
-            f"trainer {lineage.trainer} made no {made} for v{draft.number}; write it to the draft's folder"
+            f"trainer {lineage.trainer} made no {product} for v{draft.number}; write it to the draft's folder"
         )
     with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=draft.place):
         secrets = known_secrets(project.folder)

@@ -34,7 +34,10 @@ from agentloop.registry.parts import Base, own_parts, public_url
 from agentloop.store.redact import Redactor
 from agentloop.types import Overlay
 
-VERSION_FILE, FILES, OVERLAY, LINEAGE = "version.json", "files", "overlay.json", "lineage.jsonl"
+VERSION_FILE = "version.json"
+FILES = "files"
+OVERLAY = "overlay.json"
+LINEAGE = "lineage.jsonl"
 OUTSIDE = "outside"
 """Folder, in `files/`, of what lies outside of the project."""
 FORMAT = 1
@@ -197,7 +200,8 @@ class _Copies:
 
     def _path(self, text: str) -> str:
         """`text`, a path or `file.py:name`, as it is written in a folder whose paths start at the copies."""
-        name, attribute = text, ""
+        name = text
+        attribute = ""
         if ".py:" in text:
             name, _, attribute = text.rpartition(":")
         elif ":" in text or not (self._project / text).exists():

@@ -31,7 +31,7 @@ def serving_of(
     registry: Registry, served: Callable[[PolicyVersion], Served | None] = as_weights
 ) -> Callable[[], Serving]:
     """For `Routes`. served: how a version is asked; None for one that the gateway cannot ask."""
-    asked: dict[int, Served] = {}
+    by_number: dict[int, Served] = {}
     refused: dict[int, float] = {}
 
     def read() -> Serving:
@@ -39,18 +39,18 @@ def serving_of(
         now = time.monotonic()
         for version in versions:
             number = version.number
-            if number in asked or now - refused.get(number, -math.inf) < RETRY_S:
+            if number in by_number or now - refused.get(number, -math.inf) < RETRY_S:
                 continue
             how = served(version)
             if how is None:
                 refused[number] = now
             else:
-                asked[number] = how
+                by_number[number] = how
         live = next((version.number for version in versions if version.state is PolicyState.live), None)
         canary = next((version.number for version in versions if version.state is PolicyState.canary), None)
         if canary is None:
-            return Serving(dict(asked), live)
-        return Serving(dict(asked), live, canary, *_draw(canary, registry.moves(canary)))
+            return Serving(dict(by_number), live)
+        return Serving(dict(by_number), live, canary, *_draw(canary, registry.moves(canary)))
 
     return read
 

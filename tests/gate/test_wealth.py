@@ -6,13 +6,13 @@ from itertools import product
 
 import pytest
 
-from agentloop.gate.wealth import Spent, next_alpha, share
+from agentloop.gate.wealth import AlphaSpent, next_alpha, share
 
 
-def history(promotions: tuple[bool, ...], alpha: float) -> list[Spent]:
-    decisions: list[Spent] = []
+def history(promotions: tuple[bool, ...], alpha: float) -> list[AlphaSpent]:
+    decisions: list[AlphaSpent] = []
     for is_promotion in promotions:
-        decisions.append(Spent(next_alpha(decisions, alpha), is_promotion))
+        decisions.append(AlphaSpent(next_alpha(decisions, alpha), is_promotion))
     return decisions
 
 
