@@ -165,7 +165,7 @@ def gate(
     """Compare a candidate with a baseline, attempt by attempt, until the evidence is enough.
 
     FAIL means that the candidate is worse, PASS that it is not worse by delta.
-    With --claim better PASS means that it is better.
+    With --claim better, PASS means that it is better.
     Each is wrong with at most the stated probability, however often you look,
     if attempts are independent and the baseline is measured in the same environment.
     Run the same command again to continue an interrupted run.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentloop.registry.moves import Moves
     from agentloop.types import Move
 
-By = Annotated[str | None, typer.Option(help="Who makes the move; default: your user name on this machine.")]
+By = Annotated[str | None, typer.Option(help="Name recorded with the move; default: your user name on this machine.")]
 Why = Annotated[str, typer.Option(help="Reason, recorded with the move.")]
 
 
@@ -33,8 +33,8 @@ def promote(
 ) -> None:
     """Make a version live in the place of the present one, which retires.
 
-    It needs a proof about exactly these two versions: a gate that ended PASS
-    (`agentloop gate SUITE --baseline NAME --candidate v3`), or a canary.
+    It needs a proof about exactly these two versions, from a gate that ended PASS
+    (`agentloop gate SUITE --baseline NAME --candidate v3`), or from a canary that ended PASS.
 
     Exit codes: 0 promoted, 1 its state or its proofs do not allow it, 2 an argument or the version's files are wrong.
     """
@@ -44,7 +44,9 @@ def promote(
 
 
 def canary(
-    ref: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="v3; none changes the present canary.")] = None,
+    ref: Annotated[
+        str | None, typer.Argument(metavar="[VERSION]", help="v3; without it, the command changes the present canary.")
+    ] = None,
     share: Annotated[float | None, typer.Option(help="Share of new episodes, between 0 and 1.")] = None,
     end: Annotated[bool, typer.Option("--end", help="End the canary; it is again what it was before.")] = False,
     shadow: Annotated[
@@ -59,7 +61,7 @@ def canary(
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a version a share of the new episodes that ask the gateway for the live one; change it; end it.
+    """Start, change or end a canary: a version that gets a share of the new episodes for the live version.
 
     An episode keeps its version until its end. A change needs no restart and is
     in effect within 2 seconds. `agentloop serve` judges the canary, and so does
@@ -93,7 +95,7 @@ def rollback(
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an earlier live version live again, at once. A canary ends, because what it was compared with is gone.
+    """Make an earlier live version live again, at once. This ends a canary, because its comparison ends.
 
     Exit codes: 0 rolled back, 1 the states do not allow it, 2 an argument or the version's files are wrong.
     """

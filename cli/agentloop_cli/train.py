@@ -25,11 +25,14 @@ NOTHING = 5
 
 def train(
     filter: Annotated[
-        str, typer.Argument(help="Stored traces to learn from, beside attempts; or `kinds`, which lists the trainers.")
+        str, typer.Argument(help="Filter of stored traces to learn from, besides attempts; `kinds` lists the trainers.")
     ] = "",
     project: ProjectFolder = Path(),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show failures, one request to the rewriter, and the cost; ask nobody.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show failures, one request to the rewriter and the estimated cost; ask no model."
+        ),
     ] = False,
     sandbox: Annotated[str | None, typer.Option(help="auto, docker or bubblewrap; overrides the settings.")] = None,
     where: Where = None,
