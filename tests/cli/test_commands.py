@@ -63,9 +63,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def leave_out_training(settings: Path) -> None:
+    """[train] of a new project is for the tiny policy; the scripted one has nothing to train."""
+    before, _, rest = settings.read_text().partition("[train]\n")
+    settings.write_text(before + rest[rest.index("[gate]") :])
+
+
 @pytest.fixture(scope="module")
 def ran(project: Path) -> subprocess.CompletedProcess[str]:
     """`agentloop loop --json` in it."""
+    leave_out_training(project / "agentloop.toml")
     env = {**os.environ, "AGENTLOOP_POLICY__KIND": "scripted", "AGENTLOOP_GATE__TRIALS": "1"}
     return subprocess.run(
         [COMMAND, "loop", ".", "--sandbox", "bubblewrap", "--json"],
@@ -98,6 +105,7 @@ def test_what_a_verifier_could_not_score_is_told_with_the_way_to_see_it(agentloo
     folder = tmp_path / "a project"
     assert agentloop("init", folder).returncode == 0
     settings, suite = folder / "agentloop.toml", folder / "evals" / "notes"
+    leave_out_training(settings)
     settings.write_text(settings.read_text().replace('kind = "tiny" ', 'kind = "scripted" '))
     (suite / "mine.py").write_text(
         'class Mine:\n    name, version = "mine", "1"\n\n    async def score(self, trace, sandbox):\n'

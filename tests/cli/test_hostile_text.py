@@ -198,6 +198,7 @@ STORED: dict[Words, list[Words]] = {
     ("policies", "prune"): [HERE],
     ("policies", "promote"): [("v1", *HERE), (NAME, *HERE)],
     ("policies", "canary"): [("v1", "--share", "0.1", *HERE), (NAME, *HERE)],
+    ("train",): [("kinds", *HERE), ("--dry-run", *HERE)],
     ("policies", "rollback"): [("--why", NAME, *HERE), ("--to", NAME, "--why", NAME, *HERE)],
     ("policies", "serve"): [("live", *HERE), (NAME, *HERE), ("--lora", f"{NAME}={NAME}", *HERE, NAME)],
     ("keys", "add"): [(NAME, *STORE), (NAME, *STORE, "--json")],

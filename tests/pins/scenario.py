@@ -59,6 +59,7 @@ def lay(project: Path) -> None:
     replace(project / "agent.py", "SKILL = 0.9", f"SKILL = {SKILL}")
     replace(project / "agentloop.toml", 'kind = "auto" ', 'kind = "bubblewrap" ')
     replace(project / "agentloop.toml", 'kind = "tiny" ', 'kind = "scripted"\nscript = "agent.py:make"\n#')
+    leave_out_training(project / "agentloop.toml")
     replace(project / "agentloop.toml", "trials = 4 ", "trials = 2\nn_min = 2\n#")
     lay_imports(project / "in")
     lay_harbor(project / "harbor")
@@ -68,6 +69,12 @@ def replace(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert text.count(old) == 1, f"{path} does not hold {old!r} once"
     path.write_text(text.replace(old, new))
+
+
+def leave_out_training(settings: Path) -> None:
+    """Take out the tables that the comment above them says are for the tiny policy alone."""
+    before, _, rest = settings.read_text().partition("[train]\n")
+    settings.write_text(before + rest[rest.index("[gate]") :])
 
 
 def lay_imports(folder: Path) -> None:
@@ -143,6 +150,21 @@ STEPS: tuple[Step, ...] = (
     Step("report --out page.html --json", compare="shape"),
     Step("loop nowhere --json"),
     Step("policies ls --json"),
+    Step("policies show live --json", compare="shape"),
+    Step("policies show v1 --moves --json", compare="shape"),
+    Step("policies show v9 --json"),
+    Step("policies diff v1 v1 --json", compare="shape"),
+    Step("policies diff v1 v9 --json"),
+    Step("policies prune --dry-run --json"),
+    Step("policies export v1 --json"),
+    Step("policies promote v1 --json"),
+    Step("policies promote v9 --json"),
+    Step("policies canary --json"),
+    Step("policies canary --end --json"),
+    Step("policies rollback --why x --json"),
+    Step("policies rollback --json"),
+    Step("train --dry-run --json"),
+    Step("train kinds --json"),
     Step("policies serve"),
     Step("policies serve v9"),
     Step("policies serve live"),

@@ -15,8 +15,10 @@ from .scenario import BUSYBOX, SLOW_STEPS, STEPS
 
 PINS = read(PIN)
 ALL_STEPS = PINS["steps"] | PINS["slow_steps"]
-ELSEWHERE = {"agentloop demo"}
-"""Commands with --json that take minutes; see `test_demo.py`."""
+MOVES = {f"agentloop policies {name}" for name in ("canary", "export", "promote", "rollback")}
+"""Commands with --json that need a second version or words to print a document; see `tests/cli`."""
+ELSEWHERE = {"agentloop demo", *MOVES}
+"""The demo takes minutes; see `test_demo.py`."""
 
 
 @pytest.fixture(scope="module")
