@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 from agentloop.errors import ConfigError, NoSuchVersion, StateError
 from agentloop.identity import Identity
-from agentloop.store.versions import Versions
+from agentloop.store.versions import VersionRows
 from agentloop.types import (
     Action,
     Decision,
@@ -76,7 +76,7 @@ def move_of(
 class Registry:
     """The versions of one project."""
 
-    def __init__(self, store: Versions) -> None:
+    def __init__(self, store: VersionRows) -> None:
         """store: a whole one, or its versions of one project (`Store.versions_in`)."""
         self._store = store
 

@@ -39,11 +39,11 @@ from agentloop.store.stages import Stages
 from agentloop.store.statements import insert_rows
 from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceSummary
 from agentloop.store.traffic import Traffic
-from agentloop.store.versions import Versions
+from agentloop.store.versions import VersionRows
 from agentloop.types import Imported, Span, Trace, Verdict
 
 
-class Store(Stages, Record, Versions, Proposals, Keys, History, Failures, Feedbacks, Traffic, Behaviour):
+class Store(Stages, Record, VersionRows, Proposals, Keys, History, Failures, Feedbacks, Traffic, Behaviour):
     """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
 
     Threads and processes may share a store. What is asked of one project (tenant) never shows another's.

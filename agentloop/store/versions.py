@@ -16,15 +16,15 @@ from agentloop.store.tables import DecisionRow, MoveRow, PolicyRow, SpanRow, Tra
 from agentloop.types import Decision, Move, PolicyVersion, Proof
 
 
-class Versions:
+class VersionRows:
     """The part of the store that the registry writes; all of it belongs to `project`."""
 
     project: str
     _database: Database
 
-    def versions_in(self, project: str) -> Versions:
+    def versions_in(self, project: str) -> VersionRows:
         """The same of another project (tenant) in this store."""
-        other = Versions()
+        other = VersionRows()
         other.project = project
         other._database = self._database
         return other

@@ -208,7 +208,7 @@ def test_a_writer_waits_for_another_no_longer_than_it_may(where: str | Path) -> 
         first.add_version(version(1), first_move(version(1)), within=connection)
         started = time.monotonic()
         with pytest.raises(StoreError, match=r"lock.*; (run the same command again|then run the same)"):
-            second.add_version(version(2), first_move(version(2)))
+            second.add_version(version(1, sha256="c" * 64), first_move(version(1)))
         assert time.monotonic() - started < 5
     assert first.versions() == [version(1)]
     first.close()

@@ -22,7 +22,7 @@ from agentloop.train.guard import Guard
 from agentloop.train.trainers.components import components_of, read_overlay
 from agentloop.train.trainers.feedback import by_component, clusters, stored_evidence
 from agentloop.train.trainers.rewriting import Rewriter, request_for, rewriter_of
-from agentloop.train.trainers.turn import Effort, Turn
+from agentloop.train.trainers.turn import Effort, OverlayTurn
 from agentloop.types import Attempt, Component, Judged, Overlay, PolicyVersion, Rehearsal, VersionKind
 
 MAX_STORED = 200
@@ -92,7 +92,7 @@ class Gepa:
         stored = self._stored(experience, others=True)
         components = await self._components(experience, overlay, stored, asks=True)
         rewriter = self._new_rewriter(experience, components)
-        turn = Turn(self._effort, rewriter, draft, experience, overlay, components, stored)
+        turn = OverlayTurn(self._effort, rewriter, draft, experience, overlay, components, stored)
         if not experience.tasks:
             return await turn.unproven()
         return await turn.proven()

@@ -38,7 +38,7 @@ class Effort:
     """Lessons that are tried."""
 
 
-class Turn:
+class OverlayTurn:
     """One version in the making."""
 
     def __init__(
