@@ -314,8 +314,11 @@ class Forks(Protocol):
 class Vets(Protocol):
     """Experience that has the whole suite and the secrets, which a trainer has not."""
 
-    def leak(self, text: str) -> str | None:
-        """The reason for which `text` must not be part of a version, in a few words; None for a text that may."""
+    def leak(self, text: str, own: str = "") -> str | None:
+        """The reason for which `text` must not be part of a version, in a few words; None for a text that may.
+
+        own: texts that the agent has anyway, which give nothing away.
+        """
         ...
 
     def redacted(self, text: str) -> str:

@@ -148,9 +148,9 @@ class ProjectExperience:
         """See `abilities.Forks`."""
         return await self._workshop.fork(attempt, step)
 
-    def leak(self, text: str) -> str | None:
+    def leak(self, text: str, own: str = "") -> str | None:
         """See `abilities.Vets`."""
-        return self._workshop.leak(text)
+        return self._workshop.leak(text, own)
 
     def redacted(self, text: str) -> str:
         """See `abilities.Vets`."""

@@ -54,11 +54,11 @@ class Workshop:
             weakref.finalize(self, shutil.rmtree, self._snapshots, ignore_errors=True)
         return self._snapshots
 
-    def leak(self, text: str) -> str | None:
+    def leak(self, text: str, own: str = "") -> str | None:
         """See `abilities.Vets`."""
         if self._guard is None:
             self._guard = Guard(self._project.suite.tasks, redact=self.redacted)
-        return self._guard.leak(text)
+        return self._guard.leak(text, own)
 
     def redacted(self, text: str) -> str:
         """See `abilities.Vets`."""

@@ -31,7 +31,7 @@ from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.protocols import Agent, Policy
 from agentloop.registry.artifacts import WEIGHTS
 from agentloop.registry.folders import frozen, read_overlay
-from agentloop.registry.parts import OVERLAY_PART, OWN_PARTS, Base, own_parts, plays, public_url
+from agentloop.registry.parts import OVERLAY_PART, OWN_PARTS, Base, own_parts, plays, policy_parts, public_url
 from agentloop.registry.policies import fixed_policy, interrupts_wait
 from agentloop.registry.routing import as_weights
 from agentloop.rollout.actors import Actor
@@ -180,11 +180,12 @@ def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyV
         try:
             policy = frozen(folder).policy
             overlay = read_overlay(folder)
-            overlay_hash = identity(own_parts(folder, overlay)).parts.get(OVERLAY_PART)
+            parts = identity({**policy_parts(policy, folder), **own_parts(folder, overlay)}).parts
         except ConfigError as error:
             _log.warning("v%d is not served: %s", version.number, error)
             return None
-        if overlay_hash != version.parts.get(OVERLAY_PART):
+        names = {*parts, OVERLAY_PART}  # the agent's own files act elsewhere
+        if any(parts.get(name) != version.parts.get(name) for name in names):
             _log.warning("v%d is not served: %s was changed by hand; %s", version.number, folder, RESTORE)
             return None
         upstream = _upstream(policy, upstreams)

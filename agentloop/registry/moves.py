@@ -26,6 +26,8 @@ CLAIMS = ("better", "not_worse")
 PASS = "PASS"  # noqa: S105  the verdict
 CONCLUSIVE = (PASS, "FAIL")
 """Verdicts that say something about the candidate; of these the newest counts."""
+MAX_ALPHA = 0.05
+"""Risk of a wrong PASS up to which a proof counts."""
 N_DIGITS = 12
 """Of a hash in a message."""
 
@@ -245,6 +247,8 @@ def objection(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, suite
         return f'its {proof.kind} ended {proof.verdict}; improve it, or promote it with `--override "why"`'
     if proof.obstacle is not None:
         return f'{proof.obstacle}; improve it, or promote it with `--override "why"`'
+    if proof.alpha > MAX_ALPHA:
+        return f"its proof may be wrong with probability {proof.alpha:g}, and {MAX_ALPHA:g} is the most that counts"
     if proof.claim not in CLAIMS:
         return f"its proof claims {proof.claim!r}; only {' and '.join(map(repr, CLAIMS))} count"
     return None

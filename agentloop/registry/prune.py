@@ -25,7 +25,7 @@ class Pruned(NamedTuple):
 def prune(registry: Registry, project: Path, *, n_newest: int, dry_run: bool = False) -> Pruned:
     """Remove the folders of versions that are not needed; `dry_run` only counts them.
 
-    The live version, the canary, their parents, the version that a rollback goes to, and the newest ones stay.
+    The live version, the canary, their parents, candidates, the version that a rollback goes to, and the newest ones stay.
     """
     versions = registry.all()
     needed = _needed(registry, versions, n_newest)
@@ -42,7 +42,8 @@ def prune(registry: Registry, project: Path, *, n_newest: int, dry_run: bool = F
 
 def _needed(registry: Registry, versions: list[PolicyVersion], n_newest: int) -> set[int]:
     in_use = [version for version in versions if version.state in (PolicyState.live, PolicyState.canary)]
-    numbers = {version.number for version in in_use}
+    undecided = [version for version in versions if version.state is PolicyState.candidate]
+    numbers = {version.number for version in (*in_use, *undecided)}
     numbers |= {version.parent for version in in_use if version.parent is not None}
     numbers |= set(live_stack(registry.moves())[-2:])
     newest = sorted(version.number for version in versions)

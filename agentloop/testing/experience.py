@@ -58,7 +58,7 @@ class MemoryExperience:
         self._texts = texts
         self._pool = SandboxPool(backend or AbsentBackend(), min_idle=0)
         self._stored = stored
-        self._guard = Guard([*tasks, *validation, *held_out], own=[each.original for each in texts])
+        self._guard = Guard([*tasks, *validation, *held_out])
         self._requests: Counter[str] = Counter()
 
     def restart(self) -> None:
@@ -111,9 +111,9 @@ class MemoryExperience:
         """See `abilities.Forks`: without a sandbox, the recorded turns are all that an attempt leaves."""
         return continued(attempt.task, attempt.trace.steps[:step])
 
-    def leak(self, text: str) -> str | None:
+    def leak(self, text: str, own: str = "") -> str | None:
         """See `abilities.Vets`."""
-        return self._guard.leak(text)
+        return self._guard.leak(text, own)
 
     def redacted(self, text: str) -> str:
         """See `abilities.Vets`."""

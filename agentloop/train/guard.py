@@ -25,24 +25,22 @@ SETTINGS = frozenset({"as", "model", "base_url", "api_key", "cache", "shows", "k
 class Guard:
     """Knows what texts of one project must not contain."""
 
-    def __init__(
-        self, tasks: Iterable[Task], *, own: Iterable[str] = (), redact: Callable[[str], str] = lambda text: text
-    ) -> None:
-        """tasks: of all splits. own: the texts that the agent has anyway. redact: gives a text without its secrets."""
+    def __init__(self, tasks: Iterable[Task], *, redact: Callable[[str], str] = lambda text: text) -> None:
+        """tasks: of all splits. redact: gives a text without its secrets."""
         self._redact = redact
-        before = "\n".join(own).casefold()
         self._leaks: dict[str, str] = {}
         for task in tasks:
             for value, why in _secrets_of(task):
                 plain = value.strip().casefold()
-                if len(plain) >= MIN_VALUE and not _contains(before, plain):
+                if len(plain) >= MIN_VALUE:
                     self._leaks.setdefault(plain, why)
 
-    def leak(self, text: str) -> str | None:
-        """The first leak in `text`, in a few words; None for none."""
+    def leak(self, text: str, own: str = "") -> str | None:
+        """The first leak in `text`, in a few words; None for none. own: text that the agent has anyway."""
         plain = text.casefold()
+        before = own.casefold()
         for value, why in self._leaks.items():
-            if value in plain and _contains(plain, value):
+            if value in plain and _contains(plain, value) and not _contains(before, value):
                 return why
         if self._redact(text) != text:
             return "a secret"

@@ -88,13 +88,14 @@ def test_words_are_written_to_a_new_folder(store: Store, tmp_path: Path) -> None
 
 
 def test_prune_keeps_what_is_in_use_and_where_a_rollback_goes(store: Store, tmp_path: Path) -> None:
-    """Of 1 to 8: 5 is live, 4 its parent, a rollback goes to 2, 7 is the canary, 6 its parent, 8 is the newest."""
+    """Of 1 to 8: 5 is live, 4 its parent, 3 is held, a rollback goes to 2, 7 is the canary, 6 its parent, 8 is the newest."""
     for number in range(1, 9):
         version(store, tmp_path, number, components=[component()])
     moves = Moves(Registry(store), by="ann")
     for number in (2, 5):
         moves.promote(number, override="x")
     moves.start_canary(7, 0.1)
+    moves.hold(3, why="worse")
     policies = tmp_path / ".agentloop" / "policies"
     size = sum((policies / name / "overlay.json").stat().st_size for name in ("v0001", "v0003"))
     assert prune(Registry(store), tmp_path, n_newest=1, dry_run=True) == ((1, 3), size)

@@ -38,4 +38,4 @@ def test_leaks(text: str, why: str | None) -> None:
 
 
 def test_words_that_the_agent_has_anyway_are_no_leak() -> None:
-    assert Guard([TASK], own=["Blue heron is our mascot."]).leak("Mention the blue heron.") is None
+    assert Guard([TASK]).leak("Mention the blue heron.", "Blue heron is our mascot.") is None

@@ -124,12 +124,13 @@ class Gepa:
             folder = self._project.folder if self._project else Path()
             prices = self._project.config.prices if self._project else ()
             self._writer = rewriter_of(self._rewriter or {}, folder, prices)
-        guard = Guard(experience.tasks, own=[component.original for component in components.values()])
+        own = "\n".join(component.original for component in components.values())
+        guard = Guard(experience.tasks)
 
         def leak(text: str) -> str | None:
-            why = guard.leak(text)
+            why = guard.leak(text, own)
             if why is None and isinstance(experience, Vets):
-                why = experience.leak(text)
+                why = experience.leak(text, own)
             return why
 
         return Rewriter(self._writer, experience, leak)
