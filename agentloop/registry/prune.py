@@ -25,7 +25,7 @@ class Pruned(NamedTuple):
 def prune(registry: Registry, project: Path, *, n_newest: int, dry_run: bool = False) -> Pruned:
     """Remove the folders of versions that are not needed; `dry_run` only counts them.
 
-    The live version, the canary, their parents, candidates, the version that a rollback goes to, and the newest ones stay.
+    The live version, the canary, their parents, candidates, the version that a rollback goes to and the newest stay.
     """
     versions = registry.all()
     needed = _needed(registry, versions, n_newest)

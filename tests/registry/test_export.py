@@ -88,7 +88,7 @@ def test_words_are_written_to_a_new_folder(store: Store, tmp_path: Path) -> None
 
 
 def test_prune_keeps_what_is_in_use_and_where_a_rollback_goes(store: Store, tmp_path: Path) -> None:
-    """Of 1 to 8: 5 is live, 4 its parent, 3 is held, a rollback goes to 2, 7 is the canary, 6 its parent, 8 is the newest."""
+    """Of 1 to 8: 5 is live, 4 its parent, 3 is held, a rollback goes to 2, 7 is the canary, 6 its parent, 8 is new."""
     for number in range(1, 9):
         version(store, tmp_path, number, components=[component()])
     moves = Moves(Registry(store), by="ann")
