@@ -178,9 +178,9 @@ def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyV
             return as_weights(version)
         folder = version_folder(version, project)
         try:
-            policy = frozen(folder).policy
+            base = frozen(folder)
             overlay = read_overlay(folder)
-            parts = identity({**policy_parts(policy, folder), **own_parts(folder, overlay)}).parts
+            parts = identity({**policy_parts(base.policy, base.folder), **own_parts(folder, overlay)}).parts
         except ConfigError as error:
             _log.warning("v%d is not served: %s", version.number, error)
             return None
@@ -188,10 +188,10 @@ def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyV
         if any(parts.get(name) != version.parts.get(name) for name in names):
             _log.warning("v%d is not served: %s was changed by hand; %s", version.number, folder, RESTORE)
             return None
-        upstream = _upstream(policy, upstreams)
-        if upstream is None or policy.model is None:
+        upstream = _upstream(base.policy, upstreams)
+        if upstream is None or base.policy.model is None:
             return None
-        return Served(version.number, policy.model, upstream.name, overlay)
+        return Served(version.number, base.policy.model, upstream.name, overlay)
 
     return served
 

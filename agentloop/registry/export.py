@@ -114,17 +114,19 @@ def _sources(version: PolicyVersion, project: Path) -> Iterator[Path]:
     """The project's files that the version has copies of; of a version without copies, all that may be source."""
     copies = artifact_folder(project, version.artifact or "") / FILES
     copied = [path.relative_to(copies) for path in copies.rglob("*") if path.is_file()]
-    sources = [project / name for name in copied if _is_source(project / name)]
+    sources = [project / name for name in copied if _is_source(project / name, project)]
     if sources:
         yield from sources
         return
     for folder, folders, names in os.walk(project):
         folders[:] = sorted(name for name in folders if name not in NO_SOURCES and not name.startswith("."))
-        yield from (path for name in sorted(names) if _is_source(path := Path(folder, name)))
+        yield from (path for name in sorted(names) if _is_source(path := Path(folder, name), project))
 
 
-def _is_source(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_BYTES
+def _is_source(path: Path, project: Path) -> bool:
+    """A symbolic link may lead out of the project, so nothing is written through one."""
+    is_inside = path.resolve().is_relative_to(project.resolve())
+    return is_inside and path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_BYTES
 
 
 def _text(path: Path) -> str | None:

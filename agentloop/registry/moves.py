@@ -248,7 +248,10 @@ def objection(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, suite
     if proof.obstacle is not None:
         return f'{proof.obstacle}; improve it, or promote it with `--override "why"`'
     if proof.alpha > MAX_ALPHA:
-        return f"its proof may be wrong with probability {proof.alpha:g}, and {MAX_ALPHA:g} is the most that counts"
+        return (
+            f"its proof may be wrong with probability {proof.alpha:g}, and {MAX_ALPHA:g} is the most that counts; "
+            'compare the two again, or promote it with `--override "why"`'
+        )
     if proof.claim not in CLAIMS:
         return f"its proof claims {proof.claim!r}; only {' and '.join(map(repr, CLAIMS))} count"
     return None

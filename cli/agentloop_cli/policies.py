@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from agentloop.views.policies import VersionLine
 
 policies = typer.Typer(help="Policy versions: list, compare, promote, roll back, serve.", no_args_is_help=True)
-policies.command()(promote)
-policies.command()(canary)
-policies.command()(rollback)
-policies.command()(diff)
-policies.command()(export)
-policies.command()(prune)
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
@@ -167,3 +161,12 @@ def serve(
 
 def _say(line: str) -> None:
     stderr.print(line, markup=False)
+
+
+# After `ls`, `show` and `serve`, so that help lists them in the order of use.
+policies.command()(promote)
+policies.command()(canary)
+policies.command()(rollback)
+policies.command()(diff)
+policies.command()(export)
+policies.command()(prune)

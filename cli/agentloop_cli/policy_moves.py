@@ -70,8 +70,8 @@ def canary(
     With --shadow the live version answers everybody. The canary answers the
     calls of its share again, beside it: traces with the attribute agentloop.shadow.
 
-    Exit codes: 0 done or PASS, 1 FAIL or the states do not allow it, 2 an argument or the version's files are wrong,
-    3 INCONCLUSIVE, 4 INFRA.
+    Exit codes: 0 done or PASS, 1 FAIL or the states do not allow it, 2 a wrong
+    argument or file, 3 INCONCLUSIVE, 4 INFRA.
     """
     done: list[Move] = []
     code = 0

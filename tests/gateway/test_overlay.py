@@ -110,9 +110,15 @@ def test_a_registered_version_is_served_from_its_folder(model: ModelServer, tmp_
     store = Store(tmp_path / STORE)
     folder = tmp_path / ".agentloop" / "policies" / "v0001"
     body = {**request_of("chat", f"You help. {OLD}"), "model": "policy/live"}
-    for is_changed in (False, True):
-        if is_changed:
+    settings_file = folder / "version.json"
+    whole = settings_file.read_text()
+    for change in ("none", "overlay", "model"):
+        if change == "overlay":
             write_overlay(folder, Overlay())
+        elif change == "model":
+            write_overlay(folder, OVERLAY)
+            settings_file.write_text(whole.replace('"m"', '"other"'))
+        is_changed = change != "none"
         serving = serving_of(Registry(store), served_by(tmp_path, [upstream]))
         with gateway_here(tmp_path / "other.db", upstream, serving=serving) as gateway:
             answer = gateway.post("/v1/chat/completions", body)

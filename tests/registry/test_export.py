@@ -56,6 +56,20 @@ def test_words_go_back_into_the_one_file_that_has_their_original(store: Store, t
     assert source.stat().st_mode & 0o777 == 0o755
 
 
+def test_nothing_is_written_through_a_link_out_of_the_project(store: Store, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "system.md").write_text(PROMPT)
+    made = version(store, project, 1, components=[component()])
+    copy = project / ".agentloop" / "policies" / "v0001" / "files" / "prompts" / "system.md"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(PROMPT)
+    (project / "prompts").symlink_to(tmp_path / "outside")
+    with pytest.raises(ConfigError, match="is in no source file"):
+        edits_for(made, project)
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [

@@ -202,3 +202,16 @@ def test_a_version_that_cannot_act_goes_nowhere(store: Store) -> None:
         with pytest.raises(ConfigError, match="changed by hand"):
             move()
     assert states(Registry(store)) == {1: "retired", 2: "live", 3: "candidate"}
+
+
+def test_a_version_that_the_gate_held_is_held_after_its_canary(store: Store) -> None:
+    """Else the loop would gate it again."""
+    moves = moves_in(store)
+    moves.hold(2, why="worse")
+    moves.start_canary(2, 0.1)
+    moves.change_share(0.2)
+    [ended] = moves.end_canary()
+    assert (ended.before, ended.after) == ("canary", "held")
+    moves.start_canary(3, 0.1)
+    [ended] = moves.end_canary()
+    assert ended.after == "candidate"
