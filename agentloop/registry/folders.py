@@ -41,6 +41,10 @@ LINEAGE = "lineage.jsonl"
 OUTSIDE = "outside"
 """Folder, in `files/`, of what lies outside of the project."""
 FORMAT = 1
+ENVIRONMENT = ".env"
+"""How the names of files begin in which programs keep their keys."""
+MAX_SEARCHED = 1 << 20
+"""Bytes of a file that is searched for secrets."""
 
 
 @contextmanager
@@ -88,11 +92,32 @@ def freeze(
             copies.add(part)
     settings = {"policy": copies.policy(base.policy), "agent": copies.agent(base.agent)}
     make_folder(draft)
+    redactor = Redactor(token_bytes(32), secrets)
     copies.write(draft / FILES)
+    _remove_secrets(draft / FILES, redactor)
     text = json.dumps({"format": FORMAT, **settings}, indent=1, ensure_ascii=False)
-    (draft / VERSION_FILE).write_bytes(Redactor(token_bytes(32), secrets).json(text.encode()))
+    (draft / VERSION_FILE).write_bytes(redactor.json(text.encode()))
     (draft / LINEAGE).write_text("".join(json.dumps(pair) + "\n" for pair in sorted(set(pairs))))
     return base.identity(own_parts(draft, read_overlay(draft)))
+
+
+def _remove_secrets(folder: Path, redactor: Redactor) -> None:
+    """Remove copies of files that hold a secret. The version then acts only while the original is unchanged."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not path.is_file():
+            continue
+        if path.name.startswith(ENVIRONMENT) or _has_secret(path, redactor):
+            path.unlink()
+
+
+def _has_secret(path: Path, redactor: Redactor) -> bool:
+    if path.stat().st_size > MAX_SEARCHED:
+        return False
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return False
+    return redactor.text(text) != text
 
 
 def frozen(folder: Path, *, has_agent: bool = True) -> Base:

@@ -140,6 +140,22 @@ def test_a_folder_has_no_secret_and_takes_the_present_ones(tmp_path: Path) -> No
     assert base_of(version, folder, load_config(folder)).policy.api_key is None, "the key is for another endpoint"
 
 
+@pytest.mark.parametrize("name", [".env", "program/settings.py"])
+def test_a_file_with_a_secret_is_not_copied_and_its_version_acts_while_it_is_unchanged(
+    tmp_path: Path, name: str
+) -> None:
+    folder = make(tmp_path)
+    secret = folder / "program" / name.rpartition("/")[2]
+    secret.write_text(f"KEY = '{'sk-ant-api03-' + 'x' * 90}'\n")
+    version = register(toml(folder))
+    place = folder / ".agentloop" / "policies" / "v0001"
+    assert not [path for path in place.rglob("*") if path.name == secret.name]
+    assert base_of(version, folder, load_config(folder)).folder == folder
+    secret.write_text("KEY = 'another'\n")
+    with pytest.raises(ConfigError, match=r"agent\.files"):
+        base_of(version, folder, load_config(folder))
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
