@@ -16,7 +16,9 @@ from pathlib import Path
 
 from agentloop.config.settings import CONFIG_FILE, Config, load_config, suite_folder
 from agentloop.errors import ConfigError, StateError
+from agentloop.identity import Identity
 from agentloop.registry.acting import base_of, version_folder
+from agentloop.registry.parts import OWN_PARTS
 from agentloop.registry.versions import Registry, move_of
 from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite
@@ -26,6 +28,8 @@ CLAIMS = ("better", "not_worse")
 PASS = "PASS"  # noqa: S105  the verdict
 CONCLUSIVE = (PASS, "FAIL")
 """Verdicts that say something about the candidate; of these the newest counts."""
+SERVED_PARTS = frozenset({"policy.model", *OWN_PARTS})
+"""Parts of a version by which its answers at the gateway differ."""
 MAX_ALPHA = 0.05
 """Risk of a wrong PASS up to which a proof counts."""
 N_DIGITS = 12
@@ -112,8 +116,10 @@ class Moves:
             if canary.number != number:
                 remedy = "end it first with `agentloop policies canary --end`"
             raise StateError(f"policy v{canary.number} is the canary already; {remedy}")
-        if self.registry.live() is None:
+        live = self.registry.live()
+        if live is None:
             raise StateError("no version is live to compare a canary with; promote one first")
+        _check_apart(version, live)
         self.check(version)
         return self._put([move_of(version, PolicyState.canary, by=self.by, why=why, share=share, is_shadow=is_shadow)])
 
@@ -293,6 +299,18 @@ def check_version(version: PolicyVersion, project: Path) -> None:
         folder = version_folder(version, project)
         if not folder.is_dir():
             raise ConfigError(f"v{version.number} cannot act: no folder {folder}; bring back what was there")
+
+
+def _check_apart(version: PolicyVersion, live: PolicyVersion) -> None:
+    """Raises ConfigError for two versions that the gateway would answer alike: it serves models and overlays alone."""
+    if not version.parts or not live.parts:
+        return
+    changed = Identity("", version.parts).changed(live.parts)
+    if not any(name in SERVED_PARTS for name in changed):
+        raise ConfigError(
+            f"v{version.number} differs from v{live.number} in {', '.join(changed) or 'nothing'} alone, which the "
+            "gateway does not serve: a canary would be compared with itself; use `agentloop gate`"
+        )
 
 
 def check_share(share: float, name: str) -> None:

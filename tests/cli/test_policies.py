@@ -14,6 +14,7 @@ from registry.versions import register
 from agentloop.config.traffic import CanarySection
 from agentloop.gate import canaries
 from agentloop.identity import Identity
+from agentloop.registry.moves import Moves
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
 
@@ -135,6 +136,10 @@ def test_words_are_compared_exported_and_pruned(agentloop: Run, project: Path) -
         "wrote o/overlay.json",
         "wrote o/instructions.md",
     ]
+    store = Store(project / "traces" / "store.db")
+    for number in (2, 4):
+        Moves(Registry(store), by="a test").hold(number, why="worse")
+    store.close()
     gone = json.loads(agentloop("policies", "prune", "--keep", "1", "--json").stdout)
     assert (gone["versions"], (project / ".agentloop" / "policies" / "v0004").exists()) == ([2, 4], False)
 

@@ -215,3 +215,21 @@ def test_a_version_that_the_gate_held_is_held_after_its_canary(store: Store) -> 
     moves.start_canary(3, 0.1)
     [ended] = moves.end_canary()
     assert ended.after == "candidate"
+
+
+def test_a_canary_that_the_gateway_would_serve_as_the_live_version_is_refused(store: Store) -> None:
+    """Its PASS would be about nothing."""
+    registry = Registry(store)
+    model = {"policy.model": "m" * 64}
+    for number, parts in (
+        (4, {**model, "agent": "a" * 64}),
+        (5, {**model, "agent": "b" * 64}),
+        (6, {**model, "overlay": "o" * 64}),
+    ):
+        add(registry, number, parts=parts)
+    moves = moves_in(store)
+    moves.promote(4, override="x")
+    with pytest.raises(ConfigError, match="v5 differs from v4 in agent alone, which the gateway does not serve"):
+        moves.start_canary(5, 0.1)
+    assert registry.canary() is None
+    moves.start_canary(6, 0.1)

@@ -39,7 +39,7 @@ def registry(store: Store) -> Registry:
 
 def add(registry: Registry, number: int, sha256: str | None = None, **fields: Any) -> PolicyVersion:
     given = {"parent": number - 1 or None, "kind": "weights", "artifact": None, "config_hash": "c", "note": "made"}
-    identity = Identity(sha256 or f"{number}" * 64, {})
+    identity = Identity(sha256 or f"{number}" * 64, fields.pop("parts", {}))
     return registry.add(number=number, identity=identity, **{**given, **fields})
 
 
