@@ -41,6 +41,7 @@ def test_its_server_in_the_sandbox_answers(bubblewrap: BubblewrapBackend, tmp_pa
     """Installed into the folder that its settings name, by the command that it prints but for the version."""
     need("mcp")
     (package,) = re.findall(r"python3 -m pip install --target servers (\S+)\n", PAGE)
+    (tmp_path / "prompt.md").write_text("Answer with the time.")
     (tmp_path / "servers").symlink_to(installed(f"{package}==2026.10.19"))
     settings = tomllib.loads(TOML[0].partition('[[agent.mcp]]\nname = "tickets"')[0])["agent"]
     loop = tool_loop(AgentSection.model_validate(settings), tmp_path)
