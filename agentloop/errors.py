@@ -161,6 +161,10 @@ class TrainingError(AgentLoopError, RuntimeError):
     """A training step or a policy version that cannot be made from what there is."""
 
 
+class PublishError(TrainingError):
+    """A server that cannot take a trained version, or that does not answer as it was trained."""
+
+
 @contextmanager
 def boundary(kind: type[AgentLoopError], what: str, **context: object) -> Iterator[None]:
     """Blame whatever escapes the block on the boundary it crossed.

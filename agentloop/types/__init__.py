@@ -14,6 +14,7 @@ from agentloop.types.episode import AttemptPhase, Break, Episode, EpisodeState, 
 from agentloop.types.frozen import Frozen, content_hash
 from agentloop.types.imported import Imported
 from agentloop.types.overlay import Component, Lesson, Overlay
+from agentloop.types.sampling import Sampling
 from agentloop.types.span import Span
 from agentloop.types.stage import StageKey, StageKind
 from agentloop.types.step import BROKEN, Completion, ExecResult, Message, Step, ToolCall, ToolResult, ToolSpec
@@ -70,6 +71,7 @@ __all__ = [
     "RewardRule",
     "RewardState",
     "Sample",
+    "Sampling",
     "SandboxSpec",
     "Score",
     "Setup",

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from agentloop.types.frozen import Frozen
+from agentloop.types.sampling import Sampling
 
 
 class ToolSpec(Frozen):
@@ -53,6 +54,8 @@ class Completion(Frozen):
     prompt_token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     """Log-probability (nats) of each of `message.token_ids` under the sampler, at its temperature."""
+    sampling: Sampling | None = None
+    """How it was drawn, as the request said; None where nobody said."""
     model: str | None = None
     n_prompt_tokens: int = 0
     n_cached_tokens: int = 0

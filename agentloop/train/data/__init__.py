@@ -1,0 +1,1 @@
+"""Judged traces -> rows that an algorithm can learn from."""

@@ -1,0 +1,1 @@
+"""Bringing what was trained to where it is asked, and proving that it answers there."""
