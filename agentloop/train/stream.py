@@ -1,0 +1,138 @@
+"""Groups of attempts for a trainer, rolled out while it trains: which may start, which are used, which are too old.
+
+A group is named by its number in the plan, so that a killed trainer asks for the same ones again. Admission: AReaL,
+arXiv:2505.24298 §5.1. With `max_lag` 0 and no over-commit every step waits for exactly its own groups, and a run is as
+repeatable as its policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, TypeVar
+
+G = TypeVar("G")
+
+
+@dataclass(frozen=True)
+class Ready(Generic[G]):
+    """A group that has ended."""
+
+    number: int
+    """In the plan, from 0."""
+    version: int
+    """Updates that its policy had had when the group began."""
+    group: G
+
+
+class GroupStream(Generic[G]):
+    """Keeps groups under way, and hands out those of each step; one step is asked for at a time, in order.
+
+    A group that ends later than the others of its step is used in a later one, unless that is more than `max_lag`
+    updates ahead of it: then it is dropped, and counted in `dropped`.
+    """
+
+    def __init__(
+        self,
+        roll: Callable[[int, int], Awaitable[tuple[int, G]]],
+        *,
+        n_groups: int,
+        n_steps: int,
+        max_lag: int = 0,
+        over_commit: int = 0,
+        max_running: int | None = None,
+        consumed: Iterable[int] = (),
+        dropped: Iterable[int] = (),
+    ) -> None:
+        """roll(number, version): the group, and the version that sampled it: an older one, where it is on disk.
+
+        n_groups: of a step. max_lag: updates that a group may be behind when it is trained on. over_commit: groups
+        that may be under way beyond those that the steps need. max_running: groups at once; None is no bound.
+        consumed, dropped: of a run that was interrupted; `take` goes on after its steps.
+        """
+        self._roll = roll
+        self._n_groups = n_groups
+        self._n_steps = n_steps
+        self._max_lag = max_lag
+        self._over_commit = over_commit
+        self._max_running = max_running
+        self._ready: dict[int, Ready[G]] = {}
+        self._running: dict[int, asyncio.Task[Ready[G]]] = {}
+        self._started: dict[int, int] = {}
+        self.consumed = set(consumed)
+        """Numbers of groups that were handed out."""
+        self.dropped = set(dropped)
+        """Numbers of groups that were too old when they ended."""
+        self._next = 0
+
+    async def __aenter__(self) -> GroupStream[G]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._cancel(list(self._running))
+
+    async def take(self, version: int) -> list[Ready[G]]:
+        """The groups of the next step, in plan order, of whatever has ended. version: updates so far.
+
+        Raises what `roll` raised. Groups go on being rolled out after this returns.
+        """
+        while True:
+            await self._drop_old(version)
+            self._admit(version)
+            if len(self._ready) >= self._n_groups:
+                break
+            if not self._running:  # nothing else is allowed: fewer groups are left than a step needs
+                break
+            await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
+            self._collect()
+        chosen = [self._ready.pop(number) for number in sorted(self._ready)[: self._n_groups]]
+        self.consumed.update(each.number for each in chosen)
+        return chosen
+
+    def announce(self, version: int) -> None:
+        """An update is published: groups that start from now on are of `version`."""
+        self._collect()
+        self._admit(version)
+
+    def _admit(self, version: int) -> None:
+        """Start as many groups as AReaL's rule allows, so that one that starts now is in time for its step."""
+        steps = min(self._max_lag + version + 1, self._n_steps)
+        n_most = steps * self._n_groups + self._over_commit
+        while len(self.consumed) + len(self._ready) + len(self._running) < n_most:
+            if self._max_running is not None and len(self._running) >= self._max_running:
+                return
+            while self._next in self.consumed or self._next in self.dropped:
+                self._next += 1
+            number = self._next
+            self._next += 1
+            self._started[number] = version
+            self._running[number] = asyncio.create_task(self._one(number, version))
+
+    async def _one(self, number: int, version: int) -> Ready[G]:
+        sampled_by, group = await self._roll(number, version)
+        return Ready(number, sampled_by, group)
+
+    def _collect(self) -> None:
+        for number in [number for number, task in self._running.items() if task.done()]:
+            self._ready[number] = self._running.pop(number).result()
+
+    async def _drop_old(self, version: int) -> None:
+        """Drop what is too old for this step, also where it is still under way: it can only become older."""
+        self._collect()
+        oldest = version - self._max_lag
+        late = [number for number in self._running if self._started[number] < oldest]
+        await self._cancel(late)
+        old = [number for number, each in self._ready.items() if each.version < oldest]
+        for number in old:
+            del self._ready[number]
+        self.dropped.update(late, old)
+
+    async def _cancel(self, numbers: list[int]) -> None:
+        tasks = [self._running.pop(number) for number in numbers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
