@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from agentloop.errors import ConfigError, counted
@@ -12,6 +13,9 @@ from agentloop.mining.failed_tasks import FAILURES, read_failed
 from agentloop.suites.names import CASE, HEAD
 from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Split, Task, Trace
+
+MIN_WORDS = 6
+"""Of a held-out instruction that is looked for inside longer texts; fewer words stand in many of them by chance."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,14 @@ class HeldOut:
     """As `normalised` writes them."""
 
     def has(self, task_id: str | None, instruction: str) -> bool:
-        """Whether this task, or the task of this trace, is one of them."""
-        return task_id in self.ids or normalised(instruction) in self.texts
+        """Whether this task, or the task of this trace, is one of them, also where other text stands around it."""
+        text = normalised(instruction)
+        return task_id in self.ids or text in self.texts or any(each in f" {text} " for each in self._telling)
+
+    @cached_property
+    def _telling(self) -> list[str]:
+        """Texts long enough that an instruction with one of them inside asks for that task."""
+        return [f" {text} " for text in self.texts if text.count(" ") + 1 >= MIN_WORDS]
 
     def with_tasks(self, tasks: Iterable[Task]) -> HeldOut:
         """These tasks as well."""
