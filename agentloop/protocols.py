@@ -217,6 +217,14 @@ class Draft(Protocol):
         """Keep figures beside the version; a later one of the same name takes its place."""
         ...
 
+    def record(self, step: int, **figures: float) -> None:
+        """Store figures of one step of training, by the names of `train/figures.py`; other names are stored as well.
+
+        step: from 1. A later call for the same step adds figures, or replaces those of the same name. The first call
+        for a draft removes what an interrupted run left of this step and the later ones.
+        """
+        ...
+
     def learn_from(self, pairs: Iterable[tuple[str, str]], dropped: Mapping[str, int] = {}) -> None:
         """Record what it is made of: (trace id, verdict key) pairs (`Judged.pair`), and what was not used, by reason.
 

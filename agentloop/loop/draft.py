@@ -27,6 +27,7 @@ class ProjectDraft:
         self.dropped: Counter[str] = Counter()
         self.identity = project.base.identity()
         """Of the settings and files as they are now; those that are frozen must be the same."""
+        self._has_recorded = False
         self.discard()
         make_folder(self.folder)
 
@@ -42,6 +43,11 @@ class ProjectDraft:
     def measure(self, **figures: float) -> None:
         """See `protocols.Draft`."""
         self.figures |= figures
+
+    def record(self, step: int, **figures: float) -> None:
+        """See `protocols.Draft`."""
+        self.project.store.put_figures(self.number, step, figures, anew=not self._has_recorded)
+        self._has_recorded = True
 
     def learn_from(self, pairs: Iterable[tuple[str, str]], dropped: Mapping[str, int] = {}) -> None:
         """See `protocols.Draft`."""

@@ -15,7 +15,7 @@ from sqlmodel import Field, SQLModel
 
 from agentloop.types import StageKind
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Raised with every change of a table. An older file is upgraded when it is opened, an older server by
 `agentloop store upgrade` alone; a newer one is refused."""
 
@@ -354,6 +354,22 @@ class ProposalRow(SQLModel, table=True):
     answer: str
     cost_usd: float | None
     given_at: datetime
+
+
+class FigureRow(SQLModel, table=True):
+    """One figure of one step of training (`train/figures.py` has the names)."""
+
+    __tablename__ = "figure"
+
+    project: str = Field(primary_key=True)
+    version: int = Field(primary_key=True)
+    """The version that the step is a part of."""
+    step: int = Field(primary_key=True)
+    name: str = Field(primary_key=True)
+    value: float | None
+    """None where it was not a finite number."""
+    at: datetime
+    """When the step was recorded."""
 
 
 class EvalRow(SQLModel, table=True):

@@ -148,6 +148,8 @@ class MemoryDraft:
         self.folder = folder
         self.progress = Silent()
         self.figures: dict[str, float] = {}
+        self.steps: dict[int, dict[str, float]] = {}
+        """Step -> what was recorded of it."""
         self.pairs: list[tuple[str, str]] = []
         self.dropped: Counter[str] = Counter()
         self._seed = seed
@@ -159,6 +161,10 @@ class MemoryDraft:
     def measure(self, **figures: float) -> None:
         """See `protocols.Draft`."""
         self.figures |= figures
+
+    def record(self, step: int, **figures: float) -> None:
+        """See `protocols.Draft`."""
+        self.steps.setdefault(step, {}).update(figures)
 
     def learn_from(self, pairs: Iterable[tuple[str, str]], dropped: Mapping[str, int] = {}) -> None:
         """See `protocols.Draft`."""

@@ -1,0 +1,136 @@
+"""Figures of one step of training: the names by which trainers record them, and curves, reports and alarms read them.
+
+A trainer records with `Draft.record(step, **figures)`. A name of a family goes on with a `/` and its member, as in
+`reward/exact` or `seconds/judge`: see `of`. What a trainer does not measure it leaves out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+REWARD = "reward"
+"""Mean reward of the step's scored trajectories, in [0, 1]; `reward/VERIFIER` is one verifier's part of it."""
+SPREAD = "spread"
+"""Mean over groups of the standard deviation of their rewards; 0 where no group has anything to learn from."""
+ENTROPY = "entropy"
+"""Mean entropy of the policy at a sampled token, in nats."""
+LOSS = "loss"
+CLIP = "clip"
+"""`clip/positive`, `clip/negative`: share of the tokens with an advantage of that sign whose ratio was clipped."""
+POSITIVE, NEGATIVE = "positive", "negative"
+"""Members of CLIP."""
+MISMATCH = "mismatch"
+"""Mean of abs(trainer's - sampler's log-probability) over sampled tokens before the first update, in nats.
+`mismatch/worst` is the greatest."""
+EFFECTIVE = "effective"
+"""Effective sample share: (sum of w)^2 / (n * sum of w^2) of the importance weights w of n tokens, in (0, 1]."""
+KL = "kl"
+"""Mean KL divergence to the reference at a sampled token, in nats (k3)."""
+GRADIENT = "gradient"
+"""Norm of the gradient before it is clipped."""
+LENGTH = "length"
+"""Sampled tokens of a trajectory, the mean; `length/longest` is the greatest."""
+LAG = "lag"
+"""Versions (updates, within a turn) between the policy that sampled a trajectory and the one that learns from it: the
+mean; `lag/worst` is the greatest."""
+WORST, LONGEST = "worst", "longest"
+"""Members of MISMATCH and LAG, and of LENGTH."""
+ROWS = "rows"
+"""Rows of the step; `rows/used` carried a gradient."""
+USED = "used"
+"""Member of ROWS."""
+EXCLUDED = "excluded"
+"""`excluded/REASON`: trajectories or rows that did not train, by the reason's name."""
+SECONDS = "seconds"
+"""`seconds/PHASE`: wall-clock seconds of the step in each Phase."""
+TOKENS = "tokens"
+"""`tokens/PHASE`: tokens that a phase handled; those of `generate` are sampled, of `train` prompts and samples."""
+SKIPPED = "skipped"
+"""Optimiser steps that were not made because the loss or the gradient was not finite."""
+RATE = "rate"
+"""Learning rate."""
+
+
+class Phase(StrEnum):
+    """Where the time and tokens of a step go; members of SECONDS and TOKENS."""
+
+    generate = "generate"
+    """The policy samples, tools run."""
+    wait = "wait"
+    """The trainer waits for attempts."""
+    judge = "judge"
+    train = "train"
+    publish = "publish"
+
+
+class About(NamedTuple):
+    """How a figure is shown."""
+
+    heading: str
+    unit: str
+    """`share` is shown as a percentage; '' is a plain number."""
+
+
+ABOUT: Mapping[str, About] = {
+    REWARD: About("reward", ""),
+    SPREAD: About("spread", ""),
+    ENTROPY: About("entropy", "nats"),
+    LOSS: About("loss", ""),
+    CLIP: About("clip", "share"),
+    MISMATCH: About("mismatch", "nats"),
+    EFFECTIVE: About("effective", "share"),
+    KL: About("KL", "nats"),
+    GRADIENT: About("gradient", ""),
+    LENGTH: About("length", "tokens"),
+    LAG: About("lag", "versions"),
+    ROWS: About("rows", "rows"),
+    EXCLUDED: About("excluded", "rows"),
+    SECONDS: About("seconds", "s"),
+    TOKENS: About("tokens", "tokens"),
+    SKIPPED: About("skipped", "steps"),
+    RATE: About("learning rate", ""),
+}
+"""Every figure and family, in the order in which they are shown; figures of other names come after them."""
+
+
+def of(family: str, member: str) -> str:
+    """The name of one figure of a family: `of(SECONDS, Phase.judge)` is `seconds/judge`."""
+    return f"{family}/{member}"
+
+
+def family(name: str) -> str:
+    """The name without its member."""
+    return name.partition("/")[0]
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """`names`, each once, as they are shown: a figure before its members, phases in the order of a step."""
+    families, phases = list(ABOUT), [str(phase) for phase in Phase]
+
+    def place(name: str) -> tuple[int, str, int, str]:
+        member = name.partition("/")[2]
+        rank = families.index(family(name)) if family(name) in ABOUT else len(families)
+        if member == POSITIVE:
+            return rank, family(name), 0, member
+        return rank, family(name), phases.index(member) if member in phases else 1, member
+
+    return sorted(set(names), key=place)
+
+
+def counts(family: str, numbers: Mapping[str, float]) -> dict[str, float]:
+    """Figures of a family: `counts(EXCLUDED, dropped)`, with a member for each key."""
+    return {of(family, str(name)): float(value) for name, value in numbers.items()}
+
+
+def effective_share(weights: Sequence[float]) -> float:
+    """Kish's effective sample size of importance weights, as a share of their number; nan without a weight above 0.
+
+    1 where all weights are equal, 1/n where one of n has all the weight.
+    """
+    squares = sum(weight * weight for weight in weights)
+    if not squares > 0:
+        return math.nan
+    return sum(weights) ** 2 / (len(weights) * squares)
