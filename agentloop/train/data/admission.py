@@ -1,0 +1,111 @@
+"""What a trace or a turn must have to become part of a row."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentloop.train.data.exclusions import Exclusion
+from agentloop.types import Attempt, Completion, FailureType, Judged, Message, RewardState, Split, Step
+
+MARK = re.compile(r"\[redacted:\w+:[0-9a-f]{12}\]")
+"""Stands in a stored text where a secret stood; token ids of that text would still hold the secret."""
+NO_ISOLATION = "none"
+_STATES = {
+    RewardState.unscored: Exclusion.unscored,
+    RewardState.disputed: Exclusion.disputed,
+}
+_HACKS = {
+    FailureType.outcome_reward_hack: Exclusion.reward_hack,
+    FailureType.outcome_unsafe_action: Exclusion.unsafe_action,
+}
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What an algorithm asks of traces and of turns."""
+
+    logprobs: bool = True
+    """Refuse turns without the sampler's log-probabilities, or with those of another distribution. False leaves
+    log-probabilities and temperatures out of the rows."""
+    reward: bool = True
+    """Refuse trajectories without one."""
+    temperature: float | None = None
+    """Of turns that do not say how they were sampled; None refuses them where log-probabilities are needed."""
+    max_tokens: int | None = None
+    """Longest row; turns that end later are refused. None is no limit."""
+    models: frozenset[str] | None = None
+    """Names under which the trained policy answered; turns of other models are context. None takes all."""
+    unconfined: bool = False
+    """Take runs that no sandbox held. Such an agent could read the verifiers."""
+
+    def refusal(self, judged: Judged) -> Exclusion | None:
+        """Why no part of a trajectory may train; None for none."""
+        task, verdict = judged.task, judged.verdict
+        if task is not None and task.split is not Split.train:
+            return Exclusion.held_out if task.split is Split.heldout else Exclusion.validation
+        if verdict.state is RewardState.infra_failed:
+            return Exclusion.infra_failed
+        if self.reward and verdict.state in _STATES:
+            return _STATES[verdict.state]
+        if verdict.reward is not None and verdict.reward > 0:
+            hack = next((_HACKS[f.type] for f in verdict.failures if f.type in _HACKS), None)
+            if hack is not None:
+                return hack
+        in_environment = task is not None and task.environment is not None
+        held_by_none = judged.trace.isolation == NO_ISOLATION and not in_environment
+        if (held_by_none or judged.trace.answers_readable) and not self.unconfined:
+            return Exclusion.isolation_none
+        return None
+
+    def refusal_of_turn(self, step: Step) -> Exclusion | None:
+        """Why the answer of a step may only be context; None for none. Its ids are not looked at."""
+        if step.is_broken:
+            return Exclusion.broken
+        if step.copied:
+            return Exclusion.copied
+        if self.models is not None and step.completion.model not in self.models:
+            return Exclusion.other_model
+        return None
+
+    def refusal_of_tokens(self, done: Completion) -> Exclusion | None:
+        """Why the exact tokens of an answer cannot be trained; None for none."""
+        ids = done.message.token_ids
+        if not ids or not done.prompt_token_ids:
+            return Exclusion.no_token_ids
+        if self.max_tokens is not None and len(done.prompt_token_ids) + len(ids) > self.max_tokens:
+            return Exclusion.too_long
+        if not self.logprobs:
+            return None
+        if done.sampling is None and self.temperature is None:
+            return Exclusion.sampling_unknown
+        if done.sampling is not None and done.sampling.obstacle is not None:
+            return Exclusion(f"sampling_{done.sampling.obstacle}")
+        if len(done.logprobs) != len(ids) or not all(map(math.isfinite, done.logprobs)):
+            return Exclusion.no_logprobs
+        return None
+
+    def temperature_of(self, done: Completion) -> float:
+        """At which an admitted answer was sampled; 1.0 where that is no part of the row."""
+        if not self.logprobs:
+            return 1.0
+        return done.sampling.temperature if done.sampling is not None else self.temperature or 1.0
+
+
+def judged_of(attempt: Attempt) -> Judged:
+    """An attempt, as rows are cut from it."""
+    task = attempt.task
+    return Judged(attempt.trace, attempt.verdict, task, attempt.episode.group, task.pool)
+
+
+def has_mark(messages: Iterable[Message], step: Step | None = None) -> bool:
+    """Whether a secret was redacted in `messages`, or in what `step` adds to the conversation."""
+    texts: list[str] = []
+    for message in messages:
+        texts += (message.content, message.reasoning, *(call.arguments for call in message.tool_calls))
+    if step is not None:
+        texts += (result.content for result in step.results)
+        texts += map(str, step.tools)
+    return any("[redacted:" in text and MARK.search(text) for text in texts)

@@ -1,0 +1,80 @@
+"""Why a trace or a turn is in no row, with the remedy: nothing is dropped in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class Exclusion(StrEnum):
+    """A reason. Those of whole trajectories come first; the others are reasons of single turns.
+
+    Reasons of groups and pairs (`all_failed`, `group_of_one`, ...) belong to the algorithms.
+    """
+
+    held_out = "held_out"
+    validation = "validation"
+    infra_failed = "infra_failed"
+    unscored = "unscored"
+    disputed = "disputed"
+    reward_hack = "reward_hack"
+    unsafe_action = "unsafe_action"
+    isolation_none = "isolation_none"
+    no_turns = "no_turns"
+    broken = "broken"
+    copied = "copied"
+    redacted = "redacted"
+    other_model = "other_model"
+    no_token_ids = "no_token_ids"  # noqa: S105
+    no_logprobs = "no_logprobs"
+    sampling_unknown = "sampling_unknown"
+    sampling_greedy = "sampling_greedy"
+    sampling_truncated = "sampling_truncated"
+    sampling_penalised = "sampling_penalised"
+    sampling_constrained = "sampling_constrained"
+    too_long = "too_long"
+    template_rewrites = "template_rewrites"
+
+    @property
+    def remedy(self) -> str:
+        """What a user can do about it."""
+        return _REMEDIES[self]
+
+
+_ASK_VLLM = "ask a vLLM server, with policy 'vllm' or through the gateway; or train with sft, dpo or kto"
+_SAMPLE_PLAINLY = "ask at a temperature above 0, without top_p, top_k, min_p, penalties, a grammar or a forced tool"
+_REMEDIES = {
+    Exclusion.held_out: "held-out tasks never train; add tasks to the train split",
+    Exclusion.validation: "validation tasks never train; add tasks to the train split",
+    Exclusion.infra_failed: "roll the task out again",
+    Exclusion.unscored: "give the task a verifier, or a reward with `agentloop judge resolve`",
+    Exclusion.disputed: "decide between the verifiers with `agentloop judge resolve`",
+    Exclusion.reward_hack: "correct the verifier that was fooled; `agentloop judge audit` finds it",
+    Exclusion.unsafe_action: "let a verifier give unsafe runs the reward 0",
+    Exclusion.isolation_none: "run the agent in a sandbox of kind bubblewrap or docker",
+    Exclusion.no_turns: "nothing to do: the policy gave no answer",
+    Exclusion.broken: "nothing to do: the call failed or was cut off",
+    Exclusion.copied: "nothing to do: the trace that the turn was copied from trains it",
+    Exclusion.redacted: "keep secrets out of what the agent reads",
+    Exclusion.other_model: "nothing to do: another model sampled it",
+    Exclusion.no_token_ids: _ASK_VLLM,
+    Exclusion.no_logprobs: _ASK_VLLM,
+    Exclusion.sampling_unknown: "record the calls through the gateway or policy 'vllm'; or train with sft, dpo or kto",
+    Exclusion.sampling_greedy: _SAMPLE_PLAINLY,
+    Exclusion.sampling_truncated: _SAMPLE_PLAINLY,
+    Exclusion.sampling_penalised: _SAMPLE_PLAINLY,
+    Exclusion.sampling_constrained: _SAMPLE_PLAINLY,
+    Exclusion.too_long: "raise max_tokens of the trainer, or lower max_context_tokens of the task",
+    Exclusion.template_rewrites: "train from traces with token ids, or with a chat template that leaves earlier turns",
+}
+
+
+def exclusions_line(counts: Mapping[str, int]) -> str:
+    """Counts by reason in one line, the largest first, with the remedy of the largest that has one; "" for none."""
+    ordered = sorted(((n, reason) for reason, n in counts.items() if n), key=lambda each: (-each[0], each[1]))
+    if not ordered:
+        return ""
+    line = ", ".join(f"{n} {reason}" for n, reason in ordered)
+    own = {str(reason) for reason in Exclusion}
+    first = next((Exclusion(reason) for _, reason in ordered if reason in own), None)
+    return f"{line}; {first}: {first.remedy}" if first else line
