@@ -8,7 +8,7 @@ another row trains them. Traces without ids are a matter of `text_rows.py`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from agentloop.train.data.admission import Admission, has_mark
 from agentloop.train.data.exclusions import Exclusion
 from agentloop.train.data.row import Ids, Row, Turn
-from agentloop.types import Completion, Judged, Step, Trace
+from agentloop.types import Judged, Step, Trace
 
 ANYTHING = Admission()
 
@@ -31,16 +31,18 @@ class Cut(NamedTuple):
     """`Exclusion` -> sampled tokens of those: with the masked ones of the rows, all that the traces have."""
 
 
-class _Answer(NamedTuple):
+class Answer(NamedTuple):
+    """One turn that trains, with all ids up to its end."""
+
     trace: str
     step: int
     version: int | None
-    done: Completion
+    n_prompt: int
+    ids: Ids
+    """Those of the prompt, and then those of the answer."""
+    logprobs: Sequence[float] | None
+    """Of the answer's ids."""
     temperature: float
-    prompt: bytes
-    """Ids of the prompt, as int32."""
-    ids: bytes
-    """Those of prompt and answer."""
 
 
 def rows_of(judged: Judged, admission: Admission = ANYTHING) -> Cut:
@@ -60,7 +62,7 @@ def rows_of(judged: Judged, admission: Admission = ANYTHING) -> Cut:
         cut.tokens[reason] += sum(n_sampled(step) for _, step, _ in steps)
         return cut
     answers = list(_admitted(steps, admission, judged.trace.policy_version, cut))
-    cut.rows.extend(_row(judged, chain, admission) for chain in _chains(answers))
+    cut.rows.extend(chained(judged, answers, logprobs=admission.logprobs))
     return cut
 
 
@@ -94,7 +96,7 @@ def n_sampled(step: Step) -> int:
 
 def _admitted(
     steps: Iterable[tuple[Trace, Step, bool]], admission: Admission, version: int | None, cut: Cut
-) -> Iterator[_Answer]:
+) -> Iterator[Answer]:
     """The answers that train; the others are counted in `cut`."""
     for trace, step, is_redacted in steps:
         done = step.completion
@@ -106,41 +108,43 @@ def _admitted(
             cut.excluded[reason] += 1
             cut.tokens[reason] += n_sampled(step)
             continue
-        prompt = np.array(done.prompt_token_ids, np.int32).tobytes()
-        ids = prompt + np.array(done.message.token_ids, np.int32).tobytes()
+        ids = np.array(done.prompt_token_ids + done.message.token_ids, np.int32)
         number = version if trace.policy_version is None else trace.policy_version
-        yield _Answer(trace.id, step.index, number, done, admission.temperature_of(done), prompt, ids)
+        n_prompt = len(done.prompt_token_ids)
+        yield Answer(trace.id, step.index, number, n_prompt, ids, done.logprobs, admission.temperature_of(done))
 
 
-def _chains(answers: Sequence[_Answer]) -> list[list[_Answer]]:
-    """Each answer in one chain. It goes on from the answer with the most ids that its prompt begins with.
+def chained(judged: Judged, answers: Sequence[Answer], *, logprobs: bool) -> list[Row]:
+    """Rows in which each answer is once. It goes on from the answer with the most ids that its prompt begins with.
 
     Interleaved conversations keep apart, because any earlier answer may be the one, and not the last alone. Where two
-    prompts go on from one answer, the first of them has its chain.
+    prompts go on from one answer, the first of them has its row. logprobs: whether rows have them.
     """
+    whole = [answer.ids.tobytes() for answer in answers]
+    prompts = [ids[: 4 * answer.n_prompt] for ids, answer in zip(whole, answers, strict=True)]
     by_length: defaultdict[int, list[int]] = defaultdict(list)
-    for n, answer in enumerate(answers):
-        by_length[len(answer.ids)].append(n)
+    for n, ids in enumerate(whole):
+        by_length[len(ids)].append(n)
     lengths = sorted(by_length, reverse=True)
     following: dict[int, int] = {}
     first: list[int] = []
     for n, answer in enumerate(answers):
-        before = _before(answer, answers, by_length, lengths)
+        before = _before(prompts[n], whole, by_length, lengths)
         open_ends = [m for m in before if m not in following and answers[m].temperature == answer.temperature]
         if open_ends:
             following[open_ends[0]] = n
         else:
             first.append(n)
-    return [[answers[n] for n in _followed(start, following)] for start in first]
+    return [_row(judged, [answers[n] for n in _followed(start, following)], logprobs) for start in first]
 
 
 def _before(
-    answer: _Answer, answers: Sequence[_Answer], by_length: dict[int, list[int]], lengths: Sequence[int]
+    prompt: bytes, whole: Sequence[bytes], by_length: Mapping[int, Sequence[int]], lengths: Sequence[int]
 ) -> list[int]:
-    """The answers with the most ids that this one's prompt begins with: several where they are equal."""
+    """The answers with the most ids that a prompt begins with: several where they are equal. lengths: falling."""
     for length in lengths:
-        if length <= len(answer.prompt):
-            before = [n for n in by_length[length] if answer.prompt.startswith(answers[n].ids)]
+        if length <= len(prompt):
+            before = [n for n in by_length[length] if prompt.startswith(whole[n])]
             if before:
                 return before
     return []
@@ -153,19 +157,18 @@ def _followed(start: int, following: dict[int, int]) -> Iterator[int]:
         at = following.get(at)
 
 
-def _row(judged: Judged, chain: Sequence[_Answer], admission: Admission) -> Row:
-    """The last prompt begins with all that came before it, so it holds the whole chain."""
-    ids: Ids = np.frombuffer(chain[-1].ids, np.int32)
+def _row(judged: Judged, chain: Sequence[Answer], with_logprobs: bool) -> Row:
+    """The last answer's prompt begins with all that came before it, so it holds the whole chain."""
+    ids = chain[-1].ids
     mask = np.zeros(len(ids), np.bool_)
     logprobs = np.zeros(len(ids), np.float32)
     turns = []
     for answer in chain:
-        start = len(answer.done.prompt_token_ids)
-        end = start + len(answer.done.message.token_ids)
-        mask[start:end] = True
-        if admission.logprobs:
-            logprobs[start:end] = answer.done.logprobs
-        turns.append(Turn(start, end, answer.trace, answer.step, answer.version))
+        end = len(answer.ids)
+        mask[answer.n_prompt : end] = True
+        if answer.logprobs is not None and with_logprobs:
+            logprobs[answer.n_prompt : end] = answer.logprobs
+        turns.append(Turn(answer.n_prompt, end, answer.trace, answer.step, answer.version))
     return Row(
         trajectory=judged.trace.id,
         group=judged.group,
@@ -173,7 +176,7 @@ def _row(judged: Judged, chain: Sequence[_Answer], admission: Admission) -> Row:
         pool=judged.pool,
         token_ids=ids,
         action_mask=mask,
-        logprobs=logprobs if admission.logprobs else None,
+        logprobs=logprobs if with_logprobs else None,
         temperature=chain[0].temperature,
         turns=tuple(turns),
         reward=judged.verdict.reward,

@@ -1,0 +1,51 @@
+"""What turns words into ids where no ids were recorded, and the renderer of the tiny policy's own format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from agentloop.policies.chat import ROLES, ChatTemplate
+from agentloop.types import Message, ToolSpec
+
+
+class Renderer(Protocol):
+    """Words -> the ids that a model is shown, as its own template writes them."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+        """Ids of a conversation up to where the assistant begins; None where the template refuses it."""
+        ...
+
+    def turn(
+        self, before: Sequence[Message], answer: Message, tools: Sequence[ToolSpec]
+    ) -> tuple[list[int], list[int]] | None:
+        """(ids of the prompt, ids of the answer with its end mark).
+
+        None where the template rewrites the prompt once the answer follows, or refuses the conversation.
+        """
+        ...
+
+
+class ChatRenderer:
+    """The tiny policy's format: tools are not in the prompt. Recorded ids of messages are not used."""
+
+    def __init__(self, chat: ChatTemplate) -> None:
+        self._chat = chat
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+        """See `Renderer`."""
+        if any(message.role not in ROLES for message in messages):
+            return None
+        return self._chat.prompt_ids([without_ids(message) for message in messages])
+
+    def turn(
+        self, before: Sequence[Message], answer: Message, tools: Sequence[ToolSpec]
+    ) -> tuple[list[int], list[int]] | None:
+        """See `Renderer`."""
+        prompt = self.prompt(before, tools)
+        return None if prompt is None else (prompt, self._chat.message_ids(without_ids(answer)))
+
+
+def without_ids(message: Message) -> Message:
+    """The words alone: recorded ids may be those of another tokenizer."""
+    return message.model_copy(update={"token_ids": ()}) if message.token_ids else message
