@@ -7,7 +7,7 @@ raise plain Python errors; the loop blames them on the boundary that they crosse
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -205,6 +205,11 @@ class Draft(Protocol):
         ...
 
     @property
+    def workspace(self) -> Path:
+        """Folder that a killed process leaves behind for the one that makes this version again; it may not exist."""
+        ...
+
+    @property
     def progress(self) -> Progress:
         """Gets what is worth showing while the trainer works."""
         ...
@@ -246,10 +251,23 @@ class Experience(Protocol):
         """How many validation tasks `validate` can try."""
         ...
 
+    @property
+    def filter(self) -> str:
+        """Of the stored traces that a person asked to learn from; empty without one."""
+        ...
+
     def stored(self, filter: str = "") -> Iterator[Judged]:
         """Traces of the store that `filter` chooses, the oldest first; never of a task that is held out.
 
         A trace that names no task is compared by the text of its instruction. Raises ConfigError for a bad filter.
+        """
+        ...
+
+    async def resume(self, episodes: Collection[str] | None) -> None:
+        """Say, before the first attempt, which episodes an interrupted process had used for this version already.
+
+        They stay with the version. None: what was rolled out is not used again, because it depends on more than the
+        names of the calls, such as other options of the trainer.
         """
         ...
 
@@ -264,6 +282,8 @@ class Experience(Protocol):
         are_forks: bool = False,
     ) -> list[Attempt]:
         """`group_size` attempts at each of `tasks`, in order, all of them train tasks; stored.
+
+        Several calls may be under way at once; all of them together make no more attempts at once than one would.
 
         are_forks: each task goes on from a step of a recorded attempt and is cut short, so no report of failures and no
         estimate of costs counts it.

@@ -22,6 +22,7 @@ class ProjectDraft:
         self.number = number
         self.place = project.version_folder(number)
         self.folder = draft_of(self.place)
+        self.workspace = self.place.with_name(f".{self.place.name}.work")
         self.figures: dict[str, float] = {}
         self.pairs: set[tuple[str, str]] = set()
         self.dropped: Counter[str] = Counter()

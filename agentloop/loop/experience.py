@@ -6,8 +6,9 @@ of which a case was mined, and whatever is pinned in `evals/failed/` never get h
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 
 from agentloop.errors import ConfigError, NoSuchTrace
@@ -50,7 +51,7 @@ class ProjectExperience:
         self._project = project
         self._parent = parent
         self._number = number
-        self._filter = filter
+        self.filter = filter
         self._workshop = Workshop(project)
         self._held_out = held_out(project.folder / EVALS, project.suite)
         self.tasks: Sequence[Task] = tuple(
@@ -63,6 +64,7 @@ class ProjectExperience:
         self.dropped: Counter[str] = Counter()
         self._policy: Policy | None = None
         self._n_asked: Counter[str] = Counter()
+        self._beginning = asyncio.Lock()
 
     @property
     def n_validation(self) -> int:
@@ -71,7 +73,7 @@ class ProjectExperience:
 
     def stored(self, filter: str = "") -> Iterator[Judged]:
         """See `protocols.Experience`."""
-        filter = f"{self._filter} {filter}".strip()
+        filter = f"{self.filter} {filter}".strip()
         self.filters.append(filter)
         by_id = {task.id: task for task in self.tasks}
         hidden = self._held_out.with_tasks(self._validation)
@@ -84,6 +86,16 @@ class ProjectExperience:
             task = by_id.get(row.task_id or "")
             group = f"{row.group}/v{row.policy_version}" if row.group else None
             yield Judged(trace, stored.verdict, task, group, task.pool if task else row.pool or "")
+
+    async def resume(self, episodes: Collection[str] | None) -> None:
+        """See `protocols.Experience`."""
+        key = StageKey(StageKind.turn, self._number)
+        self.stage = await begin(self._project, key, anew=episodes is None)
+        used = set(episodes or ())
+        self.stage.episodes |= used
+        self.stage.n_episodes = len(used)
+        rows = self._project.store.stage_traces(key.name) if used else ()
+        self.stage.n_tool_calls = sum(row.n_tool_calls for row in rows if row.episode_id in used)
 
     async def attempts(
         self,
@@ -178,10 +190,11 @@ class ProjectExperience:
         part: str,
         group_size: int,
     ) -> list[Attempt]:
-        if self.stage is None:
-            self.stage = await begin(self._project, StageKey(StageKind.turn, self._number))
+        async with self._beginning:  # several calls may come at once
+            if self.stage is None:
+                self.stage = await begin(self._project, StageKey(StageKind.turn, self._number))
         actor = self._actor(policy, overlay)
-        version = self._parent.number if self._parent is not None and policy is None else 0
+        version = self._parent.number if self._parent is not None else 0
         return await self.stage.gather(
             tasks,
             actor.policy,

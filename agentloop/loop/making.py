@@ -257,7 +257,7 @@ def _register(
         experience.stage.metrics |= draft.figures
         experience.stage.drop(draft.dropped)
         experience.stage.finish()
-    return project.registry.add(
+    version = project.registry.add(
         number=draft.number,
         parent=parent.number if parent else None,
         kind=kind,
@@ -267,6 +267,8 @@ def _register(
         lineage=lineage,
         note=note,
     )
+    shutil.rmtree(draft.workspace, ignore_errors=True)
+    return version
 
 
 def _warnings(draft: ProjectDraft, parts: Mapping[str, str]) -> Iterator[str]:

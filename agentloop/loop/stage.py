@@ -91,12 +91,14 @@ class Stage:
             owner=self.project.store.owner,
         )
         actor = Actor(f"v{version}", agent or self.project.agent, policy, identity, version=version)
+        first = self.n_episodes
+        self.n_episodes += len(planned)  # before the first attempt ends: several calls may be under way at once
         done: dict[str, Attempt] = {}
-        async for attempt in self.project.work.each(Ask(self.name, tuple(planned), actor, self.n_episodes)):
+        async for attempt in self.project.work.each(Ask(self.name, tuple(planned), actor, first)):
             done[attempt.episode.id] = attempt
             self._note(attempt)
         attempts = [done[episode.id] for _, episode in planned if episode.id in done]
-        self.n_episodes += len(attempts)
+        self.n_episodes -= len(planned) - len(attempts)
         self.n_tool_calls += sum(len(attempt.trace.tool_calls) for attempt in attempts)
         self.episodes.update(done)
         refuse_broken(attempts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agentloop.policies.overlay import OverlaidPolicy
@@ -45,6 +45,7 @@ class MemoryExperience:
         backend: of the attempts' sandboxes; by default none, for an agent that needs no sandbox.
         """
         self.tasks = tasks
+        self.filter = ""
         self.n_validation = len(validation)
         self.done: dict[str, Attempt] = {}
         """Every attempt by the id of its episode."""
@@ -68,6 +69,11 @@ class MemoryExperience:
     def stored(self, filter: str = "") -> Iterator[Judged]:
         """See `protocols.Experience`."""
         return iter(self._stored)
+
+    async def resume(self, episodes: Collection[str] | None) -> None:
+        """See `protocols.Experience`."""
+        if episodes is None:
+            self.done.clear()
 
     async def attempts(
         self,
@@ -146,6 +152,7 @@ class MemoryDraft:
     def __init__(self, folder: Path, number: int = 2, seed: int = 0) -> None:
         self.number = number
         self.folder = folder
+        self.workspace = folder.with_name(f".{folder.name}.work")
         self.progress = Silent()
         self.figures: dict[str, float] = {}
         self.steps: dict[int, dict[str, float]] = {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -51,8 +50,9 @@ class LocalWork:
     ) -> None:
         """store: None keeps nothing. guess, canaries: of `Crew`.
 
-        max_concurrent: attempts at once, for a policy that does not answer in batches. probes: make a few attempts
-        before the others, until one has ended by itself, in this process or on disk. pauses_s: of `retry.repeated`.
+        max_concurrent: attempts at once over all asks, for a policy that does not answer in batches. probes: make a few
+        attempts before the others, until one has ended by itself, in this process or on disk. pauses_s: of
+        `retry.repeated`.
         """
         self._pool = pool
         self._store = store
@@ -63,6 +63,7 @@ class LocalWork:
         self._answers = not probes
         """Whether the policy is taken to answer."""
         self._checked: list[Agent] = []
+        self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     async def all(self, ask: Ask) -> list[Attempt]:
         """See `work.Work`."""
@@ -160,14 +161,18 @@ class LocalWork:
         return self._answers
 
     async def _one_by_one(self, judging: Judging, missing: Iterable[Planned]) -> None:
-        slots = asyncio.Semaphore(self._max_concurrent)
-        await together(self._one(judging, one, slots) for one in missing)
+        await together(self._one(judging, one) for one in missing)
 
-    async def _one(
-        self, judging: Judging, planned: Planned, slots: asyncio.Semaphore | None = None
-    ) -> Rollout | Attempt:
+    def _slot(self) -> asyncio.Semaphore:
+        """Of `max_concurrent`, shared by every ask that is under way in this event loop."""
+        loop = asyncio.get_running_loop()
+        if self._slots is None or self._slots[0] is not loop:
+            self._slots = (loop, asyncio.Semaphore(self._max_concurrent))
+        return self._slots[1]
+
+    async def _one(self, judging: Judging, planned: Planned) -> Rollout | Attempt:
         async def once() -> Rollout | Attempt:
-            async with slots or nullcontext():
+            async with self._slot():
                 return judging.end_stored(planned) or await judging.roll_out(planned)
 
         *lost, rollout = await repeated(once, lambda one: is_worth_repeating(one.episode, one.trace), self._pauses_s)
