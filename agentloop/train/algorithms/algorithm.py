@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
-from agentloop.train.data.row import Row, Unit
+from agentloop.train.data.row import Floats, Row, Unit
 
 Figures: TypeAlias = dict[str, float]
 """Each a share of the whole optimiser step: added up over its micro-batches they are the figure of the step."""
@@ -29,10 +29,14 @@ class Need(StrEnum):
     """For a task, a trajectory that passed and one that failed."""
     labels = "labels"
     """A reward."""
+    old = "old"
+    """Log-probabilities under the trained model before the first update on the rows: `Batch.old_N` is not None."""
+    entropy = "entropy"
+    """Entropies with a gradient, because the loss rewards them."""
     reference = "reference"
     """Log-probabilities under the reference: the adapter off, or a frozen copy."""
     values = "values"
-    """A critic: a scalar a token."""
+    """A critic: a scalar a token. The algorithm is an `ActorCritic`."""
     rewards = "rewards"
     """A scalar a row, at its last token: the model is trained as a reward model."""
 
@@ -58,6 +62,8 @@ class Batch:
     """Log-probability before the first update on these rows; None: it was not asked for, use `behaviour_N`."""
     advantage_N: Tensor
     return_N: Tensor
+    value_N: Tensor | None
+    """The critic's values before the first update on these rows; None without a critic."""
     temperature_B: Tensor
     reward_B: Tensor
     """nan where a row has none."""
@@ -74,6 +80,7 @@ class Scored(NamedTuple):
     entropy_N: Tensor | None = None
     reference_N: Tensor | None = None
     values_N: Tensor | None = None
+    """The critic's value of the state before each token."""
     rewards_B: Tensor | None = None
     """(B,): what the scalar head says at the last real token of each row."""
 
@@ -116,14 +123,32 @@ class Algorithm(Protocol):
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
         """Rows that carry a gradient, in units, with their advantages; and why the others carry none -> how many.
 
-        Rows of one trajectory have one reward and are one member of their group.
+        Rows of one trajectory have one reward and are one member of their group. A loss that looks at whole
+        trajectories makes units of all rows of one; a pair is a unit of all rows of two, the better one first.
         """
         ...
 
     def begin(self, units: Sequence[Unit], score: Score) -> Mapping[str, float]:
-        """Constants of the optimiser step that is about to be made on `units`; {} for most algorithms."""
+        """Constants of the optimiser step that is about to be made; {} for most algorithms.
+
+        units: all of the step, in the same order on every rank.
+        """
         ...
 
     def loss(self, batch: Batch, scored: Scored, whole: Whole) -> tuple[Tensor, Figures]:
-        """This batch's share of the loss over the whole optimiser step, and of its figures."""
+        """This batch's share of the loss over the whole optimiser step, and of its figures.
+
+        Added up, the figures go through `figures.complete`.
+        """
+        ...
+
+
+class ActorCritic(Algorithm, Protocol):
+    """An algorithm with `Need.values`: its advantages rest on a critic."""
+
+    def with_values(self, units: Sequence[Unit], values: Sequence[Floats]) -> list[Unit]:
+        """`units` with advantages, returns and `Row.values`, before the first update on them.
+
+        values: of each row of each unit, in order, shape (T,): the critic's value of the state before each token.
+        """
         ...

@@ -56,6 +56,9 @@ class Row:
     returns: Floats | None = None
     """Targets of a critic, one a token; None without a critic."""
 
+    values: Floats | None = None
+    """The critic's value of the state before each token, before the first update on this row; None without a critic."""
+
     def __len__(self) -> int:
         return len(self.token_ids)
 
@@ -70,4 +73,7 @@ class Row:
 
 
 Unit: TypeAlias = tuple[Row, ...]
-"""Rows that one micro-batch must hold together: one row, or the two of a pair (the chosen one first)."""
+"""Rows that one micro-batch must hold together: one row, all of a trajectory, or those of a pair of trajectories.
+
+The rows of a trajectory stand side by side; those of the better one of a pair come first.
+"""

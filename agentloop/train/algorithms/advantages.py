@@ -1,0 +1,87 @@
+"""Rewards -> advantages: how much better each trajectory did than its group, and nothing about losses.
+
+A group holds the trajectories of one task under one policy version. Trajectories without a reward have left the
+baseline as well as the batch. The rows of a trajectory are one member of the group, however many they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from agentloop.train.data.row import Row, Unit
+
+EPSILON = 1e-4
+"""Added to the spread before it divides."""
+
+
+def group_advantages(rewards_G: Sequence[float], *, scale: bool = True, leave_one_out: bool = False) -> list[float]:
+    """Rewards of one group, centred, and divided by their spread where `scale` is set.
+
+    rewards_G: shape (G,), G >= 2. Returns shape (G,), summing to 0; all zeros when the rewards are equal.
+    leave_one_out: the baseline of each is the mean of the others, which is the centred reward times G / (G - 1).
+    The spread is the sample standard deviation (divisor G - 1).
+    Raises ValueError when G < 2: a group of one has no baseline.
+    Source: GRPO, arXiv:2402.03300 §4.1.2; unscaled, arXiv:2503.20783; leave one out, arXiv:2402.14740.
+    """
+    n = len(rewards_G)
+    if n < 2:
+        raise ValueError(f"a group of {n} has no baseline; roll out at least 2 episodes a task")
+    mean = fmean(rewards_G)
+    factor = 1.0
+    if leave_one_out:
+        factor = n / (n - 1)
+    if scale:
+        factor /= stdev(rewards_G) + EPSILON
+    return [(reward - mean) * factor for reward in rewards_G]
+
+
+def by_trajectory(rows: Sequence[Row]) -> list[Unit]:
+    """The rows of each trajectory, side by side, in the order of their first rows."""
+    trajectories: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        trajectories[row.trajectory].append(row)
+    return [tuple(own) for own in trajectories.values()]
+
+
+def with_group_advantages(
+    rows: Sequence[Row], *, scale: bool = True, leave_one_out: bool = False
+) -> tuple[list[Row], Counter[str]]:
+    """(rows that carry a gradient, why the others carry none -> how many rows).
+
+    Rows that come with advantages, those of their turns, keep them.
+    """
+    groups: defaultdict[str, list[Unit]] = defaultdict(list)
+    useful = [row for row in rows if row.advantages is not None]
+    dropped: Counter[str] = Counter()
+    for trajectory in by_trajectory([row for row in rows if row.advantages is None]):
+        group = trajectory[0].group
+        if trajectory[0].reward is None:
+            dropped["unscored"] += len(trajectory)
+        elif group is None:
+            dropped["no_group"] += len(trajectory)
+        else:
+            groups[group].append(trajectory)
+    for members in groups.values():
+        rewards = [member[0].reward or 0.0 for member in members]
+        if reason := _no_contrast(rewards):
+            dropped[reason] += sum(map(len, members))
+            continue
+        advantages = group_advantages(rewards, scale=scale, leave_one_out=leave_one_out)
+        for member, advantage in zip(members, advantages, strict=True):
+            useful += [row.with_advantage(advantage) for row in member]
+    return useful, dropped
+
+
+def _no_contrast(rewards: Sequence[float]) -> str | None:
+    """Why the rewards of a group teach nothing; None where they do."""
+    if len(rewards) < 2:
+        return "group_of_one"
+    if min(rewards) < max(rewards):
+        return None
+    if rewards[0] >= 1.0:
+        return "all_passed"
+    if rewards[0] <= 0.0:
+        return "all_failed"
+    return "all_equal"

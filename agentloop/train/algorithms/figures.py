@@ -1,0 +1,29 @@
+"""Figures of a loss: shares that add up over the micro-batches of an optimiser step, and what follows from the sums."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agentloop.train.algorithms.algorithm import Figures
+
+
+def shares(terms: dict[str, Tensor]) -> Figures:
+    """Scalars without their gradients, in one transfer from the device."""
+    if not terms:
+        return {}
+    values = torch.stack([term.detach().float() for term in terms.values()])
+    return dict(zip(terms, values.tolist(), strict=True))
+
+
+def complete(figures: Figures) -> Figures:
+    """The figures of a whole step, with those that are no sums.
+
+    `effective_share`: the effective sample share, (sum w)^2 / (n sum w^2) of the importance weights w between the
+    trained model and the sampler; 1 on policy.
+    """
+    whole = dict(figures)
+    square = whole.pop("weight_square", 0.0)
+    if square > 0.0:
+        whole["effective_share"] = whole["weight"] ** 2 / square
+    return whole
