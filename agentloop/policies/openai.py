@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
-from weakref import WeakKeyDictionary
 
 import aiohttp
 from pydantic import SecretStr
@@ -152,29 +151,45 @@ class Connections:
     """Kept connections to an endpoint: one client for each event loop that asks, closed with its loop."""
 
     def __init__(self, url: str, api_key: SecretStr | None) -> None:
-        self._proxy = proxy_of(url)
         key = {"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {}
         self._headers = {"Content-Type": "application/json", **key}
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[aiohttp.ClientSession, None]]
-        self._clients = WeakKeyDictionary()
+        self._endpoint = (url, api_key, proxy_of(url))
 
     async def post(self, url: str, data: bytes) -> HttpAnswer:
         """Raises aiohttp.ClientError or TimeoutError when there was no whole answer."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            self._clients[loop] = self._client()
-        client = await anext(self._clients[loop])  # which never waits, so calls at once are no matter
+        use = Use(asyncio.get_running_loop(), *self._endpoint)
+        if use not in _CLIENTS:
+            _CLIENTS[use] = _client(use)
+        client = await anext(_CLIENTS[use])  # which never waits, so calls at once are no matter
         async with client.post(url, data=data, headers=self._headers) as response:
             return HttpAnswer(response.status, await response.read())
 
-    async def _client(self) -> AsyncGenerator[aiohttp.ClientSession, None]:
-        """The same one again and again. A loop that ends closes the generators that it began, and this one's client."""
+
+class Use(NamedTuple):
+    """An event loop's use of an endpoint."""
+
+    loop: asyncio.AbstractEventLoop
+    url: str
+    api_key: SecretStr | None
+    proxy: str | None
+
+
+_CLIENTS: dict[Use, AsyncGenerator[aiohttp.ClientSession, None]] = {}
+"""Not in the policies: the garbage collector may take a policy while its loop runs, and aiohttp would report a client
+that nobody closed."""
+
+
+async def _client(use: Use) -> AsyncGenerator[aiohttp.ClientSession, None]:
+    """The same one again and again. A loop that ends closes the generators that it began, and this one's client."""
+    try:
         timeout = aiohttp.ClientTimeout(TIMEOUT_S)
         # How many at once is the caller's business. Servers close what is idle for 5 s: a call must not meet that.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector, proxy=self._proxy) as client:
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector, proxy=use.proxy) as client:
             while True:
                 yield client
+    finally:
+        del _CLIENTS[use]
 
 
 def _is_too_long(answer: HttpAnswer) -> bool:

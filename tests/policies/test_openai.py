@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 from collections.abc import Sequence
@@ -352,6 +353,25 @@ def test_calls_at_once_share_a_client_whose_connections_are_kept_and_closed_with
         asyncio.run(twice())
         assert endpoint.n_connections == n_so_far
         assert endpoint.all_closed.wait(5)
+
+
+def test_the_client_of_a_policy_that_is_garbage_is_closed_with_its_loop(endpoint: Endpoint) -> None:
+    """aiohttp warns about a client that the garbage collector meets open."""
+    endpoint.answers = [(200, HELLO)] * 2
+
+    async def ask() -> None:
+        policy = OpenAIPolicy(endpoint.url, "small")
+        vars(policy)["itself"] = policy  # a cycle, which only the collector ends
+        await policy.complete([Message(role="user", content="hi")], (), max_tokens=8, seed=1)
+
+    async def twice() -> None:
+        await ask()
+        gc.collect()
+        await ask()
+
+    asyncio.run(twice())
+    assert endpoint.n_connections == 1, "the next policy of the endpoint has its connection"
+    assert endpoint.all_closed.wait(5)
 
 
 @pytest.mark.parametrize("passed_by", ["", "127.0.0.1"])
