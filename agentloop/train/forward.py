@@ -1,0 +1,248 @@
+"""Token ids -> log-probabilities of the selected ones, without a tensor of all positions times the vocabulary.
+
+Shapes: S sequences of L tokens that the model reads, B rows, N selected tokens, H width, V vocabulary. Everything after
+the last hidden state is computed in fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from agentloop.errors import ConfigError
+from agentloop.train.algorithms.algorithm import Scored
+
+CHUNK_ELEMENTS = 1 << 25
+"""Logits that are in memory at once: 128 MiB in fp32, a few times over."""
+PROBE_TOKENS = 8
+"""Tokens on which a model's own logits are compared with ours when it is loaded."""
+PROBE_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tokens of rows lie in the sequences that a model reads.
+
+    Several rows may share a sequence and the tokens with which they begin.
+    """
+
+    ids_SL: Tensor
+    positions_SL: Tensor | None
+    """None: each sequence counts from 0."""
+    mask_SLL: Tensor | None
+    """bool, (S, L, L): the query (second) may look at the key (third); None: at everything before it."""
+    source_N: Tensor
+    """Index into S * L of the token after which each selected token was predicted."""
+    target_N: Tensor
+    """Id of each selected token."""
+    temperature_N: Tensor
+    last_B: Tensor
+    """Index into S * L of each row's last token."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Parts of a score that a caller needs beside the log-probabilities."""
+
+    entropy: bool = False
+    values: bool = False
+    rewards: bool = False
+
+
+LOGPROBS = Asked()
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a model turns its last hidden states into logits."""
+
+    scale: float = 1.0
+    cap: float = 0.0
+    """Logits z become cap * tanh(z / cap); 0: as they are."""
+
+
+PLAIN = Output()
+
+
+def output_of(config: Any) -> Output:
+    """What the configuration of a model says about its logits."""
+    scale = float(getattr(config, "logit_scale", None) or 1.0)
+    scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+    return Output(scale, float(getattr(config, "final_logit_softcapping", None) or 0.0))
+
+
+class Actor(nn.Module):
+    """A causal model as an algorithm sees it: a layout goes in, scores come out. The one module that gets wrapped."""
+
+    def __init__(self, model: Any, head: nn.Linear | None = None) -> None:
+        """model: causal model of transformers, or peft's around one. head: width -> 1, of a critic or reward model."""
+        super().__init__()
+        self.model = model
+        self.head = head
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._base = [base]  # in a list, so that its parameters are not registered a second time
+        self.output = output_of(base.config)
+
+    def forward(self, layout: Layout, asked: Asked = LOGPROBS) -> Scored:
+        """Log-probabilities (N,) of the selected tokens at their temperatures, and the parts that `asked` names."""
+        base = self._base[0]
+        mask = None if layout.mask_SLL is None else layout.mask_SLL[:, None]
+        states = base.base_model(
+            input_ids=layout.ids_SL, attention_mask=mask, position_ids=layout.positions_SL, use_cache=False
+        ).last_hidden_state
+        hidden = states.reshape(-1, states.shape[-1])
+        picked_NH = hidden[layout.source_N]
+        last = base.get_output_embeddings()
+        logprobs_N, entropy_N = selected_logprobs(
+            picked_NH, last.weight, last.bias, layout.target_N, layout.temperature_N, self.output, asked.entropy
+        )
+        values_N = None
+        rewards_B = None
+        if asked.values:
+            values_N = self._scalar(picked_NH)
+        if asked.rewards:
+            rewards_B = self._scalar(hidden[layout.last_B])
+        return Scored(logprobs_N, entropy_N, None, values_N, rewards_B)
+
+    def _scalar(self, hidden: Tensor) -> Tensor:
+        if self.head is None:
+            raise ConfigError("a critic or reward model needs a scalar head; load the model with one (`head=True`)")
+        return functional.linear(hidden.float(), self.head.weight.float())[:, 0]
+
+    @torch.no_grad()
+    def check(self, n_vocab: int) -> None:
+        """Compare our logits with the model's own. Raises ConfigError for a model that makes them in another way."""
+        base = self._base[0]
+        device = base.get_output_embeddings().weight.device
+        ids = torch.arange(PROBE_TOKENS, device=device)[None] * 7 % n_vocab
+        own = base(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+        target_N = ids[0, 1:]
+        layout = Layout(
+            ids, None, None, torch.arange(PROBE_TOKENS - 1, device=device), target_N,
+            torch.ones(PROBE_TOKENS - 1, device=device), torch.tensor([PROBE_TOKENS - 1], device=device),
+        )  # fmt: skip
+        ours = self(layout).logprobs_N
+        expected = own[:-1].gather(1, target_N[:, None])[:, 0]
+        low = own.dtype != torch.float32 or base.get_output_embeddings().weight.dtype != torch.float32
+        tolerance = 0.1 if low else PROBE_TOLERANCE
+        if not torch.allclose(ours, expected, atol=tolerance, rtol=tolerance):
+            raise ConfigError(
+                f"{type(base).__name__} makes its logits in a way that the trainer does not follow; use another model"
+            )
+
+
+def selected_logprobs(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    target_N: Tensor,
+    temperature_N: Tensor,
+    output: Output = PLAIN,
+    entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """(log-probability (N,) in nats of each target, entropy (N,) of its distribution or None), with gradients.
+
+    Chunks of the (N, V) logits are made one at a time, and again in the backward pass unless all of them are one chunk.
+    """
+    results: tuple[Tensor, Tensor | None] = _Selected.apply(  # type: ignore[no-untyped-call]
+        hidden_NH, weight_VH, bias_V, target_N, temperature_N.float(), output, entropy
+    )
+    return results
+
+
+class _Selected(torch.autograd.Function):
+    """Log-softmax at chosen targets, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+        hidden, weight, bias, target, temperature, output, wants_entropy = inputs
+        ctx.set_materialize_grads(False)
+        ctx.dtype = _compute_dtype(hidden)
+        ctx.output = output
+        size = max(1, CHUNK_ELEMENTS // weight.shape[0])
+        ctx.size = size
+        logprobs = hidden.new_empty(len(hidden), dtype=torch.float32)
+        norm = torch.empty_like(logprobs)
+        entropy = torch.empty_like(logprobs) if wants_entropy else None
+        kept = None
+        for start in range(0, len(hidden), size):
+            part = slice(start, start + size)
+            logits = _logits(hidden[part], weight, bias, temperature[part], output, ctx.dtype)
+            norm[part] = logits.logsumexp(-1)
+            logps = logits.sub_(norm[part, None])
+            logprobs[part] = logps.gather(1, target[part, None])[:, 0]
+            if entropy is not None:
+                entropy[part] = -(logps.exp().mul_(logps)).sum(-1)
+            if len(hidden) <= size:
+                kept = logps
+        ctx.save_for_backward(hidden, weight, bias, target, temperature, norm, entropy, kept)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        grad, grad_entropy = grads
+        hidden, weight, bias, target, temperature, norm, entropy, kept = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        if grad is None:
+            grad = torch.zeros_like(norm)
+        d_hidden = torch.zeros_like(hidden) if needs_hidden else None
+        d_weight = torch.zeros_like(weight) if needs_weight else None
+        d_bias = torch.zeros_like(bias) if bias is not None and needs_bias else None
+        wide = weight.to(ctx.dtype)
+        for start in range(0, len(hidden), ctx.size):
+            part = slice(start, start + ctx.size)
+            logps = kept
+            if logps is None:
+                logits = _logits(hidden[part], weight, bias, temperature[part], ctx.output, ctx.dtype)
+                logps = logits.sub_(norm[part, None])
+            slope = logps.exp()
+            if grad_entropy is None:
+                slope.mul_(-grad[part, None])
+            else:
+                slope.mul_(-grad[part, None] - grad_entropy[part, None] * (logps + entropy[part, None]))
+            slope.scatter_add_(1, target[part, None], grad[part, None])
+            slope.div_(temperature[part, None])
+            if ctx.output.cap:
+                capped = (logps + norm[part, None]) * temperature[part, None] / ctx.output.cap
+                slope.mul_(1.0 - capped.square_())
+            slope.mul_(ctx.output.scale)
+            narrow = slope.to(ctx.dtype)
+            if d_hidden is not None:
+                d_hidden[part] = (narrow @ wide).to(hidden.dtype)
+            if d_weight is not None:
+                _add_product(d_weight, narrow.T, hidden[part].to(ctx.dtype))
+            if d_bias is not None:
+                d_bias += slope.sum(0).to(d_bias.dtype)
+        return d_hidden, d_weight, d_bias, None, None, None, None
+
+
+def _compute_dtype(hidden: Tensor) -> torch.dtype:
+    if torch.is_autocast_enabled(hidden.device.type):
+        return torch.get_autocast_dtype(hidden.device.type)
+    return hidden.dtype
+
+
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor, output: Output, dtype: torch.dtype
+) -> Tensor:
+    """Tempered logits of a chunk in fp32, in memory of their own."""
+    narrow_bias = None if bias is None else bias.to(dtype)
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = functional.linear(hidden.to(dtype), weight.to(dtype), narrow_bias).float()
+    if output.scale != 1.0:
+        logits.mul_(output.scale)
+    if output.cap:
+        logits.div_(output.cap).tanh_().mul_(output.cap)
+    return logits.div_(temperature[:, None])
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, in place where the types allow it."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += (left @ right).to(total.dtype)

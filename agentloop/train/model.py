@@ -1,0 +1,330 @@
+"""A causal model that is trained: an adapter on it or all of its weights, with an optional scalar head.
+
+It loads from a folder in the Hugging Face layout, or stands around a model in memory. It holds no optimiser.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from agentloop.errors import ConfigError, TrainingError
+from agentloop.registry.artifacts import ADAPTER, ADAPTER_CONFIG, TENSORS, WEIGHTS, weights_hash
+from agentloop.train.algorithms.algorithm import Scored
+from agentloop.train.forward import LOGPROBS, Actor, Asked, Layout
+
+HEAD = "head.safetensors"
+"""The scalar head, beside the adapter or the weights: no server reads it."""
+COMPANIONS = (
+    "added_tokens.json",
+    "chat_template*",
+    "generation_config.json",
+    "merges.txt",
+    "preprocessor_config.json",
+    "special_tokens_map.json",
+    "tokenizer*",
+    "vocab*",
+)
+"""Files of a model's folder that a server needs beside weights and config.json."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Lora:
+    """An adapter on all linear layers but the output (arXiv:2106.09685)."""
+
+    rank: int = 16
+    alpha: int = 32
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha < 1:
+            raise ConfigError(f"lora: rank {self.rank} and alpha {self.alpha} must be at least 1")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how precisely a model is computed."""
+
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`; `auto` is a GPU where one exists."""
+    dtype: str = "float32"
+    """Of the computation. All weights train in float32 whatever it is; `bfloat16` is what is saved, then."""
+    checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+
+
+class Trainable:
+    """The model in training."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        lora: Lora | None = None,
+        adapter: Path | None = None,
+        head: bool = False,
+        placement: Placement = Placement(),
+        source: Path | None = None,
+        write_companions: Callable[[Path], object] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """model: a causal model of transformers in memory; its weights are shared, not copied.
+
+        lora: trains an adapter; None trains all weights. adapter: folder of one to go on from. source: the model's
+        folder. write_companions: writes tokenizer and template into a saved folder; None copies those of `source`.
+        seed: of a new adapter. Raises ConfigError for an adapter or device that does not fit.
+        """
+        if placement.dtype not in DTYPES:
+            raise ConfigError(f"dtype {placement.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+        if adapter is not None and lora is None:
+            raise ConfigError(f"{adapter} is an adapter, but all weights are trained; set lora or merge it first")
+        self.lora = lora
+        self.source = source
+        self.dtype = DTYPES[placement.dtype]
+        self.device = torch.device(_device(placement.device))
+        self._write_companions = write_companions
+        self._frozen: Actor | None = None
+        _remove_dropout(model)
+        self.base = model.to(self.device)
+        self.model: Any = self.base
+        if lora is not None:
+            self.base.to(self.dtype)
+            self.model = _with_adapter(self.base, lora, adapter, seed)
+        scalar = nn.Linear(self.base.config.get_text_config().hidden_size, 1, bias=False) if head else None
+        if scalar is not None:
+            nn.init.zeros_(scalar.weight)
+            scalar.to(self.device)
+        self.actor = Actor(self.model, scalar)
+        with self.precision():
+            self.actor.check(self.n_vocab)
+        if placement.checkpointing:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # newer transformers have another name for it
+                self.base.gradient_checkpointing_enable({"use_reentrant": False})
+        self.actor.train(placement.checkpointing)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        lora: Lora | None = None,
+        adapter: Path | None = None,
+        head: bool = False,
+        placement: Placement = Placement(),
+        seed: int = 0,
+    ) -> Trainable:
+        """From a folder in the Hugging Face layout. Code in it is never run, and only safetensors are read.
+
+        adapter, head: see `__init__`; a head saved with the folder is loaded. Raises ConfigError for a folder that is
+        no such model.
+        """
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{folder}: no config.json; name the folder of a model in the Hugging Face layout")
+        if not any(folder.glob(f"*{TENSORS}")):
+            raise ConfigError(f"{folder}: no .safetensors file; convert the model, other formats can hold code")
+        transformers_logging.disable_progress_bar()
+        # All weights keep fp32 copies: in bf16, updates smaller than 1/256 of a weight would be lost.
+        dtype = torch.float32 if lora is None else DTYPES.get(placement.dtype, torch.float32)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise ConfigError(f"{folder}: {' '.join(str(error).split())[:300]}; name a whole causal model") from error
+        trainable = cls(model, lora=lora, adapter=adapter, head=head, placement=placement, source=folder, seed=seed)
+        trainable.load_head(folder if adapter is None else adapter)
+        return trainable
+
+    @property
+    def n_vocab(self) -> int:
+        """Rows of the output layer."""
+        return int(self.base.get_output_embeddings().weight.shape[0])
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of the longest row that the model can read; None where it does not say."""
+        length = getattr(self.base.config.get_text_config(), "max_position_embeddings", None)
+        return None if length is None else int(length)
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """What is trained, by name, in a fixed order."""
+        return [(name, value) for name, value in self.actor.named_parameters() if value.requires_grad]
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """Compute in the placement's type inside the block."""
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            yield
+
+    def keep_reference(self) -> None:
+        """Freeze a copy of all weights as they are now, once; an adapter needs none."""
+        if self.lora is None and self._frozen is None:
+            self._frozen = copy.deepcopy(self.actor).requires_grad_(False)
+
+    def reference(self, layout: Layout) -> Tensor:
+        """Log-probabilities (N,) under the reference: the base without the adapter, or the frozen copy. No gradient.
+
+        Raises TrainingError for all weights without a `keep_reference` before the first update.
+        """
+        with torch.no_grad(), self.precision():
+            if self.lora is not None:
+                with self.model.disable_adapter():
+                    return _logprobs(self.actor(layout))
+            if self._frozen is None:
+                raise TrainingError("no reference was kept before the first update; call keep_reference()")
+            return _logprobs(self._frozen(layout))
+
+    def save(self, folder: Path) -> str:
+        """Write `adapter/` or `weights/` into `folder`; the sha256 of it (`registry/artifacts.weights_hash`).
+
+        The same weights give the same files. The scalar head is inside, in a file of its own.
+        """
+        place = folder / (WEIGHTS if self.lora is None else ADAPTER)
+        place.mkdir(parents=True, exist_ok=True)
+        self.write(place, self.state())
+        return weights_hash(place)
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the trained tensors by name, on the CPU, as they are trained."""
+        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in self.parameters()}
+
+    def write(self, place: Path, state: Mapping[str, Tensor]) -> None:
+        """Write an adapter or a whole model, with the trained tensors of `state`, into the folder `place`."""
+        transformers_logging.disable_progress_bar()
+        tensors = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
+        if self.lora is not None:
+            self.model.save_pretrained(place, state_dict=tensors, safe_serialization=True)
+            _sort_settings(place / ADAPTER_CONFIG)
+            (place / "README.md").unlink(missing_ok=True)
+        else:
+            narrow = {name: value.to(self.dtype) for name, value in self._whole(tensors).items()}
+            self.base.save_pretrained(place, state_dict=narrow)
+            _set_dtype(place / "config.json", self.dtype)
+            self._companions(place)
+        if "head.weight" in state:
+            save_file({"weight": state["head.weight"]}, place / HEAD)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Put trained tensors in place. Raises TrainingError where names or shapes differ."""
+        own = dict(self.parameters())
+        if own.keys() != state.keys():
+            odd = sorted(own.keys() ^ state.keys())[0]
+            raise TrainingError(f"the saved state belongs to another model: {odd} is in one of them only")
+        with torch.no_grad():
+            for name, value in own.items():
+                if value.shape != state[name].shape:
+                    raise TrainingError(f"the saved state belongs to another model: {name} has another shape")
+                value.copy_(state[name])
+
+    def load_head(self, place: Path) -> None:
+        """Read the scalar head from a saved folder, where both have one."""
+        if self.actor.head is not None and (place / HEAD).is_file():
+            self.actor.head.load_state_dict(load_file(place / HEAD))
+
+    def _whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All tensors of the model, tied ones once."""
+        whole = {}
+        tied = set(getattr(self.base, "all_tied_weights_keys", None) or ())
+        for name, value in self.base.state_dict().items():
+            if name in tensors:
+                whole[name] = tensors[name]
+            elif name not in tied:
+                whole[name] = value.detach().cpu()
+        return whole
+
+    def _companions(self, place: Path) -> None:
+        if self._write_companions is not None:
+            self._write_companions(place)
+        elif self.source is not None:
+            for pattern in COMPANIONS:
+                for path in sorted(self.source.glob(pattern)):
+                    if path.is_file():
+                        shutil.copyfile(path, place / path.name)
+
+
+def score(actor: nn.Module, layout: Layout, asked: Asked = LOGPROBS) -> Scored:
+    """What `actor`, wrapped or not, says of a layout."""
+    scored: Scored = actor(layout, asked)
+    return scored
+
+
+def _logprobs(scored: Scored) -> Tensor:
+    return scored.logprobs_N
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: no GPU is available here; use cpu or auto")
+    return name
+
+
+def _remove_dropout(model: nn.Module) -> None:
+    """Without dropout, a token has one log-probability, and it can be compared with the sampler's."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def _with_adapter(base: Any, lora: Lora, adapter: Path | None, seed: int) -> Any:
+    if adapter is not None:
+        if not (adapter / "adapter_model.safetensors").is_file():
+            raise ConfigError(f"{adapter}: no adapter_model.safetensors; name the folder of an adapter")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            model = PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+        config = model.peft_config["default"]
+        if (config.r, config.lora_alpha) != (lora.rank, lora.alpha):
+            raise ConfigError(
+                f"{adapter} has rank {config.r} and alpha {config.lora_alpha}, the settings have {lora.rank} and"
+                f" {lora.alpha}; set lora to the adapter's"
+            )
+        return model
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft reads a property of transformers that has a new name
+        torch.manual_seed(seed)
+        return get_peft_model(
+            base,
+            LoraConfig(
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                target_modules="all-linear",
+                lora_dropout=0.0,
+                bias="none",
+                task_type="CAUSAL_LM",
+            ),
+        )
+
+
+def _sort_settings(path: Path) -> None:
+    """Order what peft writes from a set: the same adapter has the same file in every process."""
+    settings = json.loads(path.read_text())
+    for key, value in settings.items():
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            settings[key] = sorted(value)
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def _set_dtype(path: Path, dtype: torch.dtype) -> None:
+    settings = json.loads(path.read_text())
+    settings["dtype"] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")

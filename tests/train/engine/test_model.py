@@ -1,0 +1,125 @@
+"""Models in training: what is saved is what was trained, and a server that merges or applies it answers the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentloop.errors import ConfigError
+from agentloop.train.algorithms.algorithm import Need
+from agentloop.train.batches import Shapes, make_batch, padded_layout
+from agentloop.train.engine import Engine, EngineSettings
+from agentloop.train.model import Lora, Placement, Trainable
+
+from .small import N_VOCAB, Plain, rows_of, small_model, units_of
+
+LORA = Lora(rank=2, alpha=8)
+
+
+def folder_of(place: Path, **settings: object) -> Path:
+    """A whole model folder with companions."""
+    small_model(**settings).save_pretrained(place)
+    (place / "tokenizer.json").write_text("{}")
+    (place / "chat_template.jinja").write_text("{{ messages }}")
+    return place
+
+
+def trained(trainable: Trainable) -> Trainable:
+    engine = Engine(trainable, Plain(), EngineSettings(learning_rate=1e-2))
+    for _ in range(2):
+        engine.step(units_of(rows_of([9, 5, 12])))
+    return trainable
+
+
+def logits_of(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(1, N_VOCAB)[None]).logits[0].float()
+
+
+def test_an_adapter_applied_equals_it_merged(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "base")
+    trainable = trained(Trainable.load(folder, lora=LORA))
+    applied = logits_of(trainable.model)
+    assert not torch.allclose(applied, logits_of(small_model()), atol=1e-2)
+    trainable.save(tmp_path)
+    again = Trainable.load(folder, lora=LORA, adapter=tmp_path / "adapter")
+    assert torch.equal(logits_of(again.model), applied)
+    merged = again.model.merge_and_unload()
+    assert torch.allclose(logits_of(merged), applied, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_all_weights_are_saved_as_they_are_served(tmp_path: Path, dtype: str, tied: bool) -> None:
+    folder = folder_of(tmp_path / "base", tie_word_embeddings=tied)
+    trainable = trained(Trainable.load(folder, head=True, placement=Placement(device="cpu", dtype=dtype)))
+    weights_hash = trainable.save(tmp_path)
+    assert trainable.save(tmp_path / "again") == weights_hash
+    saved = tmp_path / "weights"
+    assert (saved / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert json.loads((saved / "config.json").read_text())["dtype"] == dtype
+    served = AutoModelForCausalLM.from_pretrained(saved, dtype="auto")
+    assert str(served.dtype) == f"torch.{dtype}"
+    assert torch.allclose(logits_of(served), logits_of(trainable.base), atol=0.3 if dtype == "bfloat16" else 1e-6)
+
+
+@pytest.mark.slow
+def test_an_adapter_has_the_same_files_in_every_process(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "base")
+    code = (
+        "from pathlib import Path; from agentloop.train.model import Lora, Trainable;"
+        f"Trainable.load(Path({str(folder)!r}), lora=Lora(2, 8), seed=5).save(Path(__import__('sys').argv[1]))"
+    )
+    for seed in ("1", "2"):
+        environment = {"PYTHONHASHSEED": seed, "PATH": "/usr/bin:/bin"}
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / seed)], env=environment, check=True, timeout=120)
+    files = sorted(path.name for path in (tmp_path / "1" / "adapter").iterdir())
+    assert files == ["adapter_config.json", "adapter_model.safetensors"]
+    for name in files:
+        assert (tmp_path / "1" / "adapter" / name).read_bytes() == (tmp_path / "2" / "adapter" / name).read_bytes()
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_the_reference_stays_as_it_was(lora: Lora | None) -> None:
+    rows = units_of(rows_of([9, 5, 12]))
+    layout = padded_layout(make_batch(rows, {}, Shapes(torch.device("cpu"))))
+    trainable = Trainable(small_model(), lora=lora)
+    engine = Engine(trainable, Plain(Need.reference), EngineSettings(learning_rate=1e-2))
+    before = trainable.reference(layout)
+    engine.step(rows)
+    assert torch.equal(trainable.reference(layout), before)
+    assert not torch.allclose(trainable.actor(layout).logprobs_N, before)
+
+
+def test_checkpointing_and_dropout_change_no_gradient() -> None:
+    states = []
+    for checkpointing in (False, True):
+        model = small_model(attention_dropout=0.5)
+        states.append(trained(Trainable(model, placement=Placement(checkpointing=checkpointing))).state())
+    for name, value in states[0].items():
+        assert torch.allclose(value, states[1][name], atol=1e-6), name
+
+
+def test_folders_that_are_no_safe_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        Trainable.load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ConfigError, match=r"no \.safetensors file"):
+        Trainable.load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(ConfigError, match="name a whole causal model"):
+        Trainable.load(tmp_path)
+
+
+def test_an_adapter_of_another_rank_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "base")
+    Trainable.load(folder, lora=LORA).save(tmp_path)
+    with pytest.raises(ConfigError, match="rank 2 and alpha 8, the settings have 4 and 8"):
+        Trainable.load(folder, lora=Lora(4, 8), adapter=tmp_path / "adapter")
