@@ -60,15 +60,17 @@ def on_policy_enough(
 ) -> Tensor:
     """bool (N,): False on tokens with a negative advantage whose trajectory the model has left, by mean log-ratio.
 
-    limit: nats a token. What the model no longer does must not push it any further away. Source: DeepSeek-V3.2, arXiv:2512.02556 §3.1.
+    limit: nats a token. What the model no longer does must not push it any further away.
+    Source: DeepSeek-V3.2, arXiv:2512.02556 §3.1.
     """
     left_U = per_unit((behaviour_N - logprobs_N).detach(), unit_N, mean=True)
     return (advantage_N >= 0.0) | (left_U <= limit)[unit_N]
 
 
-def per_unit(value_N: Tensor, unit_N: Tensor, *, mean: bool) -> Tensor:
-    """Sum or mean (U,) over the tokens of each unit; 0 for a unit without tokens."""
-    n_units = int(unit_N.max()) + 1 if len(unit_N) else 0
+def per_unit(value_N: Tensor, unit_N: Tensor, *, mean: bool, n_units: int | None = None) -> Tensor:
+    """Sum or mean (U,) over the tokens of each unit; 0 for a unit without tokens. n_units: None, those with tokens."""
+    if n_units is None:
+        n_units = int(unit_N.max()) + 1 if len(unit_N) else 0
     sum_U = value_N.new_zeros(n_units).index_add(0, unit_N, value_N)
     if not mean:
         return sum_U

@@ -19,11 +19,17 @@ def shares(terms: dict[str, Tensor]) -> Figures:
 def complete(figures: Figures) -> Figures:
     """The figures of a whole step, with those that are no sums.
 
-    `effective_share`: the effective sample share, (sum w)^2 / (n sum w^2) of the importance weights w between the
-    trained model and the sampler; 1 on policy.
+    `effective`: the effective sample share, (sum w)^2 / (n sum w^2) of the importance weights w between the trained
+    model and the sampler; 1 on policy. `clip/positive`, `clip/negative`: of the tokens with such an advantage.
     """
     whole = dict(figures)
     square = whole.pop("weight_square", 0.0)
     if square > 0.0:
-        whole["effective_share"] = whole["weight"] ** 2 / square
+        whole["effective"] = whole["weight"] ** 2 / square
+    whole.pop("weight", None)
+    for sign in ("positive", "negative"):
+        n_share = whole.pop(sign, 0.0)
+        clipped = whole.pop(f"clip/{sign}", None)
+        if clipped is not None and n_share > 0.0:
+            whole[f"clip/{sign}"] = clipped / n_share
     return whole

@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.train.algorithms.algorithm import Algorithm
+from agentloop.train.algorithms.dpo import Dpo, DpoOptions
 from agentloop.train.algorithms.grpo import Grpo, GrpoOptions
+from agentloop.train.algorithms.kto import Kto, KtoOptions
+from agentloop.train.algorithms.ppo import Ppo, PpoOptions
+from agentloop.train.algorithms.reward_model import RewardModel, RewardModelOptions
 from agentloop.train.algorithms.sft import Rft, RftOptions, Sft, SftOptions
 
 
@@ -25,7 +29,11 @@ class Kind(NamedTuple):
 
 
 KINDS = {
+    "dpo": Kind(Dpo, DpoOptions),
     "grpo": Kind(Grpo, GrpoOptions),
+    "kto": Kind(Kto, KtoOptions),
+    "ppo": Kind(Ppo, PpoOptions),
+    "reward_model": Kind(RewardModel, RewardModelOptions),
     "rft": Kind(Rft, RftOptions),
     "sft": Kind(Sft, SftOptions),
 }

@@ -111,7 +111,7 @@ class PolicyLoss:
                 raise TrainingError("the loss weighs a divergence, but no reference scored the tokens")
             kl_N = divergence(logprobs_N, scored.reference_N, self.kl)
             loss_N = loss_N + self.reference * kl_N
-            figures["reference_kl"] = kl_N.sum()
+            figures["kl"] = kl_N.sum()
         loss = (loss_N * self._weights(batch, whole)).sum()
         loss = loss - self._bonus(scored, whole)
         n = max(whole.n_tokens, 1)
@@ -149,12 +149,16 @@ class PolicyLoss:
         return self.entropy_weight * scored.entropy_N.sum() / max(whole.n_tokens, 1)
 
     def _figures(self, batch: Batch, scored: Scored, ratio_N: Tensor, keep_N: Tensor) -> dict[str, Tensor]:
-        """Sums over tokens. `clip_positive`, `clip_negative`: whose advantage is positive, negative."""
+        """Sums over tokens; `complete` makes shares of them."""
         with torch.no_grad():
+            is_good_N = batch.advantage_N > 0.0
+            is_bad_N = batch.advantage_N < 0.0
             log_weight_N = (scored.logprobs_N - batch.behaviour_N).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
             weight_N = log_weight_N.exp()
             sums = {
-                "clip_positive": ((ratio_N > 1.0 + self.clip.high) & (batch.advantage_N > 0.0)).sum(),
+                "positive": is_good_N.sum(),
+                "negative": is_bad_N.sum(),
+                "clip/positive": ((ratio_N > 1.0 + self.clip.high) & is_good_N).sum(),
                 "ratio": ratio_N.sum(),
                 "sampler_kl": (weight_N - 1.0 - log_weight_N).sum(),
                 "weight": weight_N.sum(),
@@ -162,7 +166,7 @@ class PolicyLoss:
                 "left_out": (keep_N == 0.0).sum(),
             }
             if self.clip.low is not None:
-                sums["clip_negative"] = ((ratio_N < 1.0 - self.clip.low) & (batch.advantage_N < 0.0)).sum()
+                sums["clip/negative"] = ((ratio_N < 1.0 - self.clip.low) & is_bad_N).sum()
             if scored.entropy_N is not None:
                 sums["entropy"] = scored.entropy_N.sum()
         return sums

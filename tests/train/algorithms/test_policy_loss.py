@@ -72,7 +72,7 @@ def test_on_policy_every_variant_is_reinforce(loss: str) -> None:
         (-weight * (token_logprobs(plain, one)[0] * torch.tensor(one.advantages[1:])).sum()).backward()
     ours, figures = step(model, algorithm, units)
     assert furthest(gradients(plain), ours) < 1e-5
-    assert figures["effective_share"] == pytest.approx(1.0)
+    assert figures["effective"] == pytest.approx(1.0)
     assert figures["sampler_kl"] == pytest.approx(0.0, abs=1e-6)
 
 
@@ -190,10 +190,10 @@ def test_figures_by_hand() -> None:
     rows = [replace(one, logprobs=one.logprobs - moved) for one in near(model, [good, bad], spread=0.0)]
     algorithm = Grpo(GrpoOptions())
     _, figures = step(model, algorithm, prepared(algorithm, rows))
-    assert figures["clip_positive"] == pytest.approx(1 / 6)
-    assert figures["clip_negative"] == pytest.approx(1 / 6)
+    assert figures["clip/positive"] == pytest.approx(1 / 3)
+    assert figures["clip/negative"] == pytest.approx(1 / 3)
     assert figures["ratio"] == pytest.approx(3.5 / 3, rel=1e-5)
-    assert figures["effective_share"] == pytest.approx(3.5**2 / (3 * 5.25), rel=1e-5)
+    assert figures["effective"] == pytest.approx(3.5**2 / (3 * 5.25), rel=1e-5)
     assert figures["sampler_kl"] == pytest.approx((1 - math.log(2) - 0.5 + math.log(2)) / 3, rel=1e-4)
 
 

@@ -1,0 +1,128 @@
+"""KTO: single trajectories that are good or bad, which is what live traffic gives; no pairs and no groups.
+
+Source: arXiv:2402.01306 eq. 7 and 8.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentloop.errors import ConfigError, TrainingError
+from agentloop.train.algorithms.advantages import by_trajectory
+from agentloop.train.algorithms.algorithm import Batch, Figures, Need, RowScore, Score, Scored, Whole
+from agentloop.train.algorithms.corrections import per_unit
+from agentloop.train.algorithms.figures import shares
+from agentloop.train.algorithms.settings import at_least
+from agentloop.train.data.row import Row, Unit
+
+
+@dataclass(frozen=True)
+class KtoOptions:
+    """What can be tuned."""
+
+    beta: float = 0.1
+    """How dear it is to leave the reference; larger stays nearer."""
+    threshold: float = 1.0
+    """Reward from which a trajectory is good."""
+    desirable_weight: float = 1.0
+    """Of good trajectories. With many more bad ones than good ones, raise it."""
+    undesirable_weight: float = 1.0
+
+
+class Kto:
+    """The value of each trajectory to a person, against how far the model has left the reference on the whole."""
+
+    name = "kto"
+    scores_context = False
+
+    def __init__(self, options: KtoOptions = KtoOptions()) -> None:
+        if not options.beta > 0.0:
+            raise ConfigError(f"kto: beta = {options.beta} is not positive; 0.1 is usual")
+        at_least("kto", "desirable_weight", options.desirable_weight, 0.0)
+        at_least("kto", "undesirable_weight", options.undesirable_weight, 0.0)
+        self.options = options
+        self.needs: frozenset[Need] = frozenset({Need.labels, Need.reference})
+
+    def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
+        """A unit is a trajectory with a reward. Temperature 1: at which it was sampled is no property of the answer."""
+        scored = [replace(row, temperature=1.0) for row in rows if row.reward is not None]
+        return by_trajectory(scored), +Counter({"unscored": len(rows) - len(scored)})
+
+    def begin(self, units: Sequence[Unit], score: Score) -> Mapping[str, float]:
+        """`kl`: the divergence from the reference in nats, from answers to other tasks; and counts of both labels."""
+        n_good = sum((unit[0].reward or 0.0) >= self.options.threshold for unit in units)
+        rows = mismatched(units)
+        return {
+            "kl": _divergence(score(rows) if rows else []),
+            "n_good": n_good,
+            "n_bad": len(units) - n_good,
+        }
+
+    def loss(self, batch: Batch, scored: Scored, whole: Whole) -> tuple[Tensor, Figures]:
+        """`good`, `bad`: mean of beta times the log-ratio of trajectories of either label."""
+        if scored.reference_N is None:
+            raise TrainingError("kto compares with a reference, but none scored the tokens")
+        n_units = int(batch.unit_B.max()) + 1
+        log_ratio_U = per_unit(
+            scored.logprobs_N - scored.reference_N, batch.unit_B[batch.row_N], mean=False, n_units=n_units
+        )
+        reward_U = batch.reward_B.new_zeros(n_units).scatter(0, batch.unit_B, batch.reward_B)
+        is_good_U = reward_U >= self.options.threshold
+        beyond_U = log_ratio_U - whole.constants["kl"]
+        sign_U = torch.where(is_good_U, 1.0, -1.0)
+        weight_U = torch.where(is_good_U, self.options.desirable_weight, self.options.undesirable_weight)
+        loss_U = weight_U * (1.0 - torch.sigmoid(self.options.beta * sign_U * beyond_U))
+        loss = loss_U.sum() / max(whole.n_units, 1)
+        reward = self.options.beta * log_ratio_U
+        terms = {
+            "loss": loss,
+            "good": reward[is_good_U].sum() / max(whole.constants["n_good"], 1),
+            "bad": reward[~is_good_U].sum() / max(whole.constants["n_bad"], 1),
+            "divergence": loss.new_tensor(whole.constants["kl"]) * n_units / max(whole.n_units, 1),
+        }
+        return loss, shares(terms)
+
+
+def mismatched(units: Sequence[Unit]) -> list[Row]:
+    """The prompt of each trajectory with the answer to another one's, of another task where one exists.
+
+    None is longer than the longest of `units`. [] for a single trajectory.
+    """
+    firsts = [unit[0] for unit in units]
+    longest = max(map(len, firsts), default=0)
+    rows = []
+    for number, prompt_of in enumerate(firsts):
+        others = firsts[number + 1 :] + firsts[:number]
+        if not others:
+            break
+        answer_of = next((row for row in others if row.task != prompt_of.task), others[0])
+        prompt = prompt_of.token_ids[: _start(prompt_of)]
+        answer = answer_of.token_ids[_start(answer_of) :]
+        mask = answer_of.action_mask[_start(answer_of) :]
+        rows.append(
+            replace(
+                answer_of,
+                token_ids=np.concatenate([prompt, answer])[:longest],
+                action_mask=np.concatenate([np.zeros(len(prompt), dtype=np.bool_), mask])[:longest],
+                logprobs=None,
+                turns=(),
+            )
+        )
+    return rows
+
+
+def _start(row: Row) -> int:
+    """Where the first answer begins."""
+    return int(np.argmax(row.action_mask))
+
+
+def _divergence(scores: Sequence[RowScore]) -> float:
+    """Mean log-ratio of the rows, not below 0."""
+    gaps = [each.logprob - each.reference for each in scores if each.reference is not None]
+    return max(sum(gaps) / len(gaps), 0.0) if gaps else 0.0

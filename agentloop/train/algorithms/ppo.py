@@ -1,0 +1,111 @@
+"""PPO: a critic foresees the reward, and actions that did better than foreseen become likelier.
+
+With a correction it is decoupled PPO: the clip is around the model before its updates, the sampler weighs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentloop.errors import ConfigError, TrainingError
+from agentloop.train.algorithms.advantages import by_trajectory
+from agentloop.train.algorithms.algorithm import Batch, Figures, Need, Score, Scored, Whole
+from agentloop.train.algorithms.figures import shares
+from agentloop.train.algorithms.gae import estimates, whitened
+from agentloop.train.algorithms.policy_loss import Clip
+from agentloop.train.algorithms.policy_options import PolicyOptions, needs_of, policy_loss
+from agentloop.train.algorithms.settings import at_least
+from agentloop.train.data.row import Floats, Row, Unit
+
+
+@dataclass(frozen=True)
+class PpoOptions(PolicyOptions):
+    """What can be tuned."""
+
+    gamma: float = 1.0
+    """Discount of each action, in [0, 1]."""
+    lam: float = 0.95
+    """How far an advantage looks ahead, in [0, 1]: 0 trusts the critic, 1 the reward alone."""
+    value_clip: float | None = 0.2
+    """How far the critic may move from its values before the updates; None: as far as it likes."""
+    value_weight: float = 1.0
+
+
+class Ppo:
+    """The clipped policy loss and the critic's squared error, as means over tokens. Source: arXiv:1707.06347."""
+
+    name = "ppo"
+    scores_context = False
+
+    def __init__(self, options: PpoOptions = PpoOptions()) -> None:
+        for option in ("gamma", "lam"):
+            if not 0.0 <= getattr(options, option) <= 1.0:
+                raise ConfigError(f"ppo: {option} = {getattr(options, option)} is outside [0, 1]")
+        at_least("ppo", "value_clip", options.value_clip, 0.0)
+        at_least("ppo", "value_weight", options.value_weight, 0.0)
+        self.options = options
+        self.policy_loss = policy_loss("ppo", options, Clip(0.2, 0.2), level="token", mean="tokens")
+        self.needs: frozenset[Need] = needs_of(self.policy_loss) | {Need.values, Need.labels}
+
+    def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
+        """Every row with a reward; no group is needed."""
+        useful = [row for row in rows if row.reward is not None]
+        dropped = Counter({"unscored": len(rows) - len(useful)})
+        if self.policy_loss.needs_trajectories:
+            return by_trajectory(useful), +dropped
+        return [(row,) for row in useful], +dropped
+
+    def with_values(self, units: Sequence[Unit], values: Sequence[Floats]) -> list[Unit]:
+        """See `ActorCritic.with_values`. The reward comes with the last action of each row; advantages are whitened."""
+        rows = [row for unit in units for row in unit]
+        both = [
+            estimates(_rewards(row), own, row.action_mask, gamma=self.options.gamma, lam=self.options.lam)
+            for row, own in zip(rows, values, strict=True)
+        ]
+        white = whitened([each.advantages for each in both], [row.action_mask for row in rows]) if rows else []
+        valued = iter(
+            replace(row, advantages=advantages, returns=each.returns, values=own)
+            for row, advantages, each, own in zip(rows, white, both, values, strict=True)
+        )
+        return [tuple(next(valued) for _ in unit) for unit in units]
+
+    def begin(self, units: Sequence[Unit], score: Score) -> Mapping[str, float]:
+        return self.policy_loss.begin(units)
+
+    def loss(self, batch: Batch, scored: Scored, whole: Whole) -> tuple[Tensor, Figures]:
+        if scored.values_N is None or batch.value_N is None:
+            raise TrainingError("ppo learns a critic, but the tokens have no values; give the model a value head")
+        policy, figures = self.policy_loss(batch, scored, whole)
+        error_N, is_clipped_N = value_errors(scored.values_N, batch.value_N, batch.return_N, self.options.value_clip)
+        n = max(whole.n_tokens, 1)
+        value = 0.5 * error_N.sum() / n
+        loss = policy + self.options.value_weight * value
+        terms = {"loss": loss, "value_loss": value, "value_clip": is_clipped_N.sum() / n}
+        return loss, figures | shares(terms)
+
+
+def value_errors(value_N: Tensor, before_N: Tensor, return_N: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
+    """(squared error of each value (N,), whether the clip decided it (N,)).
+
+    The error is the larger of that of the value and that of the value within `clip` of what it was before.
+    """
+    plain_N = (value_N - return_N).square()
+    if clip is None:
+        return plain_N, torch.zeros_like(plain_N, dtype=torch.bool)
+    near_N = (torch.minimum(torch.maximum(value_N, before_N - clip), before_N + clip) - return_N).square()
+    return torch.maximum(plain_N, near_N), near_N > plain_N
+
+
+def _rewards(row: Row) -> Floats:
+    """(T,): the reward of the trajectory at the last action, 0 elsewhere."""
+    rewards_T = np.zeros(len(row), dtype=np.float32)
+    places = np.flatnonzero(row.action_mask)
+    if len(places):
+        rewards_T[places[-1]] = row.reward
+    return rewards_T

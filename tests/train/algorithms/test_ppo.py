@@ -1,0 +1,112 @@
+"""PPO's advantages, its critic and its options."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from agentloop.errors import ConfigError, TrainingError
+from agentloop.train.algorithms.algorithm import Scored
+from agentloop.train.algorithms.gae import estimates, whitened
+from agentloop.train.algorithms.kinds import KINDS, algorithm
+from agentloop.train.algorithms.ppo import Ppo, PpoOptions, value_errors
+
+from .rows import batch_of, random_rows, row, whole_of
+
+VALUES = np.array([9.0, 0.5, 9.0, 0.25], dtype=np.float32)
+ACTIONS = np.array([False, True, False, True])
+REWARDS = np.array([0.0, 0.0, 0.0, 1.0], dtype=np.float32)
+
+
+def test_estimates_by_hand() -> None:
+    """Two actions, worth 1/2 and 1/4 before them; the tool's answer between them is no step."""
+    advantages, returns = estimates(REWARDS, VALUES, ACTIONS, gamma=0.9, lam=0.5)
+    last = 1.0 - 0.25
+    first = 0.9 * 0.25 - 0.5 + 0.9 * 0.5 * last
+    assert advantages.tolist() == pytest.approx([0.0, first, 0.0, last])
+    assert returns.tolist() == pytest.approx([0.0, first + 0.5, 0.0, last + 0.25])
+
+
+def test_undiscounted_and_unsmoothed_the_return_is_the_reward() -> None:
+    _, returns = estimates(REWARDS, VALUES, ACTIONS, gamma=1.0, lam=1.0)
+    assert returns.tolist() == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_whitening_is_over_all_actions_of_all_rows() -> None:
+    rng = np.random.default_rng(0)
+    advantages = [rng.normal(3.0, 2.0, n).astype(np.float32) for n in (5, 9)]
+    actions = [rng.random(n) < 0.7 for n in (5, 9)]
+    white = whitened(advantages, actions)
+    every = np.concatenate([own[mask] for own, mask in zip(white, actions, strict=True)])
+    assert every.mean() == pytest.approx(0.0, abs=1e-6)
+    assert every.std(ddof=1) == pytest.approx(1.0, rel=1e-6)
+    assert not any(own[~mask].any() for own, mask in zip(white, actions, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("value", "clip", "error"),
+    [
+        (1.5, 0.2, 4.0),  # far above what it was: the return is 3, and the clipped value 1.0
+        (0.9, 0.2, 2.1**2),
+        (1.5, None, 1.5**2),
+        (0.5, 0.2, 2.5**2),  # further from the return than the clipped 0.6
+    ],
+)
+def test_the_critic_may_not_run_ahead(value: float, clip: float | None, error: float) -> None:
+    errors, clipped = value_errors(torch.tensor([value]), torch.tensor([0.8]), torch.tensor([3.0]), clip)
+    assert errors.tolist() == pytest.approx([error])
+    assert clipped.tolist() == [value == 1.5 and clip is not None]
+
+
+def test_the_loss_is_the_policy_s_and_the_critic_s() -> None:
+    ppo = Ppo(PpoOptions(value_weight=0.5, gamma=0.9))
+    units, dropped = ppo.prepare([*random_rows([5, 8]), row(reward=None)])
+    assert dropped == {"unscored": 1}
+    values = [np.linspace(0.0, 1.0, len(unit[0])).astype(np.float32) for unit in units]
+    batch = batch_of(ppo.with_values(units, values), ppo)
+    logprobs = batch.behaviour_N.clone().requires_grad_()
+    assert batch.value_N is not None
+    now = (batch.value_N + 0.1).requires_grad_()
+    loss, figures = ppo.loss(batch, Scored(logprobs, values_N=now), whole_of(units, ppo, {}))
+    loss.backward()  # type: ignore[no-untyped-call]
+    n = len(logprobs)
+    assert logprobs.grad is not None
+    assert torch.allclose(logprobs.grad, -batch.advantage_N / n)
+    assert now.grad is not None
+    assert torch.allclose(now.grad, 0.5 * (now.detach() - batch.return_N) / n)
+    assert figures["value_loss"] == pytest.approx(
+        float(0.5 * (now.detach() - batch.return_N).square().mean()), rel=1e-5
+    )
+    assert figures["loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_without_values_the_step_stops() -> None:
+    ppo = Ppo()
+    units, _ = ppo.prepare(random_rows([5, 6]))
+    batch = batch_of(units, ppo)
+    with pytest.raises(TrainingError, match="value head"):
+        ppo.loss(batch, Scored(torch.zeros(len(batch.row_N))), whole_of(units, ppo, {}))
+
+
+@pytest.mark.parametrize("options", [PpoOptions(gamma=1.5), PpoOptions(lam=float("nan")), PpoOptions(value_clip=-1.0)])
+def test_options_that_make_no_sense_are_refused(options: PpoOptions) -> None:
+    with pytest.raises(ConfigError, match="ppo: "):
+        Ppo(options)
+
+
+# --------------------------------------------------------------------------------- every kind
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_kind_is_made_by_name_and_has_nothing_for_an_empty_batch(kind: str) -> None:
+    made = algorithm(kind, {})
+    assert made.name == kind
+    assert made.prepare([]) == ([], {})
+
+
+def test_an_option_of_another_algorithm_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'grpo' has no option 'beta' \(options: "):
+        algorithm("grpo", {"beta": 0.1})
+    with pytest.raises(ConfigError, match="did you mean 'grpo'"):
+        algorithm("gpro", {})
