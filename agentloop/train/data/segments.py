@@ -1,0 +1,193 @@
+"""Rows on disk, read as fast as memory: a cache of what was cut from stored traces, which can be made anew from them.
+
+A segment is one append-only file of records, each with a checksum, which readers map into memory. Nothing in it is
+executed or unpickled. A record that a crash left half-written is skipped, and the next writer cuts it off.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import orjson
+
+from agentloop.output_files import make_folder
+from agentloop.train.data.admission import Admission
+from agentloop.train.data.chains import Cut, rows_of
+from agentloop.train.data.row import Row, Turn
+from agentloop.types import Judged
+
+Pair: TypeAlias = tuple[str, str]
+"""(trace id, key of its verdict), as `Judged.pair`: another verdict makes other rows."""
+FORMAT = 1
+"""Part of the file's name: another layout is another file."""
+MAGIC = b"rows"
+HEADER = struct.Struct("<4sIQ16s")
+"""MAGIC, CRC-32 of the payload, its length in bytes, and the digest of the pair."""
+COUNTS = ("excluded", "tokens")
+"""Counters of a `Cut`."""
+ALIGNED = 8
+"""Payloads, and each array in them, begin at multiples of it."""
+
+
+N_PUT = 64
+"""Trajectories that are appended with one flush to the disk."""
+
+
+class Place(NamedTuple):
+    """Where a payload is in the file, in bytes."""
+
+    start: int
+    length: int
+    checksum: int
+
+
+class RowSegment:
+    """Rows by pair, for one admission. Several processes may read and append; an append is on disk when it returns."""
+
+    def __init__(self, folder: Path, admission: Admission) -> None:
+        """folder: made where it is missing, such as `.agentloop/rows`."""
+        make_folder(folder)
+        asked = repr([FORMAT, admission.logprobs, admission.reward, admission.temperature, admission.max_tokens,
+                      sorted(admission.models or ()), admission.models is None, admission.unconfined])  # fmt: skip
+        self.path = folder / f"{hashlib.sha256(asked.encode()).hexdigest()[:12]}.rows"
+        self._places: dict[bytes, Place] = {}
+        self._end = 0
+        self._map: mmap.mmap | bytes = b""
+        self.path.touch()
+        self._refresh()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def get(self, pair: Pair) -> Cut | None:
+        """What was cut for a pair; None where it is not in here, or its record was damaged."""
+        place = self._places.get(_digest(pair))
+        if place is None:
+            self._refresh()
+            place = self._places.get(_digest(pair))
+        record = None if place is None else self._read(place)
+        return None if record is None else record[1]
+
+    def every(self) -> Iterator[tuple[Pair, Cut]]:
+        """All that is in here, in the order of the file; damaged records are left out."""
+        self._refresh()
+        for place in list(self._places.values()):
+            record = self._read(place)
+            if record is not None:
+                yield record
+
+    def put(self, cuts: dict[Pair, Cut]) -> None:
+        """Append, with one flush to the disk for all. A later record of a pair takes the place of an earlier one."""
+        with self.path.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._refresh()
+            file.truncate(self._end)  # what a crash left behind it
+            file.seek(self._end)
+            for pair, cut in cuts.items():
+                payload = _packed(pair, cut)
+                file.write(HEADER.pack(MAGIC, zlib.crc32(payload), len(payload), _digest(pair)))
+                file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Read the headers that were appended since, and map what they describe."""
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < self._end:  # cut off by hand, or removed
+                self._end = 0
+                self._places = {}
+            if size == 0:
+                return
+            self._map = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+        while self._end + HEADER.size <= size:
+            magic, checksum, length, digest = HEADER.unpack_from(self._map, self._end)
+            start = self._end + HEADER.size
+            if magic != MAGIC or start + length > size:
+                return
+            self._places[digest] = Place(start, length, checksum)
+            self._end = start + length
+
+    def _read(self, place: Place) -> tuple[Pair, Cut] | None:
+        """One record, whose arrays are parts of the mapped file; None where it is damaged."""
+        payload = memoryview(self._map)[place.start : place.start + place.length]
+        if zlib.crc32(payload) != place.checksum:
+            return None
+        (length,) = struct.unpack_from("<Q", payload)
+        head: dict[str, Any] = orjson.loads(payload[8 : 8 + length])
+        at = _aligned(8 + length)
+        rows = []
+        for values in head["rows"]:
+            n = values.pop("n")
+            ids = np.frombuffer(payload, np.int32, n, at)
+            at = _aligned(at + 4 * n)
+            mask = np.frombuffer(payload, np.bool_, n, at)
+            at = _aligned(at + n)
+            logprobs = None
+            if values.pop("logprobs"):
+                logprobs = np.frombuffer(payload, np.float32, n, at)
+                at = _aligned(at + 4 * n)
+            turns = tuple(Turn(*turn) for turn in values.pop("turns"))
+            rows.append(Row(token_ids=ids, action_mask=mask, logprobs=logprobs, turns=turns, **values))
+        return tuple(head["pair"]), Cut(rows, *(Counter(head[name]) for name in COUNTS))
+
+
+def rows_through(
+    segment: RowSegment, admission: Admission, pairs: Iterable[Pair], load: Callable[[Pair], Judged | None]
+) -> Iterator[Cut]:
+    """What is cut for each pair, in their order: from the segment, or else from the store, and then put there.
+
+    load: reads a trace whose last verdict has the pair's key; None where it is gone or has another verdict now, and
+    then nothing of it is yielded. admission: that of the segment.
+    """
+    new: dict[Pair, Cut] = {}
+    for pair in pairs:
+        cut = segment.get(pair)
+        if cut is None:
+            judged = load(pair)
+            if judged is None:
+                continue
+            cut = new[pair] = rows_of(judged, admission)
+        yield cut
+        if len(new) >= N_PUT:
+            segment.put(new)
+            new = {}
+    if new:
+        segment.put(new)
+
+
+def _packed(pair: Pair, cut: Cut) -> bytes:
+    rows = []
+    arrays = []
+    for row in cut.rows:
+        rows.append({
+            "n": len(row), "trajectory": row.trajectory, "group": row.group, "task": row.task, "pool": row.pool,
+            "temperature": row.temperature, "turns": [list(turn) for turn in row.turns], "reward": row.reward,
+            "logprobs": row.logprobs is not None,
+        })  # fmt: skip
+        arrays += [row.token_ids.astype(np.int32).tobytes(), row.action_mask.astype(np.bool_).tobytes()]
+        if row.logprobs is not None:
+            arrays.append(row.logprobs.astype(np.float32).tobytes())
+    counts = {name: {str(k): n for k, n in counter.items()} for name, counter in zip(COUNTS, cut[1:], strict=True)}
+    head = orjson.dumps({"pair": pair, "rows": rows, **counts})
+    parts = [struct.pack("<Q", len(head)) + head, *arrays]
+    return b"".join(part.ljust(_aligned(len(part)), b"\0") for part in parts)
+
+
+def _digest(pair: Pair) -> bytes:
+    return hashlib.blake2b("\0".join(pair).encode(), digest_size=16).digest()
+
+
+def _aligned(n: int) -> int:
+    return -(-n // ALIGNED) * ALIGNED
