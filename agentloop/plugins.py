@@ -142,6 +142,15 @@ def installed(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in _entry_points(f"{PREFIX}{group}", tuple(sys.path))}
 
 
+def purpose(group: str, kind: str) -> str:
+    """The first line of the docstring of an installed part; what is wrong with it where it cannot be loaded."""
+    try:
+        described = inspect.getdoc(load_object(group, kind))
+    except PluginError as error:
+        return str(error)
+    return described.partition("\n")[0] if described else ""
+
+
 @lru_cache(64)
 def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Looked up once for a `path` of Python, because each lookup reads a file of every installed distribution."""

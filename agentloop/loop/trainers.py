@@ -86,5 +86,5 @@ def grpo(
 
 
 def fixed(project: Project) -> Trainer:
-    """A version whenever `[policy]` or `[agent]` changes; nothing is trained."""
+    """Makes a version whenever `[policy]` or `[agent]` changes; nothing is trained."""
     return FixedTrainer(project)

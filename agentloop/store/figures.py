@@ -30,7 +30,7 @@ class StepFigures(NamedTuple):
     """Name -> value; nan where it was not a finite number."""
 
 
-class Figures:
+class FigureRows:
     """The part of the store that has the figures of training; all of it belongs to the store's `project`."""
 
     project: str

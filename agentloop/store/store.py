@@ -24,7 +24,7 @@ from agentloop.store.database import Database
 from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
 from agentloop.store.failures import Failures
 from agentloop.store.feedback import Feedbacks
-from agentloop.store.figures import Figures
+from agentloop.store.figures import FigureRows
 from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
 from agentloop.store.lease import lease
@@ -44,7 +44,7 @@ from agentloop.store.versions import VersionRows
 from agentloop.types import Imported, Span, Trace, Verdict
 
 
-class Store(Stages, Record, VersionRows, Proposals, Figures, Keys, History, Failures, Feedbacks, Traffic, Behaviour):
+class Store(Stages, Record, VersionRows, Proposals, FigureRows, Keys, History, Failures, Feedbacks, Traffic, Behaviour):
     """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
 
     Threads and processes may share a store. What is asked of one project (tenant) never shows another's.

@@ -45,7 +45,7 @@ USED = "used"
 EXCLUDED = "excluded"
 """`excluded/REASON`: trajectories or rows that did not train, by the reason's name."""
 SECONDS = "seconds"
-"""`seconds/PHASE`: wall-clock seconds of the step in each Phase."""
+"""`seconds/PHASE`: wall-clock seconds of the step in each StepPhase."""
 TOKENS = "tokens"
 """`tokens/PHASE`: tokens that a phase handled; those of `generate` are sampled, of `train` prompts and samples."""
 SKIPPED = "skipped"
@@ -54,7 +54,7 @@ RATE = "rate"
 """Learning rate."""
 
 
-class Phase(StrEnum):
+class StepPhase(StrEnum):
     """Where the time and tokens of a step go; members of SECONDS and TOKENS."""
 
     generate = "generate"
@@ -97,7 +97,7 @@ ABOUT: Mapping[str, About] = {
 
 
 def of(family: str, member: str) -> str:
-    """The name of one figure of a family: `of(SECONDS, Phase.judge)` is `seconds/judge`."""
+    """The name of one figure of a family: `of(SECONDS, StepPhase.judge)` is `seconds/judge`."""
     return f"{family}/{member}"
 
 
@@ -108,7 +108,7 @@ def family(name: str) -> str:
 
 def in_order(names: Iterable[str]) -> list[str]:
     """`names`, each once, as they are shown: a figure before its members, phases in the order of a step."""
-    families, phases = list(ABOUT), [str(phase) for phase in Phase]
+    families, phases = list(ABOUT), [str(phase) for phase in StepPhase]
 
     def place(name: str) -> tuple[int, str, int, str]:
         member = name.partition("/")[2]

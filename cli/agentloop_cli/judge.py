@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperGroup
 
 from agentloop.errors import counted
 from agentloop.printable import on_one_line
+from agentloop_cli.groups import FilterOrCommand
 from agentloop_cli.render import AsJson, LiveProgress, add_columns, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, opened_store, same_store
 
@@ -37,18 +37,13 @@ Tenant = Annotated[
 Filter = Annotated[str, typer.Argument(help="Only traces that match, such as 'state:disputed tool:shell'.")]
 
 
-class FilterOrCommand(TyperGroup):
-    """`agentloop judge FILTER` is `agentloop judge again FILTER`: a filter has a `:`, and no command has."""
+class Judge(FilterOrCommand):
+    """`agentloop judge FILTER` judges again."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """See click."""
-        if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
-            args = [AGAIN, *args]
-        parsed: list[str] = super().parse_args(ctx, args)
-        return parsed
+    default = AGAIN
 
 
-judge = typer.Typer(help="Judge stored traces again, and resolve what verifiers cannot.", cls=FilterOrCommand)
+judge = typer.Typer(help="Judge stored traces again, and resolve what verifiers cannot.", cls=Judge)
 
 
 @judge.command(AGAIN)

@@ -15,6 +15,7 @@ from agentloop.version import __version__
 from agentloop_cli.audit import audit
 from agentloop_cli.bank import bank
 from agentloop_cli.costs import costs
+from agentloop_cli.curves import curves
 from agentloop_cli.detectors import fit_scorer, label_trace, show_detectors
 from agentloop_cli.doctor import doctor
 from agentloop_cli.exports import export_traces
@@ -103,7 +104,6 @@ def loop(
 
 
 app.command()(run)
-app.command()(train)
 app.command()(bank)
 app.command()(gate)
 app.command()(flaky)
@@ -124,6 +124,8 @@ judge.command("label")(label_trace)
 judge.command("fit")(fit_scorer)
 judge.command("detectors")(show_detectors)
 app.add_typer(judge, name="judge")
+train.command("curves")(curves)
+app.add_typer(train, name="train")
 app.add_typer(sandbox_group, name="sandbox")
 app.add_typer(policies, name="policies")
 app.add_typer(keys, name="keys")

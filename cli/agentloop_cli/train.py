@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentloop.errors import counted
+from agentloop_cli.groups import FilterOrCommand
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
 from agentloop_cli.stores import ProjectFolder, Where
 
@@ -18,15 +19,24 @@ if TYPE_CHECKING:
     from agentloop.loop.project import Project
     from agentloop.types import PolicyVersion, Rehearsal
 
-KINDS = "kinds"
+CANDIDATE = "candidate"
+GROUP = "trainers"
 NOTHING = 5
 """Exit code where nothing is to be made."""
 
 
-def train(
-    filter: Annotated[
-        str, typer.Argument(help="Filter of stored traces to learn from, besides attempts; `kinds` lists the trainers.")
-    ] = "",
+class Train(FilterOrCommand):
+    """`agentloop train FILTER` makes a candidate."""
+
+    default = CANDIDATE
+
+
+train = typer.Typer(help="Make one candidate with the project's trainer; show trainers and curves.", cls=Train)
+
+
+@train.command(CANDIDATE)
+def make_candidate(
+    filter: Annotated[str, typer.Argument(help="Filter of stored traces to learn from, besides attempts.")] = "",
     project: ProjectFolder = Path(),
     dry_run: Annotated[
         bool,
@@ -44,9 +54,6 @@ def train(
 
     agentloop train 'source:gateway reward<1'
     """
-    if filter == KINDS:
-        _show_kinds(as_json)
-        return
     if dry_run:
         _show_rehearsal(_rehearsal(project, sandbox, where, filter), as_json)
         return
@@ -91,15 +98,18 @@ def _opened(
     return open_project(folder, loop_backend(folder, sandbox), progress, store_name=where, is_gated=False)
 
 
-def _show_kinds(as_json: bool) -> None:
-    from agentloop.plugins import installed
+@train.command("kinds")
+def show_kinds(as_json: AsJson = False) -> None:
+    r"""List the installed trainers, each a value of `\[train] kind`, and what each is for."""
+    from agentloop.plugins import installed, purpose
 
-    kinds = {name: point.value for name, point in sorted(installed("trainers").items())}
+    points = sorted(installed(GROUP).items())
+    kinds = {name: {"object": point.value, "purpose": purpose(GROUP, name)} for name, point in points}
     if as_json:
         print_json({"kinds": kinds})
         return
-    for name, value in kinds.items():
-        stdout.print(f"{name:12} {value}", markup=False)
+    for name, kind in kinds.items():
+        stdout.print(f"{name:12} {kind['purpose']}", soft_wrap=True)
 
 
 def _show_rehearsal(rehearsal: Rehearsal, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from agentloop.train.figures import EXCLUDED, SECONDS, Phase, counts, effective_share, in_order, of
+from agentloop.train.figures import EXCLUDED, SECONDS, StepPhase, counts, effective_share, in_order, of
 
 
 def test_names_come_as_they_are_shown() -> None:
@@ -17,7 +17,7 @@ def test_names_come_as_they_are_shown() -> None:
 
 
 def test_members_of_a_family() -> None:
-    assert of(SECONDS, Phase.judge) == "seconds/judge"
+    assert of(SECONDS, StepPhase.judge) == "seconds/judge"
     assert counts(EXCLUDED, {"infra_failed": 2}) == {"excluded/infra_failed": 2.0}
 
 

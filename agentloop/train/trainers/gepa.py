@@ -41,7 +41,7 @@ class Place(Protocol):
 
 
 class Gepa:
-    """See `protocols.Trainer`."""
+    """Rewrites instructions, tool descriptions and lessons of an agent, by GEPA; weights stay as they are."""
 
     name = "gepa"
     version = "1"
