@@ -206,6 +206,30 @@ class WarmStartSection(Section):
     """Gradient steps after which the warm start gives up."""
 
 
+class AlarmSection(Section):
+    """Table `[train.alarms]`: limits of a step's figures, beyond which training returns to the last good checkpoint.
+
+    A figure that the trainer does not record raises no alarm. `inf` turns a maximum off, 0 a minimum.
+    """
+
+    patience: int = Field(default=3, ge=1)
+    """Steps in a row beyond a limit before there is an alarm: one step is noise."""
+    max_mismatch: float = Field(default=0.05, gt=0.0)
+    """Mean difference between the trainer's and the sampler's log-probabilities, in nats. Rounding to bfloat16 makes
+    about 0.004; a wrong adapter, template or temperature makes tenths."""
+    min_entropy: float = Field(default=0.0005, ge=0.0)
+    """Mean entropy at a sampled token, in nats. Below it nothing is tried out any more, so nothing is learned."""
+    max_clip: float = Field(default=0.5, gt=0.0)
+    """Share of clipped tokens of either sign. Where most are clipped, the step is too long."""
+    max_gradient: float = Field(default=1000.0, gt=0.0)
+    """Norm of the gradient before it is clipped. A number that is not finite is beyond it."""
+    max_kl: float = Field(default=5.0, gt=0.0)
+    """Mean KL divergence to the reference at a sampled token, in nats."""
+    max_part_drop: float = Field(default=0.5, gt=0.0)
+    """How far one verifier's part of the reward, the mean of `patience` steps, may fall below its best while the reward
+    as a whole does not fall: what rises in its place is a part that is easier to satisfy."""
+
+
 class TrainSection(Section):
     """What makes the versions of `agentloop loop`."""
 
@@ -216,6 +240,11 @@ class TrainSection(Section):
     """Turns of the project's life, not of one run: each makes a version and a decision. Raise it to go on."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Table `[train.options]`: the arguments of the trainer's constructor."""
+    alarms: AlarmSection = AlarmSection()
+    """Table `[train.alarms]`."""
+    trusted_verifiers: tuple[str, ...] = ()
+    """Names of verifiers that are not audited before the first turn; `*` is all. Cheats that satisfy such a verifier
+    are learned."""
 
 
 class GateSection(Section):

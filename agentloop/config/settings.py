@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from agentloop.config.kinds import Section, is_secret
 from agentloop.config.sections import (
     AgentSection,
+    AlarmSection,
     FailuresSection,
     GateSection,
     GatewaySection,
@@ -108,7 +109,7 @@ class Config(_Settings):
                 "store": True,
                 "sandbox": True,
                 "policy": True,
-                "train": {"max_turns"},
+                "train": {"max_turns", "alarms", "trusted_verifiers"},
                 "failures": True,
                 "gateway": True,
                 "feedback": True,
@@ -120,6 +121,8 @@ class Config(_Settings):
         )
         options = self.train.options
         decisive["train"]["options"] = {name: value for name, value in options.items() if not is_secret(name)}
+        if self.train.alarms != AlarmSection():
+            decisive["train"]["alarms"] = self.train.alarms.model_dump(mode="json")
         if self.agent != AgentSection():  # as it was before there was a choice, so that older hashes hold
             decisive["agent"] = self.agent.decisive
         return content_hash({**decisive, "policy": self.policy.decisive})

@@ -1,0 +1,100 @@
+"""Figures of the steps so far -> the alarm that they raise, if any. It decides nothing else: the trainer goes back.
+
+A maximum or minimum raises an alarm when `patience` steps in a row, the last one included, are beyond it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from agentloop.config.sections import AlarmSection
+from agentloop.train.figures import (
+    CLIP,
+    ENTROPY,
+    GRADIENT,
+    KL,
+    MISMATCH,
+    NEGATIVE,
+    POSITIVE,
+    REWARD,
+    family,
+    of,
+)
+
+
+class Alarm(NamedTuple):
+    """A figure that is beyond its limit."""
+
+    figure: str
+    value: float
+    """At the last step; of a part of the reward, how far the mean has fallen."""
+    limit: float
+    setting: str
+    """Key of `[train.alarms]`."""
+    since: int
+    """Index in the history of the first step that is not good; the checkpoint before it is the last good one."""
+
+    @property
+    def line(self) -> str:
+        """The figure, its value and the setting that limits it."""
+        return f"alarm: {self.figure} is {self.value:.3g}; [train.alarms] {self.setting} = {self.limit:g}"
+
+
+def alarm(history: Sequence[Mapping[str, float]], limits: AlarmSection) -> Alarm | None:
+    """The first alarm of a fixed order: mismatch, entropy, clipping, gradient, KL, parts of the reward.
+
+    history: the figures of each step since the last good checkpoint or the start, oldest first, by the names of
+    `train/figures.py`. Steps that did not record a figure do not count for it.
+    """
+    maxima = (
+        (MISMATCH, limits.max_mismatch, "max_mismatch"),
+        (of(CLIP, POSITIVE), limits.max_clip, "max_clip"),
+        (of(CLIP, NEGATIVE), limits.max_clip, "max_clip"),
+        (GRADIENT, limits.max_gradient, "max_gradient"),
+        (KL, limits.max_kl, "max_kl"),
+    )
+    alarms = [_beyond(history, name, limit, setting, limits.patience, 1.0) for name, limit, setting in maxima]
+    alarms.insert(1, _beyond(history, ENTROPY, limits.min_entropy, "min_entropy", limits.patience, -1.0))
+    alarms.append(_fallen_part(history, limits))
+    return next((one for one in alarms if one is not None), None)
+
+
+def _beyond(
+    history: Sequence[Mapping[str, float]], name: str, limit: float, setting: str, patience: int, sign: float
+) -> Alarm | None:
+    """sign: 1.0 for a maximum, -1.0 for a minimum."""
+    recorded = [(index, figures[name]) for index, figures in enumerate(history) if name in figures]
+    last = recorded[-patience:]
+    if len(last) < patience or any(math.isfinite(value) and sign * (value - limit) <= 0 for _, value in last):
+        return None
+    if math.isinf(limit):
+        return None
+    return Alarm(name, last[-1][1], limit, setting, last[0][0])
+
+
+def _fallen_part(history: Sequence[Mapping[str, float]], limits: AlarmSection) -> Alarm | None:
+    """A part of the reward whose mean over the last steps is far below its best mean, while the reward's is not lower.
+
+    A mean is one of `patience` steps in a row, and the two have no step in common.
+    """
+    n = limits.patience
+    parts = sorted({name for figures in history for name in figures if family(name) == REWARD and name != REWARD})
+    for name in parts:
+        steps = [
+            (index, figures[name], figures[REWARD])
+            for index, figures in enumerate(history)
+            if name in figures and REWARD in figures
+        ]
+        now = steps[-n:]
+        earlier = [steps[start : start + n] for start in range(len(steps) - 2 * n + 1)]
+        if not earlier:
+            continue
+        best = max(earlier, key=lambda window: fmean(part for _, part, _ in window))
+        drop = fmean(part for _, part, _ in best) - fmean(part for _, part, _ in now)
+        is_rising = fmean(reward for *_, reward in now) >= fmean(reward for *_, reward in best)
+        if is_rising and drop > limits.max_part_drop:
+            return Alarm(name, drop, limits.max_part_drop, "max_part_drop", best[-1][0] + 1)
+    return None
