@@ -9,6 +9,7 @@ import argparse
 import gc
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -123,7 +124,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionstart() -> None:
+    """Commands that tests start can be interrupted, also where a shell's `&` or `nohup` has these tests ignore it."""
     gc.disable()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

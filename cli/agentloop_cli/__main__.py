@@ -1,5 +1,5 @@
 """`python -m agentloop_cli`, the same as `agentloop`."""
 
-from agentloop_cli.main import main
+from agentloop_cli.start import run
 
-main()
+run()

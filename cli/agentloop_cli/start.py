@@ -1,0 +1,36 @@
+"""Where the command starts: Ctrl-C ends it from its first moment."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+
+PAUSE_S = 0.05
+"""Until Python has left the code that dropped the interrupt."""
+
+
+def run() -> None:
+    """`main.main`, whose import takes a second. Ctrl-C then ends the process at once, because nothing has begun."""
+    sys.unraisablehook = interrupt_again
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from agentloop_cli.main import main
+
+    if is_default:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    main()
+
+
+def interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Interrupt the command again where Python has dropped a KeyboardInterrupt, as it does in every finaliser.
+
+    Each import runs one. Without this the command goes on as if nobody had pressed Ctrl-C.
+    """
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(dropped)
+        return
+    timer = threading.Timer(PAUSE_S, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    timer.daemon = True
+    timer.start()
