@@ -98,6 +98,7 @@ def make_batch(units: Sequence[Unit], own: Mapping[str, int], shapes: Shapes) ->
     masks = [_select(row, shapes.scores_context) for row in rows]
     counts = np.array([int(mask.sum()) for mask in masks])
     is_scored = all(row.old_logprobs is not None for row in rows)
+    has_values = all(row.values is not None for row in rows)
     n_tokens = max(len(row) for row in rows)
     ids_BT = np.full((len(rows), n_tokens), shapes.pad, dtype=np.int64)
     select_BT = np.zeros((len(rows), n_tokens - 1), dtype=np.bool_)
@@ -119,6 +120,7 @@ def make_batch(units: Sequence[Unit], own: Mapping[str, int], shapes: Shapes) ->
         old_N=picked(lambda row: _or_zeros(row.old_logprobs, row)) if is_scored else None,
         advantage_N=picked(lambda row: _or_zeros(row.advantages, row)),
         return_N=picked(lambda row: _or_zeros(row.returns, row)),
+        value_N=picked(lambda row: _or_zeros(row.values, row)) if has_values else None,
         temperature_B=_tensor(np.array([row.temperature for row in rows], dtype=np.float32), shapes),
         reward_B=_tensor(np.array([_or_nan(row.reward) for row in rows], dtype=np.float32), shapes),
         unit_B=_tensor(np.repeat(np.arange(len(units)), [len(unit) for unit in units]), shapes),
