@@ -152,7 +152,7 @@ class MemoryDraft:
     def __init__(self, folder: Path, number: int = 2, seed: int = 0) -> None:
         self.number = number
         self.folder = folder
-        self.workspace = folder.with_name(f".{folder.name}.work")
+        self.workspace = folder.parent / f".{folder.name}.work"
         self.progress = Silent()
         self.figures: dict[str, float] = {}
         self.steps: dict[int, dict[str, float]] = {}
