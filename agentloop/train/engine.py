@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agentloop.errors import TrainingError
-from agentloop.train.algorithms.algorithm import Algorithm, Batch, Need, RowScore, Scored, Whole
+from agentloop.train.algorithms.algorithm import ActorCritic, Algorithm, Batch, Need, RowScore, Scored, Whole
+from agentloop.train.algorithms.figures import complete
 from agentloop.train.batches import (
     Micro,
     Shapes,
@@ -25,7 +27,8 @@ from agentloop.train.batches import (
     whole_of,
 )
 from agentloop.train.data.row import Floats, Row, Unit
-from agentloop.train.forward import Asked
+from agentloop.train.figures import GRADIENT, LOSS, SKIPPED, TOKENS, Phase, of
+from agentloop.train.forward import LOGPROBS, Asked
 from agentloop.train.mismatch import Mismatch, Tolerance, mismatch_of, refuse
 from agentloop.train.model import Trainable, score
 
@@ -72,33 +75,61 @@ class Engine:
             betas=settings.betas,
             weight_decay=settings.weight_decay,
         )
-        self._shapes = Shapes(trainable.device, pad, algorithm.scores_context)
+        self.pad = pad
 
-    def step(self, units: Sequence[Unit], rate: float = 1.0) -> dict[str, float]:
+    def prepared(self, units: Sequence[Unit]) -> list[Unit]:
+        """`units` with all that the algorithm asks of the model before the first update on them.
+
+        `Need.old`: log-probabilities. `Need.values`: a critic's values, and the advantages that rest on them. Call it
+        once, before the steps that share these rows.
+        """
+        needs = self.algorithm.needs
+        if not units or not needs & {Need.old, Need.values}:
+            return list(units)
+        rows = distinct_rows(units)
+        self._check(rows)
+        known = self._measure(rows, self.algorithm, Asked(values=Need.values in needs))
+        fresh = {id(row): replace(row, old_logprobs=known[id(row)].logprobs) for row in rows}
+        scored = [tuple(fresh[id(row)] for row in unit) for unit in units]
+        if Need.values not in needs:
+            return scored
+        values = [_values(known[id(row)]) for unit in units for row in unit]
+        return cast(ActorCritic, self.algorithm).with_values(scored, values)
+
+    def step(self, units: Sequence[Unit], rate: float = 1.0, algorithm: Algorithm | None = None) -> dict[str, float]:
         """One update on `units` at `rate` times the learning rate; the algorithm's figures and the step's own.
 
-        A loss or gradient that is not finite changes nothing and is counted as `skipped`. Raises TrainingError for the
-        fifth such step in a row, for no units, and for rows that the model cannot read.
+        algorithm: makes this update in place of the engine's, with the same optimiser. A loss or gradient that is not
+        finite changes nothing and is counted as `skipped`. Raises TrainingError for the fifth such step in a row, for
+        no units, for rows that the model cannot read and rows that were not `prepared`.
         """
+        judge = algorithm or self.algorithm
         if not units:
             raise TrainingError("a step needs at least one row with a gradient; skip the update")
         rows = distinct_rows(units)
-        check_rows(rows, self.trainable.n_vocab, self.trainable.context)
-        constants = self.algorithm.begin(units, self._row_scores)
-        whole = whole_of(units, self.algorithm.scores_context, constants)
+        self._check(rows)
+        if Need.old in judge.needs and any(row.old_logprobs is None for row in rows):
+            raise TrainingError(f"{judge.name} weighs the model before its updates; call Engine.prepared first")
+        constants = judge.begin(units, lambda rows: self._row_scores(rows, judge))
+        whole = whole_of(units, judge.scores_context, constants)
         self.optimizer.zero_grad()
         figures: Counter[str] = Counter()
-        for micro in self._micros(units, own_tokens(units), self._shapes):
-            self._accumulate(micro, whole, figures)
+        for micro in self._micros(units, own_tokens(units), judge.scores_context):
+            self._accumulate(micro, judge, whole, figures)
         norm = self._update(figures, rate)
         n_tokens = sum(len(row) for row in rows)
-        return {**figures, "gradient": norm, "skipped": float(math.isnan(norm)), "tokens/train": float(n_tokens)}
+        return {
+            **complete(dict(figures)),
+            GRADIENT: norm,
+            SKIPPED: float(math.isnan(norm)),
+            of(TOKENS, Phase.train): float(n_tokens),
+        }
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """`rows` with `old_logprobs` of their sampled tokens (all real tokens where the algorithm scores them)."""
-        check_rows(rows, self.trainable.n_vocab, self.trainable.context)
-        logprobs = self._logprobs(rows, self._shapes)
-        return [replace(row, old_logprobs=values) for row, values in zip(rows, logprobs, strict=True)]
+        self._check(rows)
+        known = self._measure(rows, self.algorithm)
+        return [replace(row, old_logprobs=known[id(row)].logprobs) for row in rows]
 
     def mismatch(self, rows: Sequence[Row], tolerance: Tolerance | None = None) -> Mismatch:
         """How far the model's log-probabilities are from the sampler's on fresh rows, and where they first part.
@@ -106,7 +137,7 @@ class Engine:
         Rows that are scored already are not scored again. tolerance: the default follows from the type of computation.
         """
         fresh = [row for row in rows if row.old_logprobs is None]
-        by_id = {id(row): each for row, each in zip(fresh, self.score(fresh), strict=True)} if fresh else {}
+        by_id = dict(zip(map(id, fresh), self.score(fresh), strict=True))
         return mismatch_of([by_id.get(id(row), row) for row in rows], tolerance or self.tolerance)
 
     def guard(self, rows: Sequence[Row], tolerance: Tolerance | None = None) -> Mismatch:
@@ -120,21 +151,25 @@ class Engine:
         """What the precision of the computation explains."""
         return Tolerance.of(self.trainable.dtype)
 
-    def _micros(self, units: Sequence[Unit], own: Mapping[str, int], shapes: Shapes) -> Iterator[Micro]:
+    def _check(self, rows: Sequence[Row]) -> None:
+        check_rows(rows, self.trainable.n_vocab, self.trainable.context)
+
+    def _micros(self, units: Sequence[Unit], own: Mapping[str, int], scores_context: bool) -> Iterator[Micro]:
+        shapes = Shapes(self.trainable.device, self.pad, scores_context)
         for part in micro_batches(units, self.settings.max_tokens):
             batch = make_batch(part, own, shapes)
             yield Micro(batch, padded_layout(batch))
 
-    def _accumulate(self, micro: Micro, whole: Whole, figures: Counter[str]) -> None:
+    def _accumulate(self, micro: Micro, algorithm: Algorithm, whole: Whole, figures: Counter[str]) -> None:
         """Add the gradient and the figures of a micro-batch."""
-        needs = self.algorithm.needs
+        needs = algorithm.needs
         reference_N = None
         if Need.reference in needs:
             reference_N = self.trainable.reference(micro.layout)
         asked = Asked(entropy=True, values=Need.values in needs, rewards=Need.rewards in needs)
         with self.trainable.precision():
             scored = score(self.trainable.actor, micro.layout, asked)._replace(reference_N=reference_N)
-        loss, shares = self.algorithm.loss(_with_behaviour(micro.batch, scored), scored, whole)
+        loss, shares = algorithm.loss(_with_behaviour(micro.batch, scored), scored, whole)
         figures.update(shares)
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -146,7 +181,7 @@ class Engine:
             group["lr"] = self.settings.learning_rate * rate * warmth
         parameters = [value for _, value in self.trainable.parameters()]
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
-        if math.isfinite(norm) and math.isfinite(figures.get("loss", 0.0)):
+        if math.isfinite(norm) and math.isfinite(figures.get(LOSS, 0.0)):
             self.optimizer.step()
             self.n_skipped = 0
             return norm
@@ -157,39 +192,58 @@ class Engine:
             )
         return math.nan
 
-    def _row_scores(self, rows: Sequence[Row]) -> list[RowScore]:
+    def _row_scores(self, rows: Sequence[Row], algorithm: Algorithm) -> list[RowScore]:
         """Sums over the sampled tokens of each row under the model and, where it is needed, the reference."""
-        shapes = replace(self._shapes, scores_context=False)
-        needs_reference = Need.reference in self.algorithm.needs
-        own = self._logprobs(rows, shapes)
-        reference = self._logprobs(rows, shapes, of_reference=True) if needs_reference else None
-        scores = []
-        for index, row in enumerate(rows):
-            other = None if reference is None else float(reference[index].sum(dtype=np.float64))
-            scores.append(RowScore(float(own[index].sum(dtype=np.float64)), other, int(row.action_mask[1:].sum())))
-        return scores
+        known = self._measure(rows, algorithm, with_reference=Need.reference in algorithm.needs)
+        return [_row_score(row, known[id(row)]) for row in rows]
 
     @torch.no_grad()
-    def _logprobs(self, rows: Sequence[Row], shapes: Shapes, *, of_reference: bool = False) -> list[Floats]:
-        """(T,) of each row, 0 where a token is not selected."""
-        by_row: dict[int, Floats] = {}
+    def _measure(
+        self, rows: Sequence[Row], algorithm: Algorithm, asked: Asked = LOGPROBS, *, with_reference: bool = False
+    ) -> dict[int, Measured]:
+        """What the models say of the selected tokens of each row, by the row's id."""
+        measured: dict[int, Measured] = {}
         units = [(row,) for row in distinct_rows([tuple(rows)])]
-        for micro in self._micros(units, {}, shapes):
-            if of_reference:
-                logprobs_N = self.trainable.reference(micro.layout)
-            else:
-                with self.trainable.precision():
-                    logprobs_N = score(self.trainable.actor, micro.layout).logprobs_N
-            by_row |= spread(micro.batch, logprobs_N)
-        return [by_row[id(row)] for row in rows]
+        for micro in self._micros(units, {}, algorithm.scores_context):
+            with self.trainable.precision():
+                scored = score(self.trainable.actor, micro.layout, asked)
+            logprobs = spread(micro.batch, scored.logprobs_N)
+            values = None if scored.values_N is None else spread(micro.batch, scored.values_N)
+            reference = spread(micro.batch, self.trainable.reference(micro.layout)) if with_reference else None
+            for index, row in enumerate(micro.batch.rows):
+                measured[id(row)] = Measured(logprobs[index], values and values[index], reference and reference[index])
+        return measured
 
 
-def spread(batch: Batch, values_N: Tensor) -> dict[int, Floats]:
-    """Values of selected tokens -> id of the row -> an array of its length, 0 elsewhere."""
+class Measured(NamedTuple):
+    """What models say of one row: (T,) each, 0 where a token is not selected."""
+
+    logprobs: Floats
+    values: Floats | None = None
+    reference: Floats | None = None
+
+
+def spread(batch: Batch, values_N: Tensor) -> list[Floats]:
+    """Values of selected tokens -> an array of each row's length, 0 elsewhere."""
     plain_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32, device=values_N.device)
     plain_BT[:, 1:][batch.select_BT] = values_N.float()
     array_BT = plain_BT.cpu().numpy()
-    return {id(row): array_BT[index, : len(row)].copy() for index, row in enumerate(batch.rows)}
+    return [array_BT[index, : len(row)].copy() for index, row in enumerate(batch.rows)]
+
+
+def _values(measured: Measured) -> Floats:
+    assert measured.values is not None  # noqa: S101 - asked for
+    return measured.values
+
+
+def _row_score(row: Row, measured: Measured) -> RowScore:
+    action = row.action_mask.copy()
+    action[0] = False
+    logprob = float(measured.logprobs[action].sum(dtype=np.float64))
+    reference = None
+    if measured.reference is not None:
+        reference = float(measured.reference[action].sum(dtype=np.float64))
+    return RowScore(logprob, reference, int(action.sum()))
 
 
 def _with_behaviour(batch: Batch, scored: Scored) -> Batch:

@@ -42,6 +42,12 @@ class Parting(NamedTuple):
     sampler: float
     row: Row
 
+    def __str__(self) -> str:
+        turn = "" if self.step is None else f", step {self.step}"
+        return (
+            f"trace {self.trace}{turn}, token {self.position}: trainer {self.trainer:.4f}, sampler {self.sampler:.4f}"
+        )
+
 
 class Mismatch(NamedTuple):
     """abs(trainer's - sampler's log-probability) over sampled tokens, in nats."""
@@ -81,11 +87,10 @@ def refuse(mismatch: Mismatch, tolerance: Tolerance) -> None:
     place = mismatch.where
     if place is None:
         return
-    turn = "" if place.step is None else f", step {place.step}"
     raise TrainingError(
         f"trainer and sampler disagree by {mismatch.mean:.2g} nats a token (worst {mismatch.worst:.2g}, allowed"
-        f" {tolerance.mean:.2g} and {tolerance.worst:.2g}), first at trace {place.trace}{turn}, token {place.position}:"
-        f" trainer {place.trainer:.4f}, sampler {place.sampler:.4f}; compare model, adapter, temperature and template"
+        f" {tolerance.mean:.2g} and {tolerance.worst:.2g}), first at {place};"
+        " compare model, adapter, temperature and template"
         " of the server with the trainer's"
     )
 

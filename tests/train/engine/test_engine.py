@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from agentloop.errors import TrainingError
-from agentloop.train.algorithms.algorithm import Need
+from agentloop.train.algorithms.algorithm import Batch, Figures, Need, Scored, Whole
+from agentloop.train.data.row import Floats, Unit
 from agentloop.train.engine import Engine, EngineSettings
 from agentloop.train.model import Lora, Trainable
 
@@ -114,3 +117,39 @@ def test_rows_that_the_model_cannot_read_are_refused(row: object, why: str) -> N
 def test_no_rows_are_no_step() -> None:
     with pytest.raises(TrainingError, match="at least one row"):
         engine_of().step([])
+
+
+class Critic(Plain):
+    """A critic's own part of a loss: the values are what it sees before the first update."""
+
+    def with_values(self, units: Sequence[Unit], values: Sequence[Floats]) -> list[Unit]:
+        rows = [row for unit in units for row in unit]
+        return units_of([replace(row, values=each, returns=each + 1) for row, each in zip(rows, values, strict=True)])
+
+    def loss(self, batch: Batch, scored: Scored, whole: Whole) -> tuple[Tensor, Figures]:
+        assert scored.values_N is not None
+        error_N = scored.values_N - batch.return_N
+        loss = error_N.square().sum() / whole.n_tokens
+        return loss, {"loss": float(loss.detach())}
+
+
+def test_rows_are_prepared_once_for_several_steps() -> None:
+    trainable = Trainable(small_model(), head=True)
+    engine = Engine(trainable, Critic(Need.values, Need.old), EngineSettings(learning_rate=1e-2))
+    units = units_of(rows_of([9, 4]))
+    with pytest.raises(TrainingError, match=r"call Engine\.prepared first"):
+        engine.step(units)
+    prepared = engine.prepared(units)
+    assert [engine.step(prepared)["loss"] for _ in range(2)] == [pytest.approx(1.0), pytest.approx(0.8, abs=0.2)]
+    again = engine.prepared(units)
+    assert not np.allclose(prepared[0][0].old_logprobs, again[0][0].old_logprobs)
+    assert not np.allclose(prepared[0][0].values, again[0][0].values)
+
+
+def test_another_algorithm_can_make_a_step() -> None:
+    engine = engine_of()
+    units = units_of(rows_of([9, 4]))
+    engine.step(units)
+    figures = engine.step(units, algorithm=Plain(scores_context=True))
+    assert figures["ratio"] > 1.5  # over 11 context and action tokens, divided by the actions
+    assert engine.n_steps == 2
