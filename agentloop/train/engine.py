@@ -26,7 +26,7 @@ from agentloop.train.batches import (
     padded_layout,
     whole_of,
 )
-from agentloop.train.data.row import Floats, Row, Unit
+from agentloop.train.data.row import Floats, Mask, Row, Unit
 from agentloop.train.figures import GRADIENT, LOSS, SKIPPED, TOKENS, Phase, of
 from agentloop.train.forward import LOGPROBS, Asked
 from agentloop.train.mismatch import Mismatch, Tolerance, mismatch_of, refuse
@@ -93,8 +93,8 @@ class Engine:
         scored = [tuple(fresh[id(row)] for row in unit) for unit in units]
         if Need.values not in needs:
             return scored
-        values = [_values(known[id(row)]) for unit in units for row in unit]
-        return cast(ActorCritic, self.algorithm).with_values(scored, values)
+        values = [known[id(row)].values for unit in units for row in unit]
+        return cast(ActorCritic, self.algorithm).with_values(scored, cast(list[Floats], values))
 
     def step(self, units: Sequence[Unit], rate: float = 1.0, algorithm: Algorithm | None = None) -> dict[str, float]:
         """One update on `units` at `rate` times the learning rate; the algorithm's figures and the step's own.
@@ -207,43 +207,40 @@ class Engine:
         for micro in self._micros(units, {}, algorithm.scores_context):
             with self.trainable.precision():
                 scored = score(self.trainable.actor, micro.layout, asked)
-            logprobs = spread(micro.batch, scored.logprobs_N)
-            values = None if scored.values_N is None else spread(micro.batch, scored.values_N)
-            reference = spread(micro.batch, self.trainable.reference(micro.layout)) if with_reference else None
-            for index, row in enumerate(micro.batch.rows):
-                measured[id(row)] = Measured(logprobs[index], values and values[index], reference and reference[index])
+            reference_N = self.trainable.reference(micro.layout) if with_reference else None
+            columns = (spread(micro.batch, each) for each in (scored.logprobs_N, scored.values_N, reference_N))
+            for row, logprobs, values, reference in zip(micro.batch.rows, *columns, strict=True):
+                measured[id(row)] = Measured(logprobs, values, reference)
         return measured
 
 
 class Measured(NamedTuple):
-    """What models say of one row: (T,) each, 0 where a token is not selected."""
+    """What models say of one row: (T,) each, 0 where a token is not selected; None where nobody asked."""
 
-    logprobs: Floats
-    values: Floats | None = None
-    reference: Floats | None = None
+    logprobs: Floats | None
+    values: Floats | None
+    reference: Floats | None
 
 
-def spread(batch: Batch, values_N: Tensor) -> list[Floats]:
-    """Values of selected tokens -> an array of each row's length, 0 elsewhere."""
+def spread(batch: Batch, values_N: Tensor | None) -> Sequence[Floats | None]:
+    """Values of selected tokens -> an array of each row's length, 0 elsewhere; None for none."""
+    if values_N is None:
+        return [None] * len(batch.rows)
     plain_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32, device=values_N.device)
     plain_BT[:, 1:][batch.select_BT] = values_N.float()
     array_BT = plain_BT.cpu().numpy()
     return [array_BT[index, : len(row)].copy() for index, row in enumerate(batch.rows)]
 
 
-def _values(measured: Measured) -> Floats:
-    assert measured.values is not None  # noqa: S101 - asked for
-    return measured.values
-
-
 def _row_score(row: Row, measured: Measured) -> RowScore:
     action = row.action_mask.copy()
     action[0] = False
-    logprob = float(measured.logprobs[action].sum(dtype=np.float64))
-    reference = None
-    if measured.reference is not None:
-        reference = float(measured.reference[action].sum(dtype=np.float64))
-    return RowScore(logprob, reference, int(action.sum()))
+    logprob, reference = (_sum(each, action) for each in (measured.logprobs, measured.reference))
+    return RowScore(logprob or 0.0, reference, int(action.sum()))
+
+
+def _sum(values: Floats | None, mask: Mask) -> float | None:
+    return None if values is None else float(values[mask].sum(dtype=np.float64))
 
 
 def _with_behaviour(batch: Batch, scored: Scored) -> Batch:

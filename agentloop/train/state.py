@@ -1,0 +1,134 @@
+"""What a training needs to go on as if it had never stopped: weights, the optimiser's moments, and its progress.
+
+    FOLDER/
+        model.safetensors        trained tensors as they are trained (fp32 also where bf16 is published)
+        optimizer.safetensors    INDEX.KEY -> moments
+        progress.json            updates so far, and the trainer's own progress (curriculum, cursor)
+
+A trainer writes checkpoints within a turn (`checkpoint`), and beside each version a state to go on from (`save`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from agentloop.errors import TrainingError
+from agentloop.output_files import make_folder
+from agentloop.registry.artifacts import weights_hash
+from agentloop.registry.folders import replacing
+from agentloop.train.engine import Engine
+
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+PROGRESS = "progress.json"
+KEPT = 2
+"""Checkpoints: the last, and the one to go back to when the last is bad."""
+
+
+def save(engine: Engine, folder: Path, progress: Mapping[str, Any], *, weights: bool = True) -> str:
+    """Write the state to `folder`; its sha256, equal for equal states.
+
+    progress: JSON. weights=False omits them, for a folder beside a version's weights in fp32. Raises TrainingError
+    when the disk does not take it.
+    """
+    with _disk(folder):
+        make_folder(folder)
+        if weights:
+            save_file(engine.trainable.state(), folder / MODEL)
+        save_file(_moments(engine), folder / OPTIMIZER)
+        own = {"steps": engine.n_steps, "skipped": engine.n_skipped, "progress": dict(progress)}
+        (folder / PROGRESS).write_text(json.dumps(own, indent=1, sort_keys=True) + "\n")
+        return weights_hash(folder)
+
+
+def restore(engine: Engine, folder: Path) -> dict[str, Any]:
+    """Put the state in `folder` in place; the progress that was saved with it. Nothing changes where it is broken.
+
+    Without weights or moments, those of the engine stay. Raises TrainingError for a state that is broken, or of another
+    model.
+    """
+    try:
+        own = json.loads((folder / PROGRESS).read_text())
+        steps, skipped, progress = int(own["steps"]), int(own["skipped"]), dict(own["progress"])
+        tensors = _read(folder / MODEL)
+        moments = _read(folder / OPTIMIZER)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise TrainingError(f"{folder}: no whole state ({error}); remove it, and the one before is used") from error
+    if tensors is not None:
+        engine.trainable.load_state(tensors)
+    if moments is not None:
+        _restore(engine, moments)
+    engine.n_steps = steps
+    engine.n_skipped = skipped
+    return progress
+
+
+def checkpoint(engine: Engine, folder: Path, progress: Mapping[str, Any]) -> str:
+    """Save a state beside those in `folder`, whole or not at all, and remove all but the last two; its sha256."""
+    place = folder / f"{engine.n_steps:08d}"
+    with _disk(folder):
+        make_folder(folder)
+        with replacing(place) as draft:
+            state_hash = save(engine, draft, progress)
+    for old in checkpoints(folder)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return state_hash
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+
+
+def forget_optimizer(folder: Path) -> int:
+    """Remove the moments of a state that nobody goes on from; bytes freed. Training that does starts them at zero."""
+    path = folder / OPTIMIZER
+    if not path.is_file():
+        return 0
+    size = path.stat().st_size
+    path.unlink()
+    return size
+
+
+@contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(
+            f"{folder}: the state cannot be written ({error}); free the disk, and start again"
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Tensor] | None:
+    return load_file(path) if path.is_file() else None
+
+
+def _moments(engine: Engine) -> dict[str, Tensor]:
+    """`INDEX.KEY` -> tensor of the optimiser's state; Adam's step counts are tensors, too."""
+    state = engine.optimizer.state_dict()["state"]
+    return {
+        f"{index}.{key}": value.detach().to("cpu", copy=True).contiguous()
+        for index, values in state.items()
+        for key, value in values.items()
+    }
+
+
+def _restore(engine: Engine, moments: Mapping[str, Tensor]) -> None:
+    whole = engine.optimizer.state_dict()
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in moments.items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = value
+    engine.optimizer.load_state_dict({**whole, "state": state})
