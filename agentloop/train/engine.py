@@ -27,7 +27,7 @@ from agentloop.train.batches import (
     whole_of,
 )
 from agentloop.train.data.row import Floats, Mask, Row, Unit
-from agentloop.train.figures import GRADIENT, LOSS, SKIPPED, TOKENS, Phase, of
+from agentloop.train.figures import GRADIENT, LOSS, SKIPPED, TOKENS, StepPhase, of
 from agentloop.train.forward import LOGPROBS, Asked
 from agentloop.train.mismatch import Mismatch, Tolerance, mismatch_of, refuse
 from agentloop.train.model import Trainable, score
@@ -122,7 +122,7 @@ class Engine:
             **complete(dict(figures)),
             GRADIENT: norm,
             SKIPPED: float(math.isnan(norm)),
-            of(TOKENS, Phase.train): float(n_tokens),
+            of(TOKENS, StepPhase.train): float(n_tokens),
         }
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
