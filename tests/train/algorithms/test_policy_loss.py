@@ -6,18 +6,25 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from agentloop.errors import ConfigError, TrainingError
+from agentloop.train.algorithms.algorithm import Algorithm, Need, Scored
+from agentloop.train.algorithms.dpo import Dpo, DpoOptions
 from agentloop.train.algorithms.grpo import VARIANTS, Grpo, GrpoOptions
+from agentloop.train.algorithms.kto import Kto
 from agentloop.train.algorithms.policy_loss import Clip
+from agentloop.train.algorithms.ppo import Ppo, PpoOptions
+from agentloop.train.algorithms.reward_model import RewardModel
+from agentloop.train.algorithms.sft import Sft, SftOptions
 from agentloop.train.data.row import Row, Unit
 from train.rows import furthest, gradients, small_model
 
-from .rows import near, random_rows, row, step, token_logprobs
+from .rows import batch_of, near, random_rows, row, step, token_logprobs, whole_of
 
 EVERY = pytest.mark.parametrize("loss", list(VARIANTS))
 LENGTHS = [7, 4, 9, 12, 5, 6]
@@ -232,3 +239,43 @@ def test_what_the_engine_did_not_measure_stops_the_step() -> None:
         algorithm = Grpo(options)
         with pytest.raises(TrainingError, match=message):
             step(model, algorithm, prepared(algorithm, rows))
+
+
+# ------------------------------------------------------------------------------- finite differences
+
+
+def all_algorithms() -> list[Algorithm]:
+    """Each loss with every part that has a gradient."""
+    parts: dict[str, Any] = {"reference": 0.3, "entropy_floor": 99.0, "entropy_weight": 0.2}
+    # The gradient of cispo is no derivative: the ratio is a constant in it. That of gspo is each token's own.
+    derivatives = ("grpo", "dr_grpo", "dapo", "rloo")
+    policy = [Grpo(GrpoOptions(loss, off_policy_limit=0.1, correction="tis", **parts)) for loss in derivatives]
+    preference: list[Algorithm] = [Dpo(), Dpo(DpoOptions("ipo")), Kto(), RewardModel()]
+    return [*policy, Ppo(PpoOptions(kl="k2", **parts)), Sft(SftOptions(context_weight=0.1)), *preference]
+
+
+@pytest.mark.parametrize("algorithm", all_algorithms(), ids=lambda each: each.name)
+def test_gradients_are_those_of_finite_differences(algorithm: Algorithm) -> None:
+    rng = np.random.default_rng(1)
+    rows = random_rows(LENGTHS)
+    if Need.old in algorithm.needs:
+        rows = [replace(one, old_logprobs=one.logprobs) for one in rows]
+    units, _ = algorithm.prepare(rows)
+    if isinstance(algorithm, Ppo):
+        units = algorithm.with_values(units, [rng.normal(size=len(unit[0])).astype(np.float32) for unit in units])
+    batch = batch_of(units, algorithm)
+    n = len(batch.row_N)
+    noise = [torch.tensor(rng.normal(0.0, 0.1, n)) for _ in range(4)]
+    rewards = torch.tensor(rng.normal(size=len(batch.rows)), requires_grad=True)
+    logprobs = (batch.behaviour_N.double() + noise[0]).requires_grad_()
+    entropy = (1.0 + noise[1]).requires_grad_()
+    values = (batch.return_N.double() + noise[2]).requires_grad_()
+    reference = batch.behaviour_N.double() + noise[3]
+    whole = whole_of(units, algorithm, {"sampled_entropy": 1.0, "kl": 0.2, "n_good": 3, "n_bad": 3})
+    batch = replace(batch, advantage_N=batch.advantage_N.double(), behaviour_N=batch.behaviour_N.double())
+
+    def loss(*leaves: torch.Tensor) -> torch.Tensor:
+        scored = Scored(leaves[0], leaves[1], reference, leaves[2], leaves[3])
+        return algorithm.loss(batch, scored, whole)[0]
+
+    assert torch.autograd.gradcheck(loss, (logprobs, entropy, values, rewards), eps=1e-6, atol=1e-6)
