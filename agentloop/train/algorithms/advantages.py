@@ -50,27 +50,32 @@ def with_group_advantages(
 ) -> tuple[list[Row], Counter[str]]:
     """(rows that carry a gradient, why the others carry none -> how many rows).
 
-    Rows that come with advantages, those of their turns, keep them.
+    Rows that come with advantages, those of their turns, keep them; their rewards count in the baseline of the others.
     """
     groups: defaultdict[str, list[Unit]] = defaultdict(list)
-    useful = [row for row in rows if row.advantages is not None]
+    useful: list[Row] = []
     dropped: Counter[str] = Counter()
-    for trajectory in by_trajectory([row for row in rows if row.advantages is None]):
-        group = trajectory[0].group
-        if trajectory[0].reward is None:
-            dropped["unscored"] += len(trajectory)
-        elif group is None:
-            dropped["no_group"] += len(trajectory)
+    for trajectory in by_trajectory(rows):
+        first = trajectory[0]
+        if first.reward is not None and first.group is not None:
+            groups[first.group].append(trajectory)
+        elif first.advantages is not None:
+            useful += trajectory
         else:
-            groups[group].append(trajectory)
+            dropped["unscored" if first.reward is None else "no_group"] += len(trajectory)
     for members in groups.values():
         rewards = [member[0].reward or 0.0 for member in members]
-        if reason := _no_contrast(rewards):
-            dropped[reason] += sum(map(len, members))
-            continue
-        advantages = group_advantages(rewards, scale=scale, leave_one_out=leave_one_out)
+        reason = _no_contrast(rewards)
+        advantages = [0.0] * len(members)
+        if reason is None:
+            advantages = group_advantages(rewards, scale=scale, leave_one_out=leave_one_out)
         for member, advantage in zip(members, advantages, strict=True):
-            useful += [row.with_advantage(advantage) for row in member]
+            if member[0].advantages is not None:
+                useful += member
+            elif reason is None:
+                useful += [row.with_advantage(advantage) for row in member]
+            else:
+                dropped[reason] += len(member)
     return useful, dropped
 
 

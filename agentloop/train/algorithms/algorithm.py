@@ -59,7 +59,7 @@ class Batch:
     behaviour_N: Tensor
     """The sampler's log-probability; that of `old_N` where it is unknown or the token was not sampled."""
     old_N: Tensor | None
-    """Log-probability before the first update on these rows; None: it was not asked for, use `behaviour_N`."""
+    """Log-probability before the first update on these rows; None: it was not asked for."""
     advantage_N: Tensor
     return_N: Tensor
     value_N: Tensor | None

@@ -118,11 +118,12 @@ class PolicyLoss:
         return loss, shares({name: total / n for name, total in figures.items()} | {"loss": loss})
 
     def _old(self, batch: Batch) -> Tensor:
-        if batch.old_N is not None:
-            return batch.old_N
-        if self.correction is not None:
+        """What the ratio is to: the sampler, or with a correction the model before its updates (decoupled PPO)."""
+        if self.correction is None:
+            return batch.behaviour_N
+        if batch.old_N is None:
             raise TrainingError("a correction weighs the model before its updates, but the rows were not scored by it")
-        return batch.behaviour_N
+        return batch.old_N
 
     def _ratio(self, log_ratio_N: Tensor, unit_N: Tensor) -> Tensor:
         if self.level == "geometric":

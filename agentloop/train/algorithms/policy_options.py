@@ -21,7 +21,8 @@ class PolicyOptions:
     dual_clip: float | None = None
     """The loss of a bad action is at most so many times its advantage; None: no bound."""
     correction: str | None = None
-    """For a sampler that is not the trained model: `tis`, `mis` or `reject`; see `Correction`."""
+    """For a sampler that is not the trained model: `tis`, `mis` or `reject`; see `Correction`. The ratio is then to the
+    model before its updates; without a correction it is to the sampler."""
     correction_level: str | None = None
     """`token`, `sequence` or `geometric`; None: token."""
     correction_low: float | None = None

@@ -55,8 +55,11 @@ def test_groups_without_a_contrast_are_counted_by_row() -> None:
     }
 
 
-def test_advantages_of_turns_stay() -> None:
-    (one,) = [row(advantage=0.7)]
-    ((same,), dropped) = with_group_advantages([replace(one, group=None)])
-    assert not dropped
-    assert same.advantages is one.advantages
+def test_advantages_of_turns_stay_and_their_reward_is_in_the_baseline() -> None:
+    turns = row(advantage=0.7, reward=1.0)
+    for rows in ([replace(turns, group=None)], [turns], [turns, row(trajectory="u", reward=0.0)]):
+        useful, dropped = with_group_advantages(rows)
+        assert not dropped
+        assert useful[0].advantages is turns.advantages
+    assert useful[1].advantages is not None
+    assert useful[1].advantages[1] < 0.0

@@ -98,7 +98,7 @@ def bare(trainer: type, **attributes: Any) -> Any:
 
 
 def grpo(logps: Tensor, loss_type: str, **changes: Any) -> Tensor:
-    """`GRPOTrainer._compute_loss`. changes: attributes of the trainer, of its `args`, and `sampling`."""
+    """`GRPOTrainer._compute_loss`. changes: attributes of the trainer and of its `args`."""
     from trl import GRPOTrainer
 
     data = inputs()
@@ -127,7 +127,7 @@ def grpo(logps: Tensor, loss_type: str, **changes: Any) -> Tensor:
         | {
             "advantages": data["advantages"],
             "old_per_token_logps": data["old"],
-            "sampling_per_token_logps": data["behaviour"],
+            "sampling_per_token_logps": data["old"],
             "ref_per_token_logps": data["reference"],
             "num_items_in_batch": data["mask"].sum(),
         },

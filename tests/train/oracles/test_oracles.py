@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentloop.train.algorithms.advantages import group_advantages
-from agentloop.train.algorithms.algorithm import Algorithm, RowScore, Scored
+from agentloop.train.algorithms.algorithm import Algorithm, Need, RowScore, Scored
 from agentloop.train.algorithms.corrections import Correction
 from agentloop.train.algorithms.dpo import Dpo, DpoOptions
 from agentloop.train.algorithms.gae import estimates, whitened
@@ -59,7 +59,8 @@ def loss_of(algorithm: Algorithm, order: Sequence[Sequence[int]]) -> tuple[float
     logps = INPUTS["logps"].clone().requires_grad_()
     batch = replace(
         batch_of(units, algorithm),
-        behaviour_N=selected("behaviour"),
+        # Without a correction the ratio is to the sampler.
+        behaviour_N=selected("behaviour" if Need.old in algorithm.needs else "old"),
         old_N=selected("old"),
         advantage_N=INPUTS["advantages"][:, None].expand(-1, N_TOKENS)[numbers][select],
     )
