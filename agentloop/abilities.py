@@ -1,4 +1,4 @@
-"""Optional abilities of sandboxes, verifiers, agents and experience, each a Protocol of its own.
+"""Optional abilities of sandboxes, verifiers, agents, experience and exporters, each a Protocol of its own.
 
 `protocols.py` has what every part must offer. A part that offers more has the methods or attributes below, and the
 engine asks with `isinstance(part, Files)`: never for a class of ours, so parts of other packages are served the same
@@ -7,6 +7,7 @@ way. A check looks at names alone; a method with other parameters fails when it 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -361,3 +362,14 @@ class Rehearses(Protocol):
     async def rehearse(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> Rehearsal:
         """The same as `protocols.Trainer.improve`, up to where a model is asked."""
         ...
+
+
+# --------------------------------------------------------------------------------------------------- of exporters
+
+
+@runtime_checkable
+class CountsExcluded(Protocol):
+    """An exporter that leaves out a part of the traces, and says why."""
+
+    excluded: Counter[str]
+    """Reason -> what was left out by it, of all traces that were written."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentloop.abilities import CountsExcluded
 from agentloop.errors import ConfigError, NoSuchTrace
 from agentloop.formats.export import save
 from agentloop.otel.stored_trace import StoredTrace, read_each
@@ -38,6 +39,8 @@ class ExportReport:
     traces: int = 0
     gone: int = 0
     """Traces that were removed while the export ran."""
+    excluded: dict[str, int] = field(default_factory=dict)
+    """Reason -> what the format left out by it."""
     bytes: int = 0
     seconds: float = 0.0
 
@@ -66,6 +69,8 @@ def export(
         account.bytes = to_stdout(exporter, traces)
     else:
         account.bytes = save(exporter, traces, out)
+    if isinstance(exporter, CountsExcluded):
+        account.excluded = {str(reason): n for reason, n in exporter.excluded.items()}
     account.seconds = round(time.monotonic() - started, 3)
     return account
 

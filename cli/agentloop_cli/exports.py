@@ -27,7 +27,8 @@ def export_traces(
     ids: Annotated[list[str] | None, typer.Argument(help="Ids of traces, or unique beginnings of ids.")] = None,
     filter: Annotated[str, typer.Option(help="Only traces that match, as in `traces ls`.")] = "",
     format: Annotated[
-        str | None, typer.Option(help="jsonl, parquet, atif or otlp; default: by the ending of --out, else jsonl.")
+        str | None,
+        typer.Option(help="jsonl, parquet, atif, otlp or rows; default: by the ending of --out, else jsonl."),
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write, for atif a new folder; - is stdout.")] = STDOUT,
     project: ProjectFolder = Path(),
@@ -41,6 +42,7 @@ def export_traces(
     parquet  a table, a row a trace, with messages, token ids and logprobs
     atif     Harbor's ATIF 1.8: a file a trace; a line each on stdout
     otlp     OpenTelemetry: a request a line, for any collector's /v1/traces
+    rows     training rows, a JSON object a line: token ids, mask, logprobs, temperature, group, reward
 
     A file is written whole or not at all. Exit code 5: no trace matches.
     """
@@ -67,6 +69,10 @@ def _print_account(account: ExportReport, out: Path) -> None:
     if account.gone:
         line += f"; {counted(account.gone, 'trace')} gone meanwhile"
     stderr.print(line, markup=False)
+    if account.excluded:
+        from agentloop.train.data.exclusions import exclusions_line
+
+        stderr.print(f"excluded: {exclusions_line(account.excluded)}", markup=False)
 
 
 def _check(exporter: Exporter, ids: list[str] | None, filter: str, out: Path, as_json: bool) -> None:

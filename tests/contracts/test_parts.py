@@ -55,7 +55,7 @@ from agentloop.testing.formats import EXPORTER_LAWS, FORMAT_LAWS, ExporterLaw, F
 from agentloop.testing.policies import POLICY_LAWS, PolicyLaw
 from agentloop.testing.trainers import TRAINER_LAWS, TrainerLaw
 from agentloop.testing.verifiers import VERIFIER_LAWS, VerifierCase, VerifierLaw, answered
-from agentloop.types import Message, SandboxSpec, Step, Task, Trace
+from agentloop.types import Attempt, Message, Sampling, SandboxSpec, Step, Task, Trace
 from tests.formats.samples import SHARED
 from tests.gateway.upstream import model_server
 from tests.loop.mini import make_mini, trainer_case
@@ -201,7 +201,7 @@ def test_verifier_of_files_keeps(law: VerifierLaw, kind: str, bubblewrap: Bubble
     asyncio.run(go())
 
 
-EXPORTERS = ("jsonl", "otlp", "atif", "parquet")
+EXPORTERS = ("jsonl", "otlp", "atif", "parquet", "rows")
 MAX_SAMPLE = 400_000
 """Bytes of a sample that a law reads several times."""
 NO_SAMPLE = {
@@ -217,10 +217,20 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "c
 def stored(tmp_path: Path) -> Iterator[list[ExportedTrace]]:
     store = Store(tmp_path / "store.db")
     try:
-        store.put_attempts("s", [judged(f"{n}" * 32) for n in range(1, 4)])
+        store.put_attempts("s", [trainable(judged(f"{n}" * 32)) for n in range(1, 4)])
         yield list(read_each(store, store.every("")))
     finally:
         store.close()
+
+
+def trainable(attempt: Attempt) -> Attempt:
+    """The same, in a sandbox and sampled plainly: it makes a row."""
+    steps = tuple(
+        step.model_copy(update={"completion": step.completion.model_copy(update={"sampling": Sampling()})})
+        for step in attempt.trace.steps
+    )
+    trace = attempt.trace.model_copy(update={"steps": steps, "isolation": "namespaces"})
+    return attempt.model_copy(update={"trace": trace})
 
 
 @pytest.mark.parametrize("law", FORMAT_LAWS, ids=lambda law: law.__name__)

@@ -1,0 +1,78 @@
+"""Stored traces as training rows, a JSON object a line, for other trainers.
+
+    {"input_ids": [...], "assistant_masks": [...], "logprobs": [...], "temperature": 1.0, "advantages": null,
+     "reward": 1.0, "group": "...", "trajectory": "...", "task": "...", "pool": "...", "turns": [{...}]}
+
+The first two names are those that TRL's SFTTrainer reads. `logprobs` are the sampler's, 0 where the mask is. Rows of a
+trajectory share its reward; a group is one task under one version. Advantages depend on the algorithm, so they are null
+unless somebody computed them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentloop.errors import ConfigError, extra
+from agentloop.protocols import ExportedTrace
+from agentloop.types import Judged, Split
+
+if TYPE_CHECKING:
+    from agentloop.train.data.row import Row
+
+REFUSED = {Split.heldout: "held_out", Split.validation: "validation"}
+"""Splits that never train -> the reason."""
+
+
+class RowLines:
+    """An Exporter. Needs the extra `train`. Also an `abilities.CountsExcluded`."""
+
+    name = "rows"
+    suffix = ".rows"
+    media_type = "application/x-ndjson"
+    one_each = False
+
+    def __init__(self) -> None:
+        """Raises ConfigError where numpy is not installed."""
+        try:
+            from agentloop.train.data.admission import Admission
+            from agentloop.train.data.chains import rows_of
+        except ImportError as error:
+            raise ConfigError(f"rows need numpy; {extra('train')}") from error
+        self._admission = Admission(reward=False)
+        self._rows_of = rows_of
+        self.excluded: Counter[str] = Counter()
+
+    def write(self, traces: Iterable[ExportedTrace]) -> Iterator[bytes]:
+        """See `Exporter`."""
+        for stored in traces:
+            facts = stored.facts
+            if facts["split"] in REFUSED:
+                self.excluded[REFUSED[facts["split"]]] += 1
+                continue
+            group = f"{facts['group']}/v{facts['policy_version']}" if facts["group"] else None
+            judged = Judged(stored.trace, stored.verdict, None, group, facts["pool"] or "")
+            cut = self._rows_of(judged, self._admission)
+            self.excluded.update(cut.excluded)
+            for row in cut.rows:
+                yield orjson.dumps(document(row), option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+
+
+def document(row: Row) -> dict[str, Any]:
+    """One line's object."""
+    return {
+        "input_ids": row.token_ids,
+        "assistant_masks": row.action_mask.astype("uint8"),
+        "logprobs": row.logprobs,
+        "temperature": row.temperature,
+        "advantages": row.advantages,
+        "reward": row.reward,
+        "group": row.group,
+        "trajectory": row.trajectory,
+        "task": row.task,
+        "pool": row.pool,
+        "turns": [turn._asdict() for turn in row.turns],
+    }

@@ -1,0 +1,97 @@
+"""`traces export --format rows`: lines that other trainers read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from environments import python_with
+from serving.tiny_model import make_tokenizer
+from store.rows import judged
+
+from agentloop.formats.export import load_exporter, save
+from agentloop.otel.stored_trace import read_each
+from agentloop.policies.tiny import new_model
+from agentloop.store.store import Store
+from agentloop.train.data.rows_export import RowLines
+from agentloop.types import Attempt, Sampling, Split
+
+from .traces import step
+
+TRL = (
+    "trl==1.16.0", "datasets==5.2.0", "accelerate==1.15.0", "peft==0.21.2", "dill==0.4.1", "multiprocess==0.70.19",
+    "xxhash==4.1.0", "pandas==3.1.1", "pytz", "python-dateutil", "six", "psutil",
+)  # fmt: skip
+LOADED = """
+import json, sys
+from datasets import load_dataset
+from transformers import AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+
+rows, model, folder = sys.argv[1:]
+dataset = load_dataset("json", data_files=rows, split="train", cache_dir=folder)
+settings = SFTConfig(folder, use_cpu=True, report_to="none", per_device_train_batch_size=8, max_length=None, bf16=False)
+trainer = SFTTrainer(model, args=settings, train_dataset=dataset, processing_class=AutoTokenizer.from_pretrained(model))
+batch = next(iter(trainer.get_train_dataloader()))
+print(json.dumps([len(dataset), dataset[0]["reward"], float(trainer.compute_loss(trainer.model, batch))]))
+"""
+
+
+def attempt(name: str, *, split: Split = Split.train, reward: float | None = 1.0) -> Attempt:
+    """Two turns that make one row, and a third whose prompt begins anew."""
+    turns = step(0, [3], [4, 5]), step(1, [3, 4, 5, 6], [7]), step(2, [8], [9], sampling=Sampling(temperature=1.4))
+    whole = judged(name, split=split, reward=reward)
+    return whole.model_copy(update={"trace": whole.trace.model_copy(update={"steps": turns})})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "store.db")
+    attempts = [attempt("a"), attempt("b", split=Split.heldout), attempt("c", reward=None), judged("d")]
+    store.put_attempts("s", attempts)
+    yield store
+    store.close()
+
+
+def test_a_line_a_row_and_a_count_of_the_others(store: Store) -> None:
+    exporter = load_exporter("rows")
+    lines = b"".join(exporter.write(read_each(store, store.every()))).splitlines()
+    first, second = map(json.loads, lines)
+    assert first["input_ids"] == [3, 4, 5, 6, 7]
+    assert first["assistant_masks"] == [0, 1, 1, 0, 1]
+    assert first["logprobs"] == pytest.approx([0, -0.04, -0.05, 0, -0.07])
+    facts = ("temperature", "advantages", "reward", "group", "trajectory", "task", "pool")
+    assert [first[name] for name in facts] == [0.7, None, 1.0, "g/0/v1", "a", "sum-f1", "sum"]
+    assert first["turns"][1] == {"start": 4, "end": 5, "trace": "a", "step": 1, "version": 1}
+    assert (second["input_ids"], second["temperature"]) == ([8, 9], 1.4)
+    assert isinstance(exporter, RowLines)
+    assert exporter.excluded == {"held_out": 1, "infra_failed": 1, "sampling_unknown": 1}
+
+
+@pytest.mark.slow
+def test_trl_trains_on_the_file_as_it_is(store: Store, tmp_path: Path) -> None:
+    """Its loss on the file is the mean over the masked tokens, which plain torch computes, too."""
+    python = python_with(TRL)
+    rows, model = tmp_path / "out.rows.jsonl", tmp_path / "model"
+    save(load_exporter("rows"), read_each(store, store.every()), rows)
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(model)
+    net = new_model(len(tokenizer), seed=1, width=16, layers=1, heads=2)
+    net.save_pretrained(model)
+    command = [str(python), "-c", LOADED, str(rows), str(model), str(tmp_path / "trl")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    n_rows, reward, loss = json.loads(done.stdout.splitlines()[-1])
+    assert (n_rows, reward) == (2, 1.0)
+    learned = []
+    for line in map(json.loads, rows.read_text().splitlines()):
+        ids = torch.tensor(line["input_ids"])
+        with torch.no_grad():
+            logps = torch.log_softmax(net.eval()(ids[None]).logits[0, :-1].double(), -1)
+        picked = logps.gather(1, ids[1:, None])[:, 0]
+        learned += picked[torch.tensor(line["assistant_masks"][1:]) == 1].tolist()
+    assert loss == pytest.approx(-float(torch.tensor(learned).mean()), rel=1e-4)
