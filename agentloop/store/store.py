@@ -19,6 +19,7 @@ from sqlmodel import SQLModel, col, select
 
 from agentloop.errors import NoSuchTrace, StoreError
 from agentloop.store import find, retention, traces
+from agentloop.store.audits import AuditRecords
 from agentloop.store.behaviour import Behaviour
 from agentloop.store.database import Database
 from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
@@ -44,7 +45,20 @@ from agentloop.store.versions import VersionRows
 from agentloop.types import Imported, Span, Trace, Verdict
 
 
-class Store(Stages, Record, VersionRows, Proposals, FigureRows, Keys, History, Failures, Feedbacks, Traffic, Behaviour):
+class Store(
+    Stages,
+    Record,
+    VersionRows,
+    Proposals,
+    FigureRows,
+    AuditRecords,
+    Keys,
+    History,
+    Failures,
+    Feedbacks,
+    Traffic,
+    Behaviour,
+):
     """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
 
     Threads and processes may share a store. What is asked of one project (tenant) never shows another's.

@@ -372,6 +372,18 @@ class FigureRow(SQLModel, table=True):
     """When the step was recorded."""
 
 
+class AuditRow(SQLModel, table=True):
+    """An audit of a suite's verifiers before training (`loop/audited.py`)."""
+
+    __tablename__ = "suite_audit"
+
+    project: str = Field(primary_key=True)
+    id: str = Field(primary_key=True)
+    """Hash of the tasks and files that were audited, and of the cheats."""
+    body: dict[str, object] = Field(sa_column=Column(JSON, nullable=False))
+    at: datetime
+
+
 class EvalRow(SQLModel, table=True):
     """An EvalReport: one policy version of a project on one state of a suite."""
 

@@ -1,4 +1,4 @@
-"""Schema 8: figures of training, one row a name and step."""
+"""Schema 8: figures of training, one row a name and step; audits of suites."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ down_revision = "0007"
 
 
 def upgrade() -> None:
-    """Steps of earlier versions were not recorded, so the table begins empty."""
+    """Earlier versions recorded neither, so both tables begin empty."""
     op.create_table(
         "figure",
         sa.Column("project", sa.String, primary_key=True),
         *(sa.Column(name, sa.Integer, primary_key=True, autoincrement=False) for name in ("version", "step")),
         sa.Column("name", sa.String, primary_key=True),
         sa.Column("value", sa.Float),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+    )
+    op.create_table(
+        "suite_audit",
+        *(sa.Column(name, sa.String, primary_key=True) for name in ("project", "id")),
+        sa.Column("body", sa.JSON, nullable=False),
         sa.Column("at", sa.DateTime(timezone=True), nullable=False),
     )

@@ -1,0 +1,118 @@
+"""Before the first turn on a suite, cheats try to get a reward from its verifiers; one that they fool is refused.
+
+One task stands for all that are alike: those of one pool with the same verifiers. The whole suite is audited by
+`agentloop judge audit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentloop.audit.cheats import TaskAudit, known_cheats
+from agentloop.audit.tasks import ANSWERS, LOOK, audit
+from agentloop.errors import ConfigError, SandboxError, counted
+from agentloop.loop.project import Project
+from agentloop.recordings.sandboxes import ReplayBackend
+from agentloop.types import Task, content_hash
+
+EVERY = "*"
+"""In `[train] trusted_verifiers`, all of them."""
+N_CONCURRENT = 8
+"""Attempts of the audit at once."""
+
+
+async def audited(project: Project, tasks: Sequence[Task]) -> None:
+    """Let cheats try for the rewards of `tasks`, those that will be trained on, once for each state of the suite.
+
+    Raises ConfigError where a cheat got a reward, also when an earlier audit of the same state recorded that, and
+    SandboxError where infrastructure failed. Verifiers of `[train] trusted_verifiers` are not audited.
+    """
+    chosen = representatives(tasks, project.config.train.trusted_verifiers)
+    if not chosen or not _has_boxes(project):
+        return
+    id = content_hash([project.suite.hash, [task.id for task in chosen], _cheats()])
+    record = project.store.audit(id)
+    if record is None:
+        record = await _record_of(project, chosen)
+        project.store.put_audit(id, record)
+    if record["fooled"]:
+        raise ConfigError(_refusal(project, record["fooled"]))
+
+
+def representatives(tasks: Sequence[Task], trusted: Sequence[str]) -> list[Task]:
+    """The first task of each pool and set of verifiers, without those whose verifiers are all `trusted`.
+
+    A task that is played in an environment has its reward from there, so no cheat of an audit applies.
+    """
+    chosen: dict[str, Task] = {}
+    for task in tasks:
+        kinds = [part.kind for part in task.verifiers]
+        is_trusted = EVERY in trusted or all(_short(kind) in trusted for kind in kinds)
+        if is_trusted or task.environment is not None:
+            continue
+        names = [(part.kind, sorted(part.options)) for part in task.verifiers]
+        rule = task.reward.model_dump(mode="json") if task.reward else None
+        chosen.setdefault(content_hash([task.pool, names, rule]), task)
+    return list(chosen.values())
+
+
+def _short(kind: str) -> str:
+    """The name of a verifier as a suite has it: a loaded suite has the whole path of a file."""
+    return kind.rpartition("/")[2]
+
+
+def _has_boxes(project: Project) -> bool:
+    """Whether cheats can be tried; a line where they cannot, because a cheat breaks what it can reach."""
+    backend = project.pool.backend
+    if backend.name == ReplayBackend.name:
+        return False
+    if backend.isolation == "none":
+        project.progress.say(
+            "the suite's verifiers are not audited: without a sandbox a cheat could break this machine; run "
+            "`agentloop judge audit` with docker or bubblewrap"
+        )
+        return False
+    return True
+
+
+def _cheats() -> list[str]:
+    """Names and commands of everything that is tried: new ones make a new audit."""
+    return [*ANSWERS, *LOOK.values(), *(cheat.run for cheat in known_cheats())]
+
+
+async def _record_of(project: Project, tasks: Sequence[Task]) -> dict[str, Any]:
+    by_id = {task.id: task for task in tasks}
+    project.progress.start(f"audit: cheats try {counted(len(tasks), 'task')}", len(tasks))
+    audits = await audit(
+        tasks,
+        project.pool.backend,
+        n_oracle=1,
+        n_concurrent=N_CONCURRENT,
+        on_done=lambda: project.progress.advance(),
+    )
+    lost = next((one for one in audits if one.infrastructure), None)
+    if lost is not None:
+        raise SandboxError(f"the audit of task {lost.task!r} did not end: {lost.infrastructure}; run the same again")
+    return {
+        "tasks": [one.task for one in audits],
+        "n_cheats": sum(one.n_cheats for one in audits),
+        "fooled": [_fooled(one, by_id[one.task]) for one in audits if one.fooled_by],
+    }
+
+
+def _fooled(one: TaskAudit, task: Task) -> dict[str, Any]:
+    return {"task": one.task, "verifiers": [_short(part.kind) for part in task.verifiers], "cheats": one.fooled_by}
+
+
+def _refusal(project: Project, fooled: Sequence[dict[str, Any]]) -> str:
+    first = fooled[0]
+    cheat, reward = next(iter(first["cheats"].items()))
+    kinds = sorted({kind for one in fooled for kind in one["verifiers"]})
+    names = ", ".join(repr(kind) for kind in kinds)
+    trusted = ", ".join(f'"{kind}"' for kind in kinds)
+    return (
+        f"cheats fool the verifiers of {counted(len(fooled), 'task')} (task {first['task']!r}: {cheat!r} scores "
+        f"{reward:g}), so training would learn them; mend {names} (`agentloop judge audit {project.suite.folder}` "
+        f"shows all), or train all the same with [train] trusted_verifiers = [{trusted}]"
+    )

@@ -1,0 +1,35 @@
+"""Audits of suites before training: one a state of the suite, so that it is not done again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import delete, insert, select
+from sqlmodel import col
+
+from agentloop.store.database import Database
+from agentloop.store.tables import AuditRow
+
+
+class AuditRecords:
+    """The part of the store that remembers audits; all of it belongs to the store's `project`."""
+
+    project: str
+    _database: Database
+
+    def audit(self, id: str) -> dict[str, Any] | None:
+        """The record of an audit; None where none is recorded."""
+        mine = (col(AuditRow.project) == self.project, col(AuditRow.id) == id)
+        with self._database.read() as connection:
+            body: dict[str, Any] | None = connection.execute(select(col(AuditRow.body)).where(*mine)).scalar()
+        return body
+
+    def put_audit(self, id: str, body: Mapping[str, Any]) -> None:
+        """Record an audit; one of the same id is replaced."""
+        mine = (col(AuditRow.project) == self.project, col(AuditRow.id) == id)
+        with self._database.write() as connection:
+            connection.execute(delete(AuditRow).where(*mine))
+            values = {"project": self.project, "id": id, "body": dict(body), "at": datetime.now(UTC)}
+            connection.execute(insert(AuditRow).values(**values))
