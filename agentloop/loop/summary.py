@@ -22,6 +22,7 @@ from agentloop.store.place import open_store
 from agentloop.store.store import Store
 from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Action
+from agentloop.views.curves import read_curves
 from agentloop.views.decisions import control_arm, final_decision
 from agentloop.views.runs import HeldOutRun, isolation, trace_pairs
 from agentloop.views.turns import Turns
@@ -159,6 +160,7 @@ class Summary:
             quotes_before=first.quotes,
             quotes_after=live.quotes,
             own_types={leaf.type.value: leaf.definition for leaf in self.config.failures.leaf},
+            curves=read_curves(self.store),
             stages=self.turns.rates,
             pairs=trace_pairs(first, live, instructions),
             samples_dropped=self.turns.samples_dropped,

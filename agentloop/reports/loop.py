@@ -19,7 +19,9 @@ from agentloop.failures.analysis.survey import rate, trend
 from agentloop.failures.taxonomy import describe
 from agentloop.output_files import write_text
 from agentloop.printable import clean
+from agentloop.reports.curves import figure_charts
 from agentloop.types import Action, FailureType, Frozen, Step, ToolCall, ToolResult
+from agentloop.views.curves import TrainingCurves
 from agentloop.views.decisions import Control
 from agentloop.views.runs import Quote, TracePair, TraceVerdict
 from agentloop.views.turns import StageRate
@@ -81,6 +83,8 @@ class ReportData(Frozen):
     quotes_after: dict[str, tuple[Quote, ...]] = Field(default_factory=dict)
     own_types: dict[str, str] = Field(default_factory=dict)
     """Definitions of the project's own failure types."""
+    curves: TrainingCurves = TrainingCurves()
+    """Figures of each step of training; empty where the trainer recorded none."""
     stages: tuple[StageRate, ...] = ()
     pairs: tuple[TracePair, ...] = ()
     samples_dropped: dict[str, int] = Field(default_factory=dict)
@@ -171,6 +175,7 @@ def environment(own_types: Mapping[str, str]) -> Environment:
         "readable": _readable,
         "evidence": shown_evidence,
         "ticks": ticks,
+        "figure_charts": figure_charts,
         "outcome": lambda action: OUTCOMES[action],
         "meaning": lambda kind: own_types.get(kind) or _meaning(kind),
         "why_left_out": lambda reason: LEFT_OUT.get(reason, ""),

@@ -66,32 +66,36 @@ class StepPhase(StrEnum):
     publish = "publish"
 
 
-class About(NamedTuple):
-    """How a figure is shown."""
+SHARE = "share"
+"""Unit of what is shown as a percentage."""
 
-    heading: str
-    unit: str
-    """`share` is shown as a percentage; '' is a plain number."""
+
+class About(NamedTuple):
+    """What a figure or a family is, for those who read curves."""
+
+    meaning: str
+    unit: str = ""
+    """Of its values; '' is a plain number."""
 
 
 ABOUT: Mapping[str, About] = {
-    REWARD: About("reward", ""),
-    SPREAD: About("spread", ""),
-    ENTROPY: About("entropy", "nats"),
-    LOSS: About("loss", ""),
-    CLIP: About("clip", "share"),
-    MISMATCH: About("mismatch", "nats"),
-    EFFECTIVE: About("effective", "share"),
-    KL: About("KL", "nats"),
-    GRADIENT: About("gradient", ""),
-    LENGTH: About("length", "tokens"),
-    LAG: About("lag", "versions"),
-    ROWS: About("rows", "rows"),
-    EXCLUDED: About("excluded", "rows"),
-    SECONDS: About("seconds", "s"),
-    TOKENS: About("tokens", "tokens"),
-    SKIPPED: About("skipped", "steps"),
-    RATE: About("learning rate", ""),
+    REWARD: About("mean reward of the trajectories; its parts are those of one verifier each"),
+    SPREAD: About("how far rewards differ within a group, as a standard deviation"),
+    ENTROPY: About("how undecided the policy is at a token", "nats"),
+    LOSS: About("what the optimiser makes small"),
+    CLIP: About("tokens whose ratio was clipped, by the sign of their advantage", SHARE),
+    MISMATCH: About("trainer's and sampler's log-probabilities differ by", "nats"),
+    EFFECTIVE: About("effective sample share of the importance weights", SHARE),
+    KL: About("distance to the reference at a token", "nats"),
+    GRADIENT: About("norm of the gradient before it is clipped"),
+    LENGTH: About("sampled tokens of a trajectory", "tokens"),
+    LAG: About("updates between the policy that sampled and the one that learned", "updates"),
+    ROWS: About("rows of the step, and those that carried a gradient", "rows"),
+    EXCLUDED: About("what did not train, by reason"),
+    SECONDS: About("wall-clock time of the step, by phase", "s"),
+    TOKENS: About("tokens that a phase handled", "tokens"),
+    SKIPPED: About("optimiser steps that were not made", "steps"),
+    RATE: About("learning rate"),
 }
 """Every figure and family, in the order in which they are shown; figures of other names come after them."""
 

@@ -12,11 +12,12 @@ from itertools import groupby
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.store.figures import START, StepFigures
 from agentloop.store.store import Store
-from agentloop.train.figures import in_order
+from agentloop.train.figures import ABOUT, SHARE, family, in_order
 from agentloop.types import Frozen
 
 POLL_S = 1.0
 """Between two looks at the store."""
+THOUSAND = 1000
 _RANGE = re.compile(r"v?(\d*)(\.\.)?v?(\d*)")
 
 
@@ -92,6 +93,16 @@ def version_range(text: str) -> tuple[int | None, int | None]:
     if not match[2]:
         return first, first
     return first, int(match[3]) if match[3] else None
+
+
+def shown_number(name: str, value: float | None) -> str:
+    """A value in its figure's unit, in three digits; `nan` for None."""
+    if value is None:
+        return "nan"
+    about = ABOUT.get(family(name))
+    if about is not None and about.unit == SHARE:
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if abs(value) >= THOUSAND else f"{value:.3g}"
 
 
 def _step(row: StepFigures) -> TrainingStep:

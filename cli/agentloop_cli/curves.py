@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from agentloop.printable import escape_json
-from agentloop_cli.render import AsJson, add_columns, percent, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, add_columns, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 NOT_FINITE = "!"
-THOUSAND = 1000
 NAME_WIDTH, NUMBERS_WIDTH, GAP = 22, 34, 2
 """Columns of a terminal that a row needs besides its sparklines."""
 MIN_BARS, MAX_BARS = 4, 30
@@ -83,6 +82,8 @@ def _print(shown: TrainingCurves, *, as_json: bool) -> None:
 
 def _print_table(whole: TrainingCurves) -> None:
     """A row a figure, with a sparkline for each version; the last versions where not all fit."""
+    from agentloop.views.curves import shown_number
+
     room = stdout.width - NAME_WIDTH - NUMBERS_WIDTH
     n_shown = max(1, min(len(whole.versions), room // (MIN_BARS + GAP)))
     left_out = list(whole.versions)[:-n_shown]
@@ -130,20 +131,10 @@ def _bar(values: Sequence[float | None], low: float, high: float) -> str:
     return BARS[min(len(BARS) - 1, int((fmean(finite) - low) / (high - low) * len(BARS)))]
 
 
-def shown_number(name: str, value: float | None) -> str:
-    """A value in its figure's unit, in three digits."""
-    from agentloop.train.figures import ABOUT, family
-
-    if value is None:
-        return "nan"
-    about = ABOUT.get(family(name))
-    if about is not None and about.unit == "share":
-        return percent(value)
-    return f"{value:,.0f}" if abs(value) >= THOUSAND else f"{value:.3g}"
-
-
 def _print_steps(new: TrainingCurves, *, whole: bool, as_json: bool) -> None:
     """A line a step. whole: with the members of families, too."""
+    from agentloop.views.curves import shown_number
+
     for step in new.steps:
         if as_json:
             sys.stdout.write(escape_json(json.dumps(step.model_dump(mode="json"))) + "\n")

@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from agentloop_cli.curves import shown_number, sparkline
+from agentloop_cli.curves import sparkline
 
 from agentloop.store.store import Store
+from agentloop.views.curves import shown_number
 
 from .conftest import COMMAND, Run
 from .test_errors import refused

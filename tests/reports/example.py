@@ -33,6 +33,7 @@ from agentloop.types import (
     Verdict,
     VersionKind,
 )
+from agentloop.views.curves import TrainingCurves, TrainingStep
 from agentloop.views.runs import TracePair, TraceVerdict
 from agentloop.views.turns import StageRate
 from agentloop.views.versions import VersionRow
@@ -179,6 +180,36 @@ def versions() -> tuple[VersionRow, ...]:
     )
 
 
+def curves(n_steps: int = 15) -> TrainingCurves:
+    """Two versions, whose trainer recorded the usual figures and one value that is not finite."""
+    draw = Random("curves")
+    steps = []
+    for n in range(2 * n_steps):
+        share = n / (2 * n_steps)
+        figures: dict[str, float | None] = {
+            "reward": 0.3 + 0.5 * share + draw.uniform(-0.03, 0.03),
+            "reward/exact": 0.25 + 0.55 * share,
+            "reward/word_count": 0.9 - 0.2 * share,
+            "spread": 0.4 - 0.2 * share,
+            "entropy": 0.7 - 0.5 * share + draw.uniform(-0.02, 0.02),
+            "clip/positive": draw.uniform(0, 0.012),
+            "clip/negative": draw.uniform(0, 0.008),
+            "mismatch": draw.uniform(1e-6, 3e-6),
+            "effective": draw.uniform(0.85, 0.99),
+            "gradient": None if n == n_steps // 2 else draw.uniform(0.3, 0.6),
+            "lag": 0.6,
+            "rows": 128.0,
+            "rows/used": 118.0 - n,
+            "excluded/all_failed": max(0.0, 40.0 - 2 * n),
+            "seconds/generate": 41.0 + draw.uniform(-4, 4),
+            "seconds/train": 18.0,
+            "tokens/train": 180_000.0,
+        }
+        version, step = divmod(n, n_steps)
+        steps.append(TrainingStep(version=version + 1, step=step + 1, at=NOW, figures=figures))
+    return TrainingCurves(steps=tuple(steps))
+
+
 def report_data() -> ReportData:
     return ReportData(
         title="agentloop demo · a tiny model learns to use a shell",
@@ -204,6 +235,7 @@ def report_data() -> ReportData:
             "plan.repetition": 6,
             "unclassified": 4,
         },
+        curves=curves(),
         stages=(
             StageRate(label="demonstrate", episodes=60, tool_calls=171, wall_s=4.1),
             StageRate(label="train version 1", episodes=512, tool_calls=1804, wall_s=38.2),

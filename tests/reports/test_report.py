@@ -19,9 +19,10 @@ from agentloop.reports.loop import (
     write_report,
 )
 from agentloop.types import Completion, FailureType, Message, RewardState, Step, ToolCall
+from agentloop.views.curves import TrainingCurves, TrainingStep
 from agentloop.views.runs import Quote, TraceVerdict
 
-from .example import attempt, critical, pair_fabrication, report_data, step
+from .example import NOW, attempt, critical, curves, pair_fabrication, report_data, step
 
 HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b[0m\x07 \u202eevil\u202c \" onload='x' {{ 7 * 7 }} & \x00end"
 VOID = {"meta", "br"}
@@ -79,6 +80,7 @@ def hostile_data() -> ReportData:
             "stages": (stage,),
             "versions": (data.versions[0], row),
             "samples_dropped": {HOSTILE: 1},
+            "curves": TrainingCurves(steps=(TrainingStep(version=1, step=1, at=NOW, figures={HOSTILE: 1.0}),)),
             "failures_before": {HOSTILE: 2},
             "failures_after": {HOSTILE: 1},
         }
@@ -153,6 +155,32 @@ def test_figures_in_the_charts_are_neither_cut_nor_on_top_of_each_other(n_versio
     assert all(WIDTH / 2 <= x <= 560 - WIDTH / 2 for x in at)
     assert all(float(y) >= 12 for _, y, _ in found)
     assert all(b - a >= WIDTH for a, b in pairwise(at[:-1]))
+
+
+def test_each_figure_of_training_has_a_curve_in_its_drawing_with_a_gap_where_it_is_not_finite() -> None:
+    html = render(report_data())
+    drawings = re.findall(r'<svg class="steps".*?</svg>', html, re.DOTALL)
+    assert len(drawings) == 17
+    lines = [re.findall(r'<polyline class="curve" points="(.*?)"', drawing) for drawing in drawings]
+    assert [len(runs) for runs in lines] == [1] * 9 + [2] + [1] * 7  # gradient is not finite once
+    for runs in lines:
+        points = [tuple(map(float, point.split(","))) for run in runs for point in run.split()]
+        assert all(0 <= x <= 240 and 0 <= y <= 48 for x, y in points)
+        assert [x for x, _ in points] == sorted(x for x, _ in points)
+    reward = [float(point.split(",")[1]) for point in lines[0][0].split()]
+    assert reward[-1] < reward[0], "up is more"
+    text = Page(html).text
+    assert "30 steps: 15 of version 1, 15 of version 2." in text
+    assert "seconds/generate" in text
+
+
+def test_many_steps_a_single_one_and_equal_values_are_drawn() -> None:
+    data = report_data()
+    for shown in (curves(2_000), curves(1), TrainingCurves(steps=curves(1).steps[:1])):
+        html = render(data.model_copy(update={"curves": shown}))
+        assert not Page(html).open
+        assert len(html) < 200_000
+    assert "Steps of training" not in render(data.model_copy(update={"curves": TrainingCurves()}))
 
 
 def long_attempt(n_steps: int, failing: int) -> TraceVerdict:
