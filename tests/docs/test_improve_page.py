@@ -24,6 +24,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "15-improve.md").read_text()
 PORT = "8321"
 REFUSED = "agentloop policies promote v3"
 """The one command that ends with 1."""
+PAUSE = "sleep 6\n"
+"""Until the server has looked at the canary again: on a busy machine it looks less often."""
+VERDICT = "for n in {1..60}; do agentloop policies show v3 | grep 'canary FAIL' >/dev/null && break; sleep 1; done\n"
 
 
 def model(request: dict[str, Any]) -> dict[str, Any]:
@@ -72,13 +75,15 @@ def served(folder: Path, port: int) -> Iterator[None]:
         subprocess.Popen(command, cwd=folder, stdout=log, stderr=log) as server,
     ):
         try:
-            end = time.monotonic() + 30
-            while time.monotonic() < end and not is_up(port):
+            end = time.monotonic() + 120
+            while not is_up(port):
+                assert server.poll() is None, Path(log.name).read_text()
+                assert time.monotonic() < end, "the server does not answer"
                 time.sleep(0.1)
             yield
         finally:
             server.terminate()
-            server.wait(20)
+            server.wait(60)
 
 
 def is_up(port: int) -> bool:
@@ -93,21 +98,22 @@ def is_up(port: int) -> bool:
 def test_an_agent_is_improved_promoted_canaried_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block of the page in its order, but for the installation."""
     monkeypatch.setenv("AGENTLOOP_POLICY__API_KEY", "none")
-    port = free_port()
     with hosted_model(reply) as url:
-        follow(PAGE.replace(HOSTED, url).replace(PORT, str(port)), tmp_path, port)
+        follow(PAGE.replace(HOSTED, url), tmp_path)
 
 
-def follow(page: str, folder: Path, port: int) -> None:
+def follow(page: str, folder: Path) -> None:
     output = ""
     blocks = iter(BLOCK.finditer(page))
     for block in blocks:
         text = block["text"]
         file = folder / (block["file"] or ".")
         if text == "agentloop serve\n":
+            port = free_port()  # not earlier: in a minute another process would have it
             with served(folder, port):
                 for later in blocks:
-                    output = step(later["language"], later["text"], folder / (later["file"] or "."), folder, output)
+                    text = later["text"].replace(PORT, str(port)).replace(PAUSE, VERDICT)
+                    output = step(later["language"], text, folder / (later["file"] or "."), folder, output)
             return
         output = step(block["language"], text, file, folder, output)
 

@@ -67,7 +67,7 @@ def shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=folder, env={**os.environ, **person, "PATH": path, "COLUMNS": "160", "GIT_CONFIG_GLOBAL": os.devnull},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=180,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=600,
     )  # fmt: skip
 
 
