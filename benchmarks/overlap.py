@@ -182,7 +182,8 @@ def main() -> int:
         for name, arm in zip(("synchronous", "overlapped"), pair, strict=True):
             print(
                 f"{seed:>4}  {name:<11} {arm.wall_s:>7.1f} {arm.floor_s:>8.1f} {arm.wall_s / arm.floor_s:>11.2f}"
-                f"  {np.mean(arm.lags):>6.2f} / {max(arm.lags)}  {arm.n_dropped / arm.n_groups:>8.1%}  {arm.success:>7.1%}",
+                f"  {np.mean(arm.lags):>6.2f} / {max(arm.lags)}"
+                f"  {arm.n_dropped / arm.n_groups:>8.1%}  {arm.success:>7.1%}",
                 flush=True,
             )
     differences = [over.success - sync.success for sync, over in pairs]
