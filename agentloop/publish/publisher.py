@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from agentloop.train.publish.probe import Probe
+from agentloop.publish.probe import Probe
 
 
 class Published(NamedTuple):
@@ -19,6 +19,8 @@ class Published(NamedTuple):
     """Largest difference in nats between torch and the server over the probe's tokens."""
     apart: float
     """Largest difference in nats between this and its parent there: what the check could have told apart."""
+    is_proven: bool
+    """Whether `apart` is large enough that an answer of the parent would have been refused."""
 
 
 class Publisher(Protocol):
@@ -29,8 +31,8 @@ class Publisher(Protocol):
     async def publish(self, name: str, folder: Path, probe: Probe) -> Published:
         """Serve the adapter or model in `folder` as `name`, which is new.
 
-        Raises PublishError where the server does not answer as `probe` says, or where the probe could not tell it from
-        its parent; the server then has what it had before.
+        Raises PublishError where it cannot be served or does not answer as `probe` says; the server then has what it
+        had before.
         """
         ...
 

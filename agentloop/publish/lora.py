@@ -1,0 +1,128 @@
+"""An adapter becomes live on a running vLLM server: under a new name, loaded and checked before anybody hears of it.
+
+A name is never used twice, because a server may keep blocks of its cache, or the old file, under a name that it knows.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from agentloop.errors import PublishError
+from agentloop.policies.engine import MAX_RANK, SLOTS
+from agentloop.publish.probe import Probe, furthest
+from agentloop.publish.publisher import Published
+from agentloop.publish.server import VLLMControl
+
+CONFIG = "adapter_config.json"
+TENSORS = "adapter_model.safetensors"
+
+
+class LoraHotSwap:
+    """See `publisher.Publisher`: adapters on one base model of one server."""
+
+    name = "lora"
+
+    def __init__(
+        self,
+        base_url: str,
+        base: str,
+        *,
+        api_key: SecretStr | None = None,
+        slots: int = SLOTS,
+        max_rank: int = MAX_RANK,
+    ) -> None:
+        """base: what the server calls the base model. slots, max_rank: as the server was started."""
+        self.server = VLLMControl(base_url, api_key)
+        self.base = base
+        self._slots = slots
+        self._max_rank = max_rank
+        self._checked: set[str] = set()
+        """Hashes of base models that this server was shown to have."""
+
+    async def publish(self, name: str, folder: Path, probe: Probe) -> Published:
+        """See `publisher.Publisher`. folder: of the adapter, which the server reads by the same path."""
+        started = time.perf_counter()
+        check_adapter(folder, self._max_rank)
+        await self._check_room(name)
+        await self._check_base(probe)
+        await self.server.load(name, folder)
+        try:
+            worst = await self._compare(name, probe)
+        except BaseException:
+            with suppress(PublishError):
+                await self.server.unload(name)
+            raise
+        return Published(name, time.perf_counter() - started, worst, probe.apart, probe.is_proof)
+
+    async def retract(self, name: str) -> None:
+        """See `publisher.Publisher`."""
+        if name in await self.server.models():
+            await self.server.unload(name)
+
+    async def serves(self, name: str) -> bool:
+        """Whether the server has it loaded."""
+        return name in await self.server.models()
+
+    async def _check_room(self, name: str) -> None:
+        models = await self.server.models()
+        if name in models:
+            raise PublishError(f"{self.server.base_url} serves a model {name!r} already; a name is never used twice")
+        if self.base not in models:
+            raise PublishError(
+                f"{self.server.base_url} serves no model {self.base!r}, but {', '.join(models)}; set [policy] model"
+            )
+        loaded = [each for each, parent in models.items() if parent is not None]
+        if len(loaded) >= self._slots:
+            raise PublishError(
+                f"{self.server.base_url} has no free slot: {', '.join(sorted(loaded))} are loaded; unload one, or "
+                f"start the server with --max-loras above {self._slots}"
+            )
+
+    async def _check_base(self, probe: Probe) -> None:
+        """Show that the server's base model is the one that was trained on: equal ids mean equal text, too."""
+        if probe.base is None or (probe.base_hash is not None and probe.base_hash in self._checked):
+            return
+        served = probe.at(await self.server.logprobs(self.base, probe.sequences))
+        worst = furthest(served, probe.base)
+        if not worst <= probe.tolerance:
+            raise PublishError(
+                f"{self.server.base_url}: {self.base!r} is not the model that the adapter was trained on (log-"
+                f"probabilities differ by {worst:.2g}, tolerance {probe.tolerance:.0e}); serve the same folder"
+            )
+        if probe.base_hash is not None:
+            self._checked.add(probe.base_hash)
+
+    async def _compare(self, name: str, probe: Probe) -> float:
+        served = probe.at(await self.server.logprobs(name, probe.sequences))
+        worst = furthest(served, probe.logprobs)
+        if worst <= probe.tolerance:
+            return worst
+        is_parent = furthest(served, probe.parent) <= probe.tolerance
+        finding = "it answers as the version before" if is_parent else f"log-probabilities differ by {worst:.2g}"
+        raise PublishError(
+            f"{self.server.base_url} does not answer as {name} was trained: {finding} (tolerance "
+            f"{probe.tolerance:.0e}, {len(probe.positions)} tokens); it was unloaded, and nothing else changed"
+        )
+
+
+def check_adapter(folder: Path, max_rank: int = MAX_RANK) -> None:
+    """Raises PublishError for a folder that is no whole adapter, or one that a server would apply only in part."""
+    try:
+        settings: dict[str, Any] = json.loads((folder / CONFIG).read_bytes())
+    except (OSError, ValueError) as error:
+        raise PublishError(
+            f"{folder / CONFIG}: cannot be read ({type(error).__name__}); save the adapter again"
+        ) from None
+    if not (folder / TENSORS).is_file():
+        raise PublishError(f"{folder}: no {TENSORS}; save the adapter again")
+    if settings.get("modules_to_save"):
+        raise PublishError(f"{folder}: modules_to_save are not served by vLLM; train without them")
+    rank = settings.get("r")
+    if not isinstance(rank, int) or rank > max_rank:
+        raise PublishError(f"{folder}: rank {rank}, and the server takes at most {max_rank} (--max-lora-rank)")

@@ -1,0 +1,105 @@
+"""A running vLLM server, as a publisher talks to it: its models, its adapters, and its word on given tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from pydantic import SecretStr
+
+from agentloop.errors import PublishError
+
+TIMEOUT_S = 60.0
+RETRIES = 2
+"""Of questions, which change nothing at the server."""
+
+
+class VLLMControl:
+    """The routes of one server. base_url ends with `/v1`."""
+
+    def __init__(self, base_url: str, api_key: SecretStr | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.root = self.base_url.removesuffix("/v1")
+        self._headers = {"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(timeout_s)
+
+    async def models(self) -> dict[str, str | None]:
+        """Name of each model that it serves -> the name of its base for an adapter, None for the base itself."""
+        answer = await self._ask("GET", f"{self.base_url}/models")
+        try:
+            return {str(each["id"]): each.get("parent") for each in answer["data"]}
+        except (KeyError, TypeError, AttributeError):
+            raise PublishError(
+                f"{self.base_url}/models: no list of models; name the address of a vLLM server"
+            ) from None
+
+    async def load(self, name: str, folder: Path) -> None:
+        """Load an adapter; the server reads the folder itself."""
+        body = {"lora_name": name, "lora_path": os.path.abspath(folder)}
+        await self._ask("POST", f"{self.base_url}/load_lora_adapter", body, retries=0)
+
+    async def unload(self, name: str) -> None:
+        """Forget an adapter."""
+        await self._ask("POST", f"{self.base_url}/unload_lora_adapter", {"lora_name": name}, retries=0)
+
+    async def logprobs(self, model: str, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probability in nats, at temperature 1, of each token of each sequence; nan for the first of each."""
+        body = {
+            "model": model,
+            "prompt": [list(ids) for ids in sequences],
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,
+        }
+        answer = await self._ask("POST", f"{self.base_url}/completions", body)
+        try:
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            return [
+                [_of_token(each, ids[n]) for n, each in enumerate(choice["prompt_logprobs"])]
+                for choice, ids in zip(choices, sequences, strict=True)
+            ]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise PublishError(
+                f"{self.base_url}/completions gives no prompt_logprobs of {model} ({type(error).__name__}), so nothing "
+                "can be checked there; use vLLM 0.10 or newer"
+            ) from None
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Any other route, below the root of the server."""
+        return await self._ask("POST", f"{self.root}/{path}", body, retries=0)
+
+    async def _ask(
+        self, method: str, url: str, body: Mapping[str, Any] | None = None, *, retries: int = RETRIES
+    ) -> Any:
+        """The answer as JSON, or its text. Raises PublishError with the server's words."""
+        problem = ""
+        for _ in range(retries + 1):
+            try:
+                async with (
+                    aiohttp.ClientSession(timeout=self._timeout, headers=self._headers) as client,
+                    client.request(method, url, json=body) as response,
+                ):
+                    text = (await response.read()).decode(errors="replace")
+                    if response.status < 400:
+                        return _read(text)
+                    problem = f"HTTP {response.status}: {' '.join(text.split())[:300]}"
+                    if response.status < 500:
+                        break
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = f"{type(error).__name__}: {error}"
+        raise PublishError(f"{url}: {problem}")
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _of_token(scores: Mapping[str, Mapping[str, float]] | None, token: int) -> float:
+    return float("nan") if scores is None else float(scores[str(token)]["logprob"])
