@@ -16,7 +16,7 @@ from agentloop.train.algorithms.reward_model import RewardModel, RewardModelOpti
 from agentloop.train.algorithms.sft import Rft, RftOptions, Sft, SftOptions
 
 
-class Kind(NamedTuple):
+class AlgorithmKind(NamedTuple):
     """An algorithm and the dataclass of its options."""
 
     make: Callable[[Any], Algorithm]
@@ -29,13 +29,13 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "dpo": Kind(Dpo, DpoOptions),
-    "grpo": Kind(Grpo, GrpoOptions),
-    "kto": Kind(Kto, KtoOptions),
-    "ppo": Kind(Ppo, PpoOptions),
-    "reward_model": Kind(RewardModel, RewardModelOptions),
-    "rft": Kind(Rft, RftOptions),
-    "sft": Kind(Sft, SftOptions),
+    "dpo": AlgorithmKind(Dpo, DpoOptions),
+    "grpo": AlgorithmKind(Grpo, GrpoOptions),
+    "kto": AlgorithmKind(Kto, KtoOptions),
+    "ppo": AlgorithmKind(Ppo, PpoOptions),
+    "reward_model": AlgorithmKind(RewardModel, RewardModelOptions),
+    "rft": AlgorithmKind(Rft, RftOptions),
+    "sft": AlgorithmKind(Sft, SftOptions),
 }
 
 

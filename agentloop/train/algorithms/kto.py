@@ -92,7 +92,7 @@ class Kto:
 def mismatched(units: Sequence[Unit]) -> list[Row]:
     """The prompt of each trajectory with the answer to another one's, of another task where one exists.
 
-    None is longer than the longest of `units`. [] for a single trajectory.
+    None is longer than the longest of `units`, and one of which no answer is left is missing. [] for a single one.
     """
     firsts = [unit[0] for unit in units]
     longest = max(map(len, firsts), default=0)
@@ -102,19 +102,19 @@ def mismatched(units: Sequence[Unit]) -> list[Row]:
         if not others:
             break
         answer_of = next((row for row in others if row.task != prompt_of.task), others[0])
-        prompt = prompt_of.token_ids[: _start(prompt_of)]
-        answer = answer_of.token_ids[_start(answer_of) :]
-        mask = answer_of.action_mask[_start(answer_of) :]
-        rows.append(
-            replace(
-                answer_of,
-                token_ids=np.concatenate([prompt, answer])[:longest],
-                action_mask=np.concatenate([np.zeros(len(prompt), dtype=np.bool_), mask])[:longest],
-                logprobs=None,
-                turns=(),
-            )
-        )
+        row = _answered(prompt_of, answer_of, longest)
+        if row.n_sampled:
+            rows.append(row)
     return rows
+
+
+def _answered(prompt_of: Row, answer_of: Row, longest: int) -> Row:
+    """The prompt of one row and all after the prompt of the other, cut at `longest` tokens."""
+    prompt = prompt_of.token_ids[: _start(prompt_of)]
+    answer = answer_of.token_ids[_start(answer_of) :]
+    mask = np.concatenate([np.zeros(len(prompt), dtype=np.bool_), answer_of.action_mask[_start(answer_of) :]])
+    token_ids = np.concatenate([prompt, answer])[:longest]
+    return replace(answer_of, token_ids=token_ids, action_mask=mask[:longest], logprobs=None, turns=())
 
 
 def _start(row: Row) -> int:

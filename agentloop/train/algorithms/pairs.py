@@ -16,14 +16,14 @@ from agentloop.train.algorithms.algorithm import Batch
 from agentloop.train.data.row import Row, Unit
 
 
-class Pair(NamedTuple):
+class TrajectoryPair(NamedTuple):
     """The rows of two trajectories."""
 
     chosen: Unit
     rejected: Unit
 
 
-def pairs(rows: Sequence[Row], threshold: float) -> tuple[list[Pair], Counter[str]]:
+def pairs(rows: Sequence[Row], threshold: float) -> tuple[list[TrajectoryPair], Counter[str]]:
     """(pairs, why rows are in none -> how many rows).
 
     A trajectory passed when it earned `threshold`. Those that are fewer are used several times, so that each trajectory
@@ -40,7 +40,7 @@ def pairs(rows: Sequence[Row], threshold: float) -> tuple[list[Pair], Counter[st
             dropped["no_group"] += len(trajectory)
         else:
             tasks[task][reward < threshold].append(trajectory)
-    made: list[Pair] = []
+    made: list[TrajectoryPair] = []
     for passed, failed in tasks.values():
         if not passed:
             dropped["all_failed"] += sum(map(len, failed))
@@ -48,7 +48,7 @@ def pairs(rows: Sequence[Row], threshold: float) -> tuple[list[Pair], Counter[st
             dropped["all_passed"] += sum(map(len, passed))
         else:
             n = max(len(passed), len(failed))
-            made += map(Pair, islice(cycle(passed), n), islice(cycle(failed), n))
+            made += map(TrajectoryPair, islice(cycle(passed), n), islice(cycle(failed), n))
     return made, dropped
 
 

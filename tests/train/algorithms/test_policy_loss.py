@@ -11,11 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
 
 from agentloop.errors import ConfigError, TrainingError
 from agentloop.train.algorithms.algorithm import Algorithm, Need, Scored
+from agentloop.train.algorithms.corrections import LEVELS, Correction
 from agentloop.train.algorithms.dpo import Dpo, DpoOptions
 from agentloop.train.algorithms.grpo import VARIANTS, Grpo, GrpoOptions
+from agentloop.train.algorithms.kl import divergence
 from agentloop.train.algorithms.kto import Kto
 from agentloop.train.algorithms.policy_loss import Clip
 from agentloop.train.algorithms.ppo import Ppo, PpoOptions
@@ -202,6 +208,22 @@ def test_figures_by_hand() -> None:
     assert figures["ratio"] == pytest.approx(3.5 / 3, rel=1e-5)
     assert figures["effective"] == pytest.approx(3.5**2 / (3 * 5.25), rel=1e-5)
     assert figures["sampler_kl"] == pytest.approx((1 - math.log(2) - 0.5 + math.log(2)) / 3, rel=1e-4)
+
+
+@given(arrays(np.float64, (2, 5), elements=st.floats(-1e3, 0.0)))
+def test_k2_and_k3_are_never_negative(logprobs: NDArray[np.float64]) -> None:
+    ours, theirs = torch.tensor(logprobs)
+    assert (divergence(ours, theirs, "k2") >= 0.0).all()
+    # exp(x) - x - 1 rounds to a few units of the last place below 0.
+    assert (divergence(ours, theirs, "k3") >= -1e-12).all()
+    assert torch.isfinite(divergence(ours, theirs, "k3")).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_weight_overflows(level: str) -> None:
+    correction = Correction("mis", level, high=math.inf)
+    weights = correction.weights(torch.full((3,), 1e4), torch.zeros(3), torch.tensor([0, 0, 1]))
+    assert torch.isfinite(weights).all()
 
 
 # ------------------------------------------------------------------------------------ bad input
