@@ -81,6 +81,22 @@ def test_the_loss_is_the_policy_s_and_the_critic_s() -> None:
     assert figures["loss"] == pytest.approx(loss.item(), rel=1e-6)
 
 
+def test_the_reward_comes_with_the_last_action() -> None:
+    ppo = Ppo(PpoOptions(gamma=0.5, lam=1.0))
+    ((one,),) = ppo.with_values([(row((1, 2, 3, 4), (0, 1, 0, 1), reward=1.0),)], [np.zeros(4, dtype=np.float32)])
+    assert one.returns is not None
+    assert one.returns.tolist() == [0.0, 0.5, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_a_loss_that_looks_at_whole_trajectories_has_them_in_one_unit(kind: str) -> None:
+    rows = [*random_rows([5, 6]), *random_rows([7, 8])]  # two rows of each of two trajectories
+    assert [len(unit) for unit in algorithm(kind, {}).prepare(rows)[0]] == [1, 1, 1, 1]
+    for options in ({"off_policy_limit": 0.1}, {"correction": "tis", "correction_level": "sequence"}):
+        units, _ = algorithm(kind, options).prepare(rows)
+        assert [[one.trajectory for one in unit] for unit in units] == [["t0", "t0"], ["t1", "t1"]]
+
+
 def test_without_values_the_step_stops() -> None:
     ppo = Ppo()
     units, _ = ppo.prepare(random_rows([5, 6]))

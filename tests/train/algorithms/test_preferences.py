@@ -34,6 +34,12 @@ def test_every_trajectory_of_a_task_is_in_a_pair(algorithm: Algorithm) -> None:
     assert dropped == {"all_passed": 1, "all_failed": 1, "unscored": 1, "no_group": 1}
 
 
+@pytest.mark.parametrize("algorithm", [Dpo(), Kto(), RewardModel()], ids=lambda each: each.name)
+def test_the_temperature_of_sampling_is_no_property_of_an_answer(algorithm: Algorithm) -> None:
+    units, _ = algorithm.prepare([replace(one, temperature=0.5) for one in random_rows([5, 6])])
+    assert {one.temperature for unit in units for one in unit} == {1.0}
+
+
 @EITHER
 def test_all_rows_of_a_trajectory_are_its_part_of_the_pair(loss: str) -> None:
     """A trajectory in two rows is worth the sum of its log-ratios; micro-batches do not change the gradient."""
@@ -85,6 +91,10 @@ def test_kto_measures_the_divergence_on_answers_to_other_tasks() -> None:
         assert not other.action_mask[:start].any()
         assert len(other) <= 9
     assert mismatched(units[:1]) == []
+    # A long prompt with a long answer is cut.
+    long_prompt = row([1] * 8, [0] * 7 + [1], trajectory="p", group="p")
+    long_answer = row([1] * 8, [0] + [1] * 7, trajectory="a", group="a")
+    assert [len(other) for other in mismatched([(long_prompt,), (long_answer,)])] == [8, 2]
 
     model, reference = small_model(), small_model(seed=4)
     constants = algorithm.begin(units, lambda scored: row_scores(model, reference, scored))
