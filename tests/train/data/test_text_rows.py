@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from serving.tiny_model import TEMPLATE, make_tokenizer
 
 from agentloop.errors import TrainingError
 from agentloop.policies.chat import ChatTemplate, train_tokenizer
 from agentloop.policies.scripted import call_message
 from agentloop.train.data.admission import Admission
+from agentloop.train.data.chains import steps_of
 from agentloop.train.data.hf import HFRenderer
 from agentloop.train.data.renderer import ChatRenderer
 from agentloop.train.data.row import Row
 from agentloop.train.data.text_rows import text_rows_of, texts
-from agentloop.types import Completion, Message, Split, Step, SubTrace, ToolCall, ToolResult, Trace
+from agentloop.types import BROKEN, Completion, Message, Split, Step, SubTrace, ToolCall, ToolResult, Trace
 
 from .traces import judged
 
@@ -111,6 +115,42 @@ def test_texts_are_all_words() -> None:
     helper = SubTrace(trace=trace(id="helper"), step=0)
     shown = trace(step(0, LOOK, "a"), step(1, SAY, heard=(later,)), children=(helper,))
     assert list(texts([shown])) == ["how many?", CALLS["look"], "a", "only files!", CALLS["say"], "how many?"]
+
+
+words = st.text(alphabet="abc<|>{} ", max_size=6)
+messages = st.builds(Message, role=st.sampled_from(["user", "system", "tool", "critic"]), content=words)
+
+
+@st.composite
+def conversations(draw: st.DrawFn, depth: int = 1) -> Trace:
+    """Any roles, also one that the tiny policy's format has no mark for; turns that are copied, broken or shortened."""
+    steps = []
+    for index in range(draw(st.integers(0, 3))):
+        answer = Message(role="assistant", content=draw(words))
+        context = tuple(draw(st.lists(messages, max_size=2))) if draw(st.booleans()) else ()
+        heard = tuple(draw(st.lists(messages, max_size=2)))
+        turn = step(index, answer, draw(words), heard=heard, context=context, copied=draw(st.booleans()))
+        finish = draw(st.sampled_from(["stop", "stop", "length", BROKEN]))
+        steps.append(
+            turn.model_copy(update={"completion": turn.completion.model_copy(update={"finish_reason": finish})})
+        )
+    n_children = draw(st.integers(0, 2)) if depth else 0
+    children = tuple(SubTrace(trace=draw(conversations(depth=depth - 1))) for _ in range(n_children))
+    return trace(*steps, id=str(draw(st.uuids())), children=children)
+
+
+@settings(max_examples=150, deadline=None)
+@given(tree=conversations())
+def test_every_answer_is_learned_once_or_counted(tree: Trace) -> None:
+    rows, excluded, _ = text_rows_of(judged(tree), ChatRenderer(CHAT))
+    turns = Counter((turn.trace, turn.step) for row in rows for turn in row.turns)
+    by_key = {(of.id, each.index): each for of, each, _ in steps_of(tree)}
+    assert not turns or max(turns.values()) == 1
+    assert len(turns) + excluded.total() == max(len(by_key), 1)
+    for row in rows:
+        for turn in row.turns:
+            answer = by_key[turn.trace, turn.step].completion.message.content
+            assert row.token_ids[turn.start : turn.end].tolist() == [*CHAT.encode(answer), CHAT.end]
 
 
 # ------------------------------------------------------------------------- a Hugging Face folder
