@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop.train.data.admission import Admission
@@ -213,7 +213,6 @@ def trees(draw: st.DrawFn, depth: int = 2, earlier: list[list[int]] | None = Non
     return trace(*own, children=children, id=str(draw(st.uuids())))
 
 
-@settings(max_examples=300, deadline=None)
 @given(tree=trees(), limit=st.one_of(st.none(), st.integers(1, 12)))
 def test_every_sampled_token_is_in_exactly_one_row_or_in_one_count(tree: Trace, limit: int | None) -> None:
     rows, _, tokens = rows_of(judged(tree), Admission(max_tokens=limit))

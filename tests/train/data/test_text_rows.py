@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from serving.tiny_model import TEMPLATE, make_tokenizer
 
@@ -139,7 +139,6 @@ def conversations(draw: st.DrawFn, depth: int = 1) -> Trace:
     return trace(*steps, id=str(draw(st.uuids())), children=children)
 
 
-@settings(max_examples=150, deadline=None)
 @given(tree=conversations())
 def test_every_answer_is_learned_once_or_counted(tree: Trace) -> None:
     rows, excluded, _ = text_rows_of(judged(tree), ChatRenderer(CHAT))
