@@ -57,9 +57,9 @@ class RowSegment:
     def __init__(self, folder: Path, admission: Admission) -> None:
         """folder: made where it is missing, such as `.agentloop/rows`."""
         make_folder(folder)
-        asked = repr([FORMAT, admission.logprobs, admission.reward, admission.temperature, admission.max_tokens,
+        terms = repr([FORMAT, admission.logprobs, admission.reward, admission.temperature, admission.max_tokens,
                       sorted(admission.models or ()), admission.models is None, admission.unconfined])  # fmt: skip
-        self.path = folder / f"{hashlib.sha256(asked.encode()).hexdigest()[:12]}.rows"
+        self.path = folder / f"{hashlib.sha256(terms.encode()).hexdigest()[:12]}.rows"
         self._places: dict[bytes, Place] = {}
         self._end = 0
         self._map: mmap.mmap | bytes = b""

@@ -57,11 +57,11 @@ def test_rows_without_logprobs(tmp_path: Path) -> None:
     of = judged(trace(step(0, [1], [10])))
     segment = RowSegment(tmp_path, Admission(logprobs=False))
     segment.put({of.pair: rows_of(of, Admission(logprobs=False))})
-    (found,) = (kept.rows for _, kept in segment.every())
-    assert found[0].logprobs is None
+    ((_, record),) = segment.every()
+    assert record.rows[0].logprobs is None
 
 
-def test_whatever_a_crash_left_is_cut_off_by_the_next_writer(tmp_path: Path) -> None:
+def test_whatever_a_crash_left_is_recordoff_by_the_next_writer(tmp_path: Path) -> None:
     """The file ends at any byte of the last record, or in bytes of something else."""
     first, last, more = (dict([cut(n)]) for n in range(3))
     segment = RowSegment(tmp_path, ANY)
@@ -91,26 +91,26 @@ def test_a_damaged_record_is_missing_and_can_be_put_again(tmp_path: Path) -> Non
     assert all(same(again.get(pair), expected) for pair, expected in cuts.items())
 
 
-def test_traces_are_cut_once_and_what_is_gone_is_left_out(tmp_path: Path) -> None:
+def test_traces_are_recordonce_and_what_is_gone_is_left_out(tmp_path: Path) -> None:
     traces = {of.pair: of for of in (judged(trace(step(0, [1], [n]), id=f"t{n}")) for n in range(70))}
-    asked: list[Pair] = []
+    requests: list[Pair] = []
 
     def load(pair: Pair) -> Judged | None:
-        asked.append(pair)
+        requests.append(pair)
         return traces.get(pair)
 
     segment = RowSegment(tmp_path, ANY)
     wanted = [*traces, ("gone", "v")]
     first = [row.trajectory for cut in rows_through(segment, ANY, wanted, load) for row in cut.rows]
     assert first == [f"t{n}" for n in range(70)]
-    assert asked == wanted
+    assert requests == wanted
     again = [row.trajectory for cut in rows_through(segment, ANY, traces, load) for row in cut.rows]
-    assert (again, len(asked)) == (first, len(wanted))
+    assert (again, len(requests)) == (first, len(wanted))
 
 
 def test_arrays_of_the_file_cannot_be_written(tmp_path: Path) -> None:
     segment = RowSegment(tmp_path, ANY)
     segment.put(dict([cut(0)]))
-    ((_, kept),) = segment.every()
+    ((_, record),) = segment.every()
     with pytest.raises(ValueError, match="read-only"):
-        np.asarray(kept.rows[0].token_ids)[0] = 5
+        np.asarray(record.rows[0].token_ids)[0] = 5

@@ -37,10 +37,10 @@ THINKS = """\
 FORGETS = "{{ messages | length }}{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
 
 
-def step(index: int, message: Message, *shown: str, heard: tuple[Message, ...] = (), **more: Any) -> Step:
-    results = tuple(ToolResult(call_id="call_0", name="shell", content=text, ok=True) for text in shown)
+def step(index: int, message: Message, *results: str, heard: tuple[Message, ...] = (), **more: Any) -> Step:
+    outputs = tuple(ToolResult(call_id="call_0", name="shell", content=text, ok=True) for text in results)
     done = Completion(message=message, finish_reason="stop", n_completion_tokens=5)
-    return Step(index=index, completion=done, results=results, heard=heard, **more)
+    return Step(index=index, completion=done, results=outputs, heard=heard, **more)
 
 
 def trace(*steps: Step, id: str = "tr", children: tuple[SubTrace, ...] = ()) -> Trace:
@@ -66,10 +66,16 @@ CALLS = {
 
 def test_what_a_user_says_mid_run_is_before_the_answer_to_it() -> None:
     later = Message(role="user", content="only files!")
-    shown = trace(step(0, LOOK, "a", "b"), step(1, SAY, heard=(later,)))
-    (row,), excluded, _ = text_rows_of(judged(shown), ChatRenderer(CHAT))
-    said = [("user", "how many?"), ("assistant", CALLS["look"]), ("tool", "a"), ("tool", "b"), ("user", "only files!")]
-    assert row.token_ids.tolist() == pieces(*said, ("assistant", CALLS["say"]))
+    of = trace(step(0, LOOK, "a", "b"), step(1, SAY, heard=(later,)))
+    (row,), excluded, _ = text_rows_of(judged(of), ChatRenderer(CHAT))
+    dialogue = [
+        ("user", "how many?"),
+        ("assistant", CALLS["look"]),
+        ("tool", "a"),
+        ("tool", "b"),
+        ("user", "only files!"),
+    ]
+    assert row.token_ids.tolist() == pieces(*dialogue, ("assistant", CALLS["say"]))
     assert learned(row) == CALLS["look"] + CALLS["say"]
     assert row.n_sampled == len(CHAT.encode(CALLS["look"])) + len(CHAT.encode(CALLS["say"])) + 2
     assert (row.logprobs, row.temperature, row.task, row.reward) == (None, 1.0, "t", 1.0)
@@ -113,8 +119,8 @@ def test_what_does_not_fit_is_counted() -> None:
 def test_texts_are_all_words() -> None:
     later = Message(role="user", content="only files!")
     helper = SubTrace(trace=trace(id="helper"), step=0)
-    shown = trace(step(0, LOOK, "a"), step(1, SAY, heard=(later,)), children=(helper,))
-    assert list(texts([shown])) == ["how many?", CALLS["look"], "a", "only files!", CALLS["say"], "how many?"]
+    of = trace(step(0, LOOK, "a"), step(1, SAY, heard=(later,)), children=(helper,))
+    assert list(texts([of])) == ["how many?", CALLS["look"], "a", "only files!", CALLS["say"], "how many?"]
 
 
 words = st.text(alphabet="abc<|>{} ", max_size=6)
