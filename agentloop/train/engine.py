@@ -31,6 +31,7 @@ from agentloop.train.figures import GRADIENT, LOSS, SKIPPED, TOKENS, StepPhase, 
 from agentloop.train.forward import LOGPROBS, Asked
 from agentloop.train.mismatch import Mismatch, Tolerance, mismatch_of, refuse
 from agentloop.train.model import Trainable, score
+from agentloop.train.prefixes import Costs, batches_of_trees, bundles, tree_layout
 
 MAX_SKIPPED = 5
 """Steps in a row without a finite gradient that end the training."""
@@ -48,6 +49,8 @@ class EngineSettings:
     max_grad_norm: float = 1.0
     max_tokens: int = 8192
     """Of a micro-batch, with its padding."""
+    share_prefixes: bool = True
+    """Compute tokens with which rows of a group begin once, where that is cheaper and the model allows it."""
 
 
 class Engine:
@@ -76,6 +79,8 @@ class Engine:
             weight_decay=settings.weight_decay,
         )
         self.pad = pad
+        self._costs = Costs.of(trainable.base)
+        self._shares_prefixes = settings.share_prefixes and trainable.follows_trees()
 
     def prepared(self, units: Sequence[Unit]) -> list[Unit]:
         """`units` with all that the algorithm asks of the model before the first update on them.
@@ -156,7 +161,15 @@ class Engine:
 
     def _micros(self, units: Sequence[Unit], own: Mapping[str, int], scores_context: bool) -> Iterator[Micro]:
         shapes = Shapes(self.trainable.device, self.pad, scores_context)
-        for part in micro_batches(units, self.settings.max_tokens):
+        limit = self.settings.max_tokens
+        together: list[list[Unit]] = []
+        alone: Sequence[Unit] = units
+        if self._shares_prefixes:
+            together, alone = bundles(units, self._costs, limit)
+        for trees in batches_of_trees(together, limit):
+            batch = make_batch([unit for tree in trees for unit in tree], own, shapes)
+            yield Micro(batch, tree_layout(batch, trees, self.pad))
+        for part in micro_batches(alone, limit):
             batch = make_batch(part, own, shapes)
             yield Micro(batch, padded_layout(batch))
 

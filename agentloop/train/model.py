@@ -27,6 +27,7 @@ from agentloop.errors import ConfigError, TrainingError
 from agentloop.registry.artifacts import ADAPTER, ADAPTER_CONFIG, TENSORS, WEIGHTS, weights_hash
 from agentloop.train.algorithms.algorithm import Scored
 from agentloop.train.forward import LOGPROBS, Actor, Asked, Layout
+from agentloop.train.prefixes import follows_trees
 
 HEAD = "head.safetensors"
 """The scalar head, beside the adapter or the weights: no server reads it."""
@@ -189,6 +190,12 @@ class Trainable:
             if self._frozen is None:
                 raise TrainingError("no reference was kept before the first update; call keep_reference()")
             return _logprobs(self._frozen(layout))
+
+    def follows_trees(self) -> bool:
+        """Whether rows that begin alike may share those tokens; see `prefixes.follows_trees`."""
+        tolerance = 1e-4 if self.dtype == torch.float32 else 0.2
+        with self.precision():
+            return follows_trees(self.actor, self.base, self.n_vocab, tolerance)
 
     def save(self, folder: Path) -> str:
         """Write `adapter/` or `weights/` into `folder`; the sha256 of it (`registry/artifacts.weights_hash`).
