@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from agentloop.config.sections import AlarmSection
+from agentloop.errors import TrainingError, counted
 from agentloop.train.figures import (
     CLIP,
     ENTROPY,
@@ -23,6 +24,9 @@ from agentloop.train.figures import (
     family,
     of,
 )
+
+MAX_RETURNS = 2
+"""Returns to a checkpoint in one turn; a third alarm ends it."""
 
 
 class Alarm(NamedTuple):
@@ -41,6 +45,40 @@ class Alarm(NamedTuple):
     def line(self) -> str:
         """The figure, its value and the setting that limits it."""
         return f"alarm: {self.figure} is {self.value:.3g}; [train.alarms] {self.setting} = {self.limit:g}"
+
+
+class AlarmWatch:
+    """Looks for an alarm after each step of one turn, and counts how often training went back."""
+
+    def __init__(self, limits: AlarmSection, history: Sequence[Mapping[str, float]] = (), n_returns: int = 0) -> None:
+        """history, n_returns: of a turn that goes on after an interruption."""
+        self.limits = limits
+        self.history = [dict(figures) for figures in history]
+        """Figures of the steps that count: those before the last good checkpoint and since."""
+        self.n_returns = n_returns
+
+    @property
+    def rate(self) -> float:
+        """Share of the learning rate for the next step: half after each return, or the same step fails again."""
+        return 0.5**self.n_returns
+
+    def after(self, figures: Mapping[str, float]) -> Alarm | None:
+        """The alarm that a step raises. Then the turn goes on from the checkpoint after `alarm.since` steps.
+
+        Raises TrainingError at one alarm more than MAX_RETURNS.
+        """
+        self.history.append(dict(figures))
+        raised = alarm(self.history, self.limits)
+        if raised is None:
+            return None
+        if self.n_returns >= MAX_RETURNS:
+            raise TrainingError(
+                f"{raised.line}; the turn went back {counted(self.n_returns, 'time')} already: lower learning_rate, "
+                "or change that limit"
+            )
+        self.n_returns += 1
+        del self.history[raised.since :]
+        return raised
 
 
 def alarm(history: Sequence[Mapping[str, float]], limits: AlarmSection) -> Alarm | None:

@@ -6,8 +6,7 @@ A trainer records with `Draft.record(step, **figures)`. A name of a family goes 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -52,6 +51,16 @@ SKIPPED = "skipped"
 """Optimiser steps that were not made because the loss or the gradient was not finite."""
 RATE = "rate"
 """Learning rate."""
+NLL = "nll"
+"""Mean negative log-likelihood of a learned token, in nats."""
+ACCURACY = "accuracy"
+"""Share of pairs whose chosen trajectory the model prefers."""
+MARGIN = "margin"
+"""Mean lead of the chosen trajectory of a pair, in units of the loss."""
+VALUE_LOSS, VALUE_CLIP = "value_loss", "value_clip"
+"""Of a critic: its loss, and the share of its values that were clipped."""
+REVIVED = "revived"
+"""Rows that were imitated because every trajectory of a group failed."""
 
 
 class StepPhase(StrEnum):
@@ -96,6 +105,12 @@ ABOUT: Mapping[str, About] = {
     TOKENS: About("tokens that a phase handled", "tokens"),
     SKIPPED: About("optimiser steps that were not made", "steps"),
     RATE: About("learning rate"),
+    NLL: About("negative log-likelihood of a learned token", "nats"),
+    ACCURACY: About("pairs whose chosen trajectory the model prefers", SHARE),
+    MARGIN: About("lead of the chosen trajectory of a pair"),
+    VALUE_LOSS: About("loss of the critic"),
+    VALUE_CLIP: About("values of the critic that were clipped", SHARE),
+    REVIVED: About("rows imitated because whole groups failed", "rows"),
 }
 """Every figure and family, in the order in which they are shown; figures of other names come after them."""
 
@@ -127,14 +142,3 @@ def in_order(names: Iterable[str]) -> list[str]:
 def counts(family: str, numbers: Mapping[str, float]) -> dict[str, float]:
     """Figures of a family: `counts(EXCLUDED, dropped)`, with a member for each key."""
     return {of(family, str(name)): float(value) for name, value in numbers.items()}
-
-
-def effective_share(weights: Sequence[float]) -> float:
-    """Kish's effective sample size of importance weights, as a share of their number; nan without a weight above 0.
-
-    1 where all weights are equal, 1/n where one of n has all the weight.
-    """
-    squares = sum(weight * weight for weight in weights)
-    if not squares > 0:
-        return math.nan
-    return sum(weights) ** 2 / (len(weights) * squares)

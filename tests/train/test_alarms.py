@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from agentloop.config.sections import AlarmSection
-from agentloop.train.alarms import alarm
+from agentloop.errors import TrainingError
+from agentloop.train.alarms import AlarmWatch, alarm
 
 LIMITS = AlarmSection(patience=2, max_mismatch=0.1, min_entropy=0.01, max_clip=0.3, max_gradient=5.0, max_kl=1.0)
 GOOD = {
@@ -83,3 +84,19 @@ def test_a_part_of_the_reward_that_falls_while_the_reward_does_not(
 def test_the_defaults_are_silent_on_a_run_that_goes_well() -> None:
     steps = [{**GOOD, "reward": n / 100, "reward/exact": n / 100, "entropy": 0.5 / (1 + n)} for n in range(100)]
     assert all(alarm(steps[:n], AlarmSection()) is None for n in range(101))
+
+
+def test_a_watch_forgets_what_was_not_good_halves_the_rate_and_gives_up() -> None:
+    watch = AlarmWatch(LIMITS)
+    for n_returns in (1, 2):
+        assert watch.after({"kl": 0.1 * n_returns}) is None
+        assert watch.after({"kl": 2.0}) is None
+        raised = watch.after({"kl": 2.0})
+        assert raised is not None
+        assert raised.since == n_returns
+        assert (watch.rate, watch.n_returns) == (0.5**n_returns, n_returns)
+    assert watch.history == [{"kl": 0.1}, {"kl": 0.2}]
+    resumed = AlarmWatch(LIMITS, watch.history, watch.n_returns)
+    resumed.after({"kl": 2.0})
+    with pytest.raises(TrainingError, match=r"\[train.alarms\] max_kl = 1; the turn went back 2 times already"):
+        resumed.after({"kl": 2.0})
