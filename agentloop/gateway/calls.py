@@ -235,6 +235,7 @@ class Calls:
         is_streamed = bool(body.get("stream"))
         if wire is chat:
             sent = exact(sent, call.is_exact, is_streamed)
+        call.sent = sent if wire is chat else call.request
         relay = Relay(dialect, wire, call, body)
         try:
             try:

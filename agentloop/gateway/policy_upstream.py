@@ -113,6 +113,8 @@ def _answer(completion: Completion, model: str) -> dict[str, Any]:
         "model": completion.model or model,
         "choices": [choice],
     }
+    if completion.sampling is not None:
+        answer["sampling"] = completion.sampling.model_dump()
     if completion.prompt_token_ids:
         answer["prompt_token_ids"] = list(completion.prompt_token_ids)
     if reply.token_ids:

@@ -14,10 +14,11 @@ from agentloop.gateway.contexts import AgentRun, Placement, trace_id_of
 from agentloop.gateway.dialects.completion import number, table_of, tables, text_of
 from agentloop.gateway.failures import MAX_WORDS
 from agentloop.gateway.routes import Target
-from agentloop.otel.attributes import EPISODE, NOT_FOUND, SHADOW, TASK, VERSION
+from agentloop.otel.attributes import EPISODE, NOT_FOUND, SAMPLING, SHADOW, TASK, VERSION
 from agentloop.otel.genai import ERROR, SpanFields, span_of, where_of
+from agentloop.policies.sampling import sampling_of
 from agentloop.store.keys import Key, Spent
-from agentloop.types import Span
+from agentloop.types import Sampling, Span
 
 WHERE = where_of({"attributes": {"service.name": "agentloop"}}, {"name": "agentloop.gateway", "attributes": {}})
 MAX_NAME = 200
@@ -30,11 +31,16 @@ TOKEN_RELATIONS = {True: "extend", False: "fork", None: None}
 SETTINGS = {
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
     "max_tokens": "gen_ai.request.max_tokens",
     "max_completion_tokens": "gen_ai.request.max_tokens",
     "seed": "gen_ai.request.seed",
 }
 """Keys of a request that control sampling -> the attributes that record them."""
+POLICY_READS = frozenset({"max_tokens", "max_completion_tokens", "seed"})
+"""Those that a policy of this process reads."""
 
 
 @dataclass
@@ -51,6 +57,8 @@ class ModelCall:
     target: Target
     place: Placement
     started_ns: int
+    sent: dict[str, Any] = field(default_factory=dict)
+    """The same as it was sent to the upstream: for an episode, the policy and the task change its settings."""
     first_ns: int | None = None
     """When the first piece of a streamed answer arrived."""
     ended_ns: int = 0
@@ -86,6 +94,16 @@ class ModelCall:
             return prompt, sampled, content.tolist()
         values = [each.get("logprob") for each in tables(logprobs, "content")]
         return prompt, sampled, [each for each in values if isinstance(each, float | int)]
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How the answer was drawn. A policy of this process reports it; None where it does not, and for litellm, which
+        drops the parameters that a provider lacks."""
+        via = self.target.upstream.via
+        if via == "http":
+            return sampling_of(self.sent)
+        reported = (self.answer or {}).get("sampling") if via == "policy" else None
+        return Sampling.model_validate(reported) if reported else None
 
     @property
     def usage(self) -> tuple[int, int]:
@@ -210,7 +228,7 @@ def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
         "gen_ai.input.messages": request.get("messages"),
         "gen_ai.output.messages": outputs or None,
         "gen_ai.tool.definitions": request.get("tools"),
-        **{name: request[key] for key, name in SETTINGS.items() if request.get(key) is not None},
+        **_settings(call),
         EPISODE: call.episode,
         TASK: call.place.run.task,
         VERSION: None if call.shadow_of else call.target.version,
@@ -229,6 +247,19 @@ def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
         "agentloop.first_piece_ns": call.first_ns and call.first_ns - call.started_ns,
         "error.type": call.error and call.error[0],
     }
+
+
+def _settings(call: ModelCall) -> dict[str, Any]:
+    """The settings that were sent, and the whole sampling where it is known."""
+    sampling = call.sampling
+    settings = call.sent
+    if call.target.upstream.via == "policy":  # which samples in its own way, whatever the request says
+        settings = {key: value for key, value in settings.items() if key in POLICY_READS}
+        settings |= sampling.model_dump(exclude_none=True) if sampling else {}
+    attributes = {name: settings[key] for key, name in SETTINGS.items() if settings.get(key) is not None}
+    if sampling is not None:
+        attributes[SAMPLING] = sampling.model_dump_json(exclude_defaults=True)
+    return attributes
 
 
 def _ids(value: Any) -> list[int]:

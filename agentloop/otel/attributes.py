@@ -82,6 +82,9 @@ SHADOW = "agentloop.shadow"
 """True of a call that a candidate answered beside the live version, for nobody."""
 NOT_FOUND = "agentloop.overlay.not_found"
 """Names of the components of a version's overlay whose original the request does not have."""
+SAMPLING = "agentloop.sampling"
+"""How an answer was drawn: the whole `types.Sampling` as JSON text, without defaults. The conventions have attributes
+for a part of it, and say nothing of keys that a request did not have."""
 LARGEST_VERSION = 2**31 - 1
 MAX_INT = 2**63 - 1
 

@@ -8,9 +8,9 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from agentloop.otel.attributes import EPISODE, REWARD, TASK, VERSION
+from agentloop.otel.attributes import EPISODE, REWARD, SAMPLING, TASK, VERSION
 from agentloop.otel.genai import ERROR, SpanFields, span_of, where_of
-from agentloop.types import Message, Span, Step, ToolCall, ToolResult, Trace
+from agentloop.types import Message, Sampling, Span, Step, ToolCall, ToolResult, Trace
 
 MAX_CONTEXT = 256
 """Up to this many messages, each call of a model repeats its whole context; a longer run writes new messages only."""
@@ -91,6 +91,7 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
         "agentloop.token_ids.prompt": list(completion.prompt_token_ids) or None,
         "agentloop.token_ids.completion": list(message.token_ids) or None,
         "agentloop.logprobs": list(completion.logprobs) or None,
+        **_sampling(completion.sampling),
         "agentloop.step": step.index,
         "agentloop.n_heard": len(step.heard),
         "agentloop.compacted": step.compacted or None,
@@ -127,6 +128,17 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
         )
         context.append(Message(role="tool", content=result.content, tool_call_id=result.call_id, name=result.name))
     return spans
+
+
+def _sampling(sampling: Sampling | None) -> dict[str, Any]:
+    if sampling is None:
+        return {}
+    return {
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        SAMPLING: sampling.model_dump_json(exclude_defaults=True),
+    }
 
 
 def _tool_attributes(step: Step, result: ToolResult, call: ToolCall | None) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from agentloop.types import Span
+from agentloop.otel.attributes import SAMPLING
+from agentloop.types import Sampling, Span
 
 CACHED = (
     "gen_ai.usage.cache_read.input_tokens",
@@ -34,7 +35,18 @@ def usage_of(spans: Sequence[Span], attributes: dict[str, Any], finish: str | No
         "cost_usd": next((span.cost_usd for span in spans if span.cost_usd is not None), None),
         "prompt_token_ids": array(attributes.get("agentloop.token_ids.prompt"), int),
         "logprobs": array(attributes.get("agentloop.logprobs"), float),
+        "sampling": _sampling(attributes.get(SAMPLING)),
     }
+
+
+def _sampling(text: Any) -> Sampling | None:
+    """None where nobody recorded it, or what was recorded cannot be read."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return Sampling.model_validate_json(text)
+    except ValueError:
+        return None
 
 
 def array(value: Any, kind: type) -> tuple[Any, ...]:

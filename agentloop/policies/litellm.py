@@ -2,7 +2,8 @@
 
 litellm is an extra, and takes seconds to import: that is done when the first answer is asked for. Its table of prices
 is the one that it was installed with; nothing is fetched. Token ids and log-probabilities of the sampled tokens are
-what few of these providers give, so what is to be trained is asked by `openai.py` or `vllm.py` instead.
+what few of these providers give, so what is to be trained is asked by `openai.py` or `vllm.py` instead. The sampling of
+an answer is not recorded: litellm drops the parameters that a provider does not have.
 """
 
 from __future__ import annotations

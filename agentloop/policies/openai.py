@@ -23,6 +23,7 @@ from pydantic import SecretStr
 from agentloop.costs.totals import Price, nobody_knows, priced
 from agentloop.errors import ConfigError, MalformedAnswer, PolicyError, UpstreamUnavailable
 from agentloop.faults import refused
+from agentloop.policies.sampling import sampling_of
 from agentloop.types import Completion, Message, ToolCall, ToolSpec
 
 RETRIES = 3
@@ -93,11 +94,12 @@ class OpenAIPolicy:
     def read(self, answer: HttpAnswer) -> Completion:
         """The completion in an answer. Raises MalformedAnswer when it is none, as where `choices` is empty."""
         try:
-            return priced(read_completion(json.loads(answer.body)), self.model, self.price)
+            done = priced(read_completion(json.loads(answer.body)), self.model, self.price)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise MalformedAnswer(
                 f"{self._url} answered with no chat completion ({error!r}): {answer.text[:200]}"
             ) from error
+        return done.model_copy(update={"sampling": sampling_of({"temperature": self.temperature, **self.extra})})
 
     async def post(self, url: str, body: Mapping[str, Any]) -> HttpAnswer:
         """The endpoint's answer: a success, or a refusal of what is too long.

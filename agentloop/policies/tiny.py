@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from agentloop.errors import ConfigError
 from agentloop.policies.chat import ChatTemplate, parse
 from agentloop.policies.lockstep import Request
-from agentloop.types import Completion, Message, ToolSpec
+from agentloop.types import Completion, Message, Sampling, ToolSpec
 
 CONTEXT = 320
 """Tokens of one episode; an episode that would be longer ends with `context_limit`."""
@@ -110,6 +110,7 @@ class TinyPolicy:
             finish_reason="stop" if ended else "length" if len(ids) >= limit else "context",
             prompt_token_ids=tuple(prompt),
             logprobs=tuple(logprobs),
+            sampling=Sampling(temperature=self.temperature),
             n_prompt_tokens=len(prompt),
             n_completion_tokens=len(ids),
         )

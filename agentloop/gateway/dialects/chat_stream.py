@@ -11,8 +11,8 @@ from agentloop.gateway.dialects.completion import list_of, table_of
 from agentloop.gateway.dialects.dialect import Json
 from agentloop.gateway.dialects.errors import openai_error as error
 
-ONCE = ("id", "created", "model", "system_fingerprint", "service_tier", "prompt_token_ids")
-"""Fields that are equal in all chunks, or come with the first only."""
+ONCE = ("id", "created", "model", "system_fingerprint", "service_tier", "prompt_token_ids", "sampling")
+"""Fields that are equal in all chunks, or come with the first only; `sampling` is a policy's of this process."""
 
 
 class ChatListener:
@@ -139,7 +139,7 @@ class AnswerFilter:
         """`answer` itself if nothing has to go, otherwise a copy."""
         if self._ids and self._logprobs:
             return answer
-        unasked = set()
+        unasked = {"sampling"}
         if not self._ids:
             unasked |= {"token_ids", "prompt_token_ids"}
         if not self._logprobs:
