@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from agentloop.loop.held_out_outcomes import eval_report
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin
-from agentloop.loop.warm_start import SETTLE_STEPS, WARM_START, Demonstration, batches, untrained
+from agentloop.loop.warm_start import (
+    SETTLE_STEPS,
+    WARM_START,
+    Demonstration,
+    batches,
+    imitator,
+    shown_rows,
+    untrained,
+)
 from agentloop.policies.tiny import TinyPolicy
-from agentloop.train.demonstrations import demonstration
-from agentloop.train.sft import Sft
 from agentloop.types import Purpose, Split, StageKey, StageKind
 from agentloop.views.decisions import CONTROL
 
@@ -49,13 +55,13 @@ async def run_control(project: Project, demonstrations: Sequence[Demonstration])
 def train_control(project: Project, demonstrations: Sequence[Demonstration], n_steps: int) -> TinyPolicy:
     """Version 1's model before its training, and its schedule of `n_steps`. The seed decides the weights."""
     policy = untrained(project, demonstrations)
-    trainer = Sft(policy.model, policy.chat.pad)
-    samples = [demonstration(task, trace, policy.chat) for task, trace, reward in demonstrations if reward >= 1.0]
-    drawn = batches(samples, project.rng("control"))
+    engine = imitator(policy)
+    rows = shown_rows([each for each in demonstrations if each[2] >= 1.0], policy)
+    drawn = batches(rows, project.rng("control"))
     project.progress.start("control arm: train", n_steps)
     for left in range(n_steps, 0, -1):
-        metrics = trainer.step(next(drawn), rate=min(1.0, left / SETTLE_STEPS))
-        project.progress.advance(loss=metrics["loss"])
+        metrics = engine.step(next(drawn), rate=min(1.0, left / SETTLE_STEPS))
+        project.progress.advance(loss=metrics["nll"])
     return policy
 
 

@@ -1,13 +1,12 @@
 """Settings -> trainer: what makes the versions of this project. The built-in ones are entry points like any other.
 
-Torch is imported here only when weights of our own are to be made.
+Torch is imported only where a trainer of weights is named.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
-
-from pydantic import Field
+from collections.abc import Mapping
+from typing import Any
 
 from agentloop.errors import ConfigError, extra
 from agentloop.loop.fixed import FixedTrainer
@@ -17,13 +16,13 @@ from agentloop.protocols import Trainer
 from agentloop.registry.policies import interrupts_wait
 from agentloop.types import VersionKind
 
-Positive: TypeAlias = Annotated[int, Field(ge=1)]
-
 GROUP = "trainers"
 WEIGHTS = "grpo"
 """Trainer of `[policy] kind = "tiny"`."""
 FIXED = "fixed"
 """Trainer of any other policy."""
+OF_WEIGHTS = ("grpo", "ppo", "sft", "rft", "dpo", "kto", "reward_model")
+"""The built-in trainers that need torch."""
 
 
 def make_trainer(project: Project) -> Trainer:
@@ -36,6 +35,8 @@ def make_trainer(project: Project) -> Trainer:
     if project.config.policy.kind != "tiny":
         project.present_actor()
     kind = train.kind or (WEIGHTS if project.config.policy.kind == "tiny" else FIXED)
+    if kind in OF_WEIGHTS:
+        _check_options(kind, train.options)
     trainer: Trainer = load_options(GROUP, "train.options", kind, train.options, project.folder, {"project": project})
     missing = next((name for name in ("name", "version", "makes") if not hasattr(trainer, name)), None)
     if missing is not None:
@@ -50,39 +51,17 @@ def make_trainer(project: Project) -> Trainer:
             f"[train] kind = {kind!r} makes no weights, and [policy] kind = 'tiny' has none to begin with; use "
             f"{WEIGHTS!r}, or another [policy]"
         )
-    if kind == WEIGHTS and project.config.policy.kind != "tiny":
-        raise ConfigError(f"[train] kind = {WEIGHTS!r} trains [policy] kind = 'tiny' alone; name another of the two")
     return trainer
 
 
-def grpo(
-    project: Project,
-    *,
-    steps_per_turn: Positive = 15,
-    n_tasks: Positive = 12,
-    group_size: Annotated[int, Field(ge=2)] = 16,
-    learning_rate: Annotated[float, Field(gt=0.0)] = 4e-4,
-    stop_at: Annotated[float, Field(gt=0.0, le=1.0)] = 0.97,
-    n_threads: Positive = 1,
-) -> Trainer:
-    """A warm start, then GRPO, on weights of our own; the options are those of `TinyTrainer`.
-
-    Raises ConfigError without the packages for that.
-    """
+def _check_options(kind: str, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError without torch, and for options that belong to another kind of these."""
     try:
         with interrupts_wait():
-            from agentloop.loop.learner import TinyTrainer
+            from agentloop.train.trainers.learning import refuse_foreign
     except ImportError as error:
-        raise ConfigError(f"policy 'tiny' needs {error.name}; {extra('train')}") from None
-    return TinyTrainer(
-        project,
-        steps_per_turn=steps_per_turn,
-        n_tasks=n_tasks,
-        group_size=group_size,
-        learning_rate=learning_rate,
-        stop_at=stop_at,
-        n_threads=n_threads,
-    )
+        raise ConfigError(f"trainer {kind!r} needs {error.name}; {extra('train')}") from None
+    refuse_foreign(kind, options)
 
 
 def fixed(project: Project) -> Trainer:

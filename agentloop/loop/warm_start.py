@@ -23,18 +23,24 @@ from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy, new_model
 from agentloop.registry.policies import script
 from agentloop.store.bodies import unpack
-from agentloop.train.checkpoint import read_progress, restore_progress, save_progress
-from agentloop.train.demonstrations import demonstration, texts
-from agentloop.train.sft import Sft
+from agentloop.train.algorithms.sft import Sft, SftOptions
+from agentloop.train.data.admission import Admission
+from agentloop.train.data.renderer import ChatRenderer
+from agentloop.train.data.row import Row, Unit
+from agentloop.train.data.text_rows import text_rows_of, texts
+from agentloop.train.engine import Engine, EngineSettings
+from agentloop.train.model import Trainable
+from agentloop.train.state import checkpoint, checkpoints, read_progress, restore
 from agentloop.types import (
+    Judged,
     Purpose,
     RewardState,
-    Sample,
     Split,
     StageKey,
     StageKind,
     Task,
     Trace,
+    Verdict,
     content_hash,
     verdict_key,
 )
@@ -46,6 +52,12 @@ EMERGED = 0.5
 """Share of the demonstrator's success at which copying has emerged and the learning rate may fall."""
 SETTLE_STEPS = 120
 """Steps in which the learning rate then falls to nothing, which makes firm what was learned."""
+
+SHOWN = Admission(logprobs=False, reward=False, unconfined=True)
+"""Demonstrations are imitated whatever they scored, and the program that gave them read no answers."""
+CONTEXT_WEIGHT = 0.1
+"""Weight of tokens that were not sampled. Predicting them too is what teaches a small model to copy."""
+SETTINGS = EngineSettings(learning_rate=2e-3, betas=(0.9, 0.98), weight_decay=0.01, warmup_steps=50)
 
 WARM_START = StageKey(StageKind.warm_start, 1)
 """The stage that makes version 1."""
@@ -96,14 +108,14 @@ async def warm_start(project: Project, demonstrations: Sequence[Demonstration]) 
     Raises TrainingError when copying has not emerged within the configured steps.
     """
     policy = untrained(project, demonstrations)
-    samples = [demonstration(task, trace, policy.chat) for task, trace, _ in demonstrations]
-    trainer = Sft(policy.model, policy.chat.pad)
-    checkpoint = Checkpoint(project, trainer, content_hash([trace.id for _, trace, _ in demonstrations]))
+    rows = shown_rows(demonstrations, policy)
+    engine = imitator(policy)
+    checkpoint = Checkpoint(project, engine, content_hash([trace.id for _, trace, _ in demonstrations]))
     stage = await begin(project, WARM_START, anew=not checkpoint.resumes)
     checkpoint.restore(stage)
     project.store.supersede_stage(stage.name, first=stage.n_episodes)  # what came after the checkpoint is done again
     stage.episodes |= {row.episode_id for row in project.store.stage_traces(stage.name) if row.episode_id}
-    drawn = islice(batches(samples, project.rng("warm-start")), checkpoint.n_steps, None)
+    drawn = islice(batches(rows, project.rng("warm-start")), checkpoint.n_steps, None)
     emerged = EMERGED * fmean(reward for *_, reward in demonstrations)
     if checkpoint.n_settled is None:
         await _until_emerged(project, stage, policy, checkpoint, drawn, emerged)
@@ -123,51 +135,67 @@ def untrained(project: Project, demonstrations: Sequence[Demonstration]) -> Tiny
     return TinyPolicy.of(model, tokenizer, temperature=project.config.policy.temperature)
 
 
-class Checkpoint:
-    """A warm start that is under way: its trainer, how far it is, and where that is saved."""
+def imitator(policy: TinyPolicy) -> Engine:
+    """What trains `policy` to do what it is shown."""
+    trainable = Trainable(policy.model)
+    return Engine(trainable, Sft(SftOptions(context_weight=CONTEXT_WEIGHT)), SETTINGS, pad=policy.chat.pad)
 
-    def __init__(self, project: Project, trainer: Sft, demonstrations: str) -> None:
+
+def shown_rows(demonstrations: Sequence[Demonstration], policy: TinyPolicy) -> list[Row]:
+    """Rows of the demonstrations in the tokens of `policy`. Raises TrainingError for one that cannot be imitated."""
+    renderer = ChatRenderer(policy.chat)
+    rows: list[Row] = []
+    for task, trace, reward in demonstrations:
+        if task.split is not Split.train:
+            raise TrainingError(f"task {task.id} is of split {task.split}; only train tasks may be demonstrated")
+        verdict = Verdict(trace_id=trace.id, state=RewardState.scored, reward=reward)
+        rows += text_rows_of(Judged(trace, verdict, task, task.id, task.pool), renderer, SHOWN).rows
+    return rows
+
+
+class Checkpoint:
+    """A warm start that is under way: its engine, how far it is, and where that is saved."""
+
+    def __init__(self, project: Project, engine: Engine, demonstrations: str) -> None:
         """demonstrations: their hash. A checkpoint that was made from others, or of another suite, is not used."""
-        self.trainer = trainer
+        self.engine = engine
         self.n_settled: int | None = None
         """Steps at the falling learning rate; None before copying has emerged."""
         self._folder = project.folder / POLICIES / ".warm-start"
         self._made_from = content_hash([demonstrations, project.suite.hash, project.config.hash])
-        progress = read_progress(self._folder)
-        self._progress = progress if progress and progress["made_from"] == self._made_from else None
+        saved = checkpoints(self._folder)
+        self._place = saved[-1] if saved and read_progress(saved[-1])["made_from"] == self._made_from else None
 
     @property
     def n_steps(self) -> int:
         """All steps so far."""
-        return self.trainer.n_steps
+        return self.engine.n_steps
 
     @property
     def resumes(self) -> bool:
         """Whether there is a checkpoint to go on from."""
-        return self._progress is not None
+        return self._place is not None
 
     def restore(self, stage: Stage) -> None:
         """Go on from the last checkpoint, where there is one."""
-        if self._progress is None:
+        if self._place is None:
             return
-        restore_progress(self._folder, self.trainer.model, self.trainer.optimizer)
-        self.trainer.n_steps = self._progress["n_steps"]
-        self.n_settled = self._progress["n_settled"]
-        stage.n_episodes = self._progress["n_episodes"]
-        stage.n_tool_calls = self._progress["n_tool_calls"]
-        stage.n_infra_failed = self._progress["n_infra_failed"]
+        progress = restore(self.engine, self._place)
+        self.n_settled = progress["n_settled"]
+        stage.n_episodes = progress["n_episodes"]
+        stage.n_tool_calls = progress["n_tool_calls"]
+        stage.n_infra_failed = progress["n_infra_failed"]
 
     def save(self, stage: Stage) -> None:
         """Make this the state that an interrupted run goes on from."""
         progress = {
             "made_from": self._made_from,
-            "n_steps": self.n_steps,
             "n_settled": self.n_settled,
             "n_episodes": stage.n_episodes,
             "n_tool_calls": stage.n_tool_calls,
             "n_infra_failed": stage.n_infra_failed,
         }
-        save_progress(self._folder, self.trainer.model, self.trainer.optimizer, progress)
+        checkpoint(self.engine, self._folder, progress)
 
     def remove(self) -> None:
         """The warm start is over."""
@@ -179,7 +207,7 @@ async def _until_emerged(
     stage: Stage,
     policy: TinyPolicy,
     checkpoint: Checkpoint,
-    drawn: Iterator[list[Sample]],
+    drawn: Iterator[list[Unit]],
     emerged: float,
 ) -> None:
     """Train at the full rate until validation success reaches `emerged`."""
@@ -188,8 +216,8 @@ async def _until_emerged(
     for step in range(checkpoint.n_steps + 1, limit + 1):
         if step % CHECK_EVERY == 1:
             project.progress.start(f"warm start: up to step {step + CHECK_EVERY - 1}", CHECK_EVERY)
-        metrics = checkpoint.trainer.step(next(drawn))
-        project.progress.advance(loss=metrics["loss"], validation=validation)
+        metrics = checkpoint.engine.step(next(drawn))
+        project.progress.advance(loss=metrics["nll"], validation=validation)
         if step % CHECK_EVERY:
             continue
         if step > CHECK_EVERY:
@@ -204,23 +232,23 @@ async def _until_emerged(
     )
 
 
-def _settle(project: Project, stage: Stage, checkpoint: Checkpoint, drawn: Iterator[list[Sample]]) -> None:
+def _settle(project: Project, stage: Stage, checkpoint: Checkpoint, drawn: Iterator[list[Unit]]) -> None:
     """Let the learning rate fall to nothing."""
     n_settled = checkpoint.n_settled or 0
     project.progress.start("warm start: settle", SETTLE_STEPS - n_settled)
     for n in range(n_settled + 1, SETTLE_STEPS + 1):
-        metrics = checkpoint.trainer.step(next(drawn), rate=(SETTLE_STEPS + 1 - n) / SETTLE_STEPS)
-        project.progress.advance(loss=metrics["loss"])
+        metrics = checkpoint.engine.step(next(drawn), rate=(SETTLE_STEPS + 1 - n) / SETTLE_STEPS)
+        project.progress.advance(loss=metrics["nll"])
         checkpoint.n_settled = n
         if n % CHECK_EVERY == 0:
             checkpoint.save(stage)
 
 
-def batches(samples: Sequence[Sample], rng: Random) -> Iterator[list[Sample]]:
+def batches(rows: Sequence[Row], rng: Random) -> Iterator[list[Unit]]:
     """Batches without end; eight at a time are sorted by length, which saves half of the padding."""
     while True:
-        drawn = sorted(rng.choices(samples, k=8 * BATCH), key=lambda s: len(s.token_ids))
-        parts = [drawn[i * BATCH : (i + 1) * BATCH] for i in range(8)]
+        drawn = sorted(rng.choices(rows, k=8 * BATCH), key=len)
+        parts: list[list[Unit]] = [[(row,) for row in drawn[i * BATCH : (i + 1) * BATCH]] for i in range(8)]
         rng.shuffle(parts)
         yield from parts
 

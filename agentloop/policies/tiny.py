@@ -84,6 +84,10 @@ class TinyPolicy:
         """Write weights, config and tokenizer in the Hugging Face layout; the same weights give the same bytes."""
         transformers_logging.disable_progress_bar()  # theirs; the loop shows its own
         self.model.save_pretrained(folder)
+        self.save_companions(folder)
+
+    def save_companions(self, folder: Path) -> None:
+        """Write everything of the folder but weights and config: the tokenizer."""
         self.chat.tokenizer.save(str(folder / "tokenizer.json"))
 
     async def complete(

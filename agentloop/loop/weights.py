@@ -1,0 +1,136 @@
+"""Settings -> the trainer of weights that they name: one kind an algorithm, all of them one trainer.
+
+The first version of the tiny policy is a warm start; that of a model behind a server is the model as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from agentloop.errors import ConfigError, TrainingError, boundary
+from agentloop.loop.making import VALIDATION, stage_of
+from agentloop.loop.project import Project
+from agentloop.loop.warm_start import WARM_START, demonstrate, demonstration_pairs, demonstrator, warm_start
+from agentloop.protocols import Draft, Experience
+from agentloop.train.algorithms.kinds import KINDS, algorithm
+from agentloop.train.data.admission import Admission
+from agentloop.train.trainers.hosts import Host, InProcess
+from agentloop.train.trainers.learning import NAMES, SERVED, Learning, options_of
+from agentloop.train.trainers.weights import WeightsTrainer
+from agentloop.types import PolicyVersion, StageKey, VersionKind
+
+TINY: Mapping[str, Mapping[str, Any]] = {"grpo": {"entropy_floor": 0.02, "entropy_weight": 0.05}}
+"""Options that a kind has for the tiny policy where none are set: the values that the demo's measurements ended at."""
+
+
+class ProjectTrainer:
+    """See `protocols.Trainer`: `WeightsTrainer` with a first version, and an end."""
+
+    def __init__(self, project: Project, trainer: WeightsTrainer, learning: Learning) -> None:
+        self.name = trainer.name
+        self.version = trainer.version
+        self.makes = trainer.makes
+        self._project = project
+        self._trainer = trainer
+        self._learning = learning
+
+    async def first(self, draft: Draft, experience: Experience) -> str | None:
+        """A warm start from the demonstrator for the tiny policy; else the settings alone."""
+        if self._project.config.policy.kind != "tiny":
+            return await self._trainer.first(draft, experience)
+        demonstrations = await demonstrate(self._project, demonstrator(self._project))
+        policy, stage = await warm_start(self._project, demonstrations)
+        right = sum(reward >= 1.0 for *_, reward in demonstrations) / len(demonstrations)
+        with boundary(TrainingError, "cannot save a version; mend it and run the same command again"):
+            policy.save(draft.folder / "weights")
+        draft.learn_from(demonstration_pairs(self._project))
+        stage.finish()
+        return f"warm start on {len(demonstrations):,} demonstrations, {right:.0%} of them right"
+
+    async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
+        """A turn, unless the validation split is solved."""
+        row = self._project.store.stages().get(made_by(parent).name)
+        success = row.metrics.get(VALIDATION) if row else None
+        if parent.number > 1 and success is not None and success >= self._learning.stop_at:
+            draft.progress.say(f"finished: v{parent.number} solves {success:.0%} of the validation tasks")
+            return None
+        return await self._trainer.improve(parent, draft, experience)
+
+
+def made_by(version: PolicyVersion) -> StageKey:
+    """The stage that made `version`."""
+    is_warm_start = version.number == 1 and version.kind is VersionKind.weights
+    return WARM_START if is_warm_start else stage_of(version.number)
+
+
+def trainer_of(kind: str) -> Callable[..., ProjectTrainer]:
+    """What makes the trainer `kind`: its parameters are the project and the options of the kind."""
+
+    def make(project: Project, **options: Any) -> ProjectTrainer:
+        is_tiny = project.config.policy.kind == "tiny"
+        _refuse(project, kind, options)
+        learning = Learning(**{name: value for name, value in options.items() if name in NAMES})
+        own = {name: value for name, value in options.items() if name not in NAMES}
+        if is_tiny:
+            own = {**TINY.get(kind, {}), **own}
+        torch.set_num_threads(learning.n_threads or (1 if is_tiny else torch.get_num_threads()))
+        return ProjectTrainer(project, _weights_trainer(project, kind, learning, own), learning)
+
+    hints = {**typing.get_type_hints(Learning, include_extras=True)}
+    hints |= typing.get_type_hints(KINDS[kind].options, include_extras=True)
+    defaults = {each.name: each.default for options in (Learning, KINDS[kind].options) for each in fields(options)}
+    names = ("project", *options_of(kind))
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    make.__annotations__ = {"project": Project, **{name: hints[name] for name in names[1:]}}
+    make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, keyword, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
+    )
+    make.__name__ = kind
+    make.__doc__ = KINDS[kind].make.__doc__
+    return make
+
+
+def _weights_trainer(project: Project, kind: str, learning: Learning, own: Mapping[str, Any]) -> WeightsTrainer:
+    policy = project.config.policy
+    host: Host
+    if policy.kind == "tiny":
+        host = InProcess(learning, policy.temperature)
+    else:
+        raise NotImplementedError
+    made = algorithm(kind, own)
+    admission = Admission(temperature=host.temperature, unconfined=project.config.sandbox.allow_unconfined)
+    return WeightsTrainer(
+        made, learning, host, admission, lambda version: project.version_folder(version.number), project.config.hash
+    )
+
+
+def _refuse(project: Project, kind: str, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a policy that has no weights to train, and for options that only another policy has."""
+    policy = project.config.policy
+    if policy.kind not in ("tiny", "vllm"):
+        raise ConfigError(
+            f"[train] kind = {kind!r} trains [policy] kind = 'tiny' or 'vllm', not {policy.kind!r}; "
+            "name another of the two"
+        )
+    if policy.kind == "tiny":
+        for name in SERVED:
+            if name in options and options[name] != getattr(Learning(), name):
+                raise ConfigError(
+                    f"[train.options] {name} is of models behind a server, and [policy] kind = 'tiny' is trained in "
+                    f"this process; remove {name}"
+                )
+
+
+grpo = trainer_of("grpo")
+ppo = trainer_of("ppo")
+sft = trainer_of("sft")
+rft = trainer_of("rft")
+dpo = trainer_of("dpo")
+kto = trainer_of("kto")
+reward_model = trainer_of("reward_model")

@@ -1,0 +1,171 @@
+"""Where a trainer's groups of attempts come from: a whole round in lockstep, or group by group as they end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
+from typing import NamedTuple, Protocol
+
+from agentloop.errors import PolicyError, SandboxError
+from agentloop.protocols import Experience, Policy
+from agentloop.train.curriculum import Curriculum
+from agentloop.train.stream import GroupStream
+from agentloop.train.trainers.learning import Learning
+from agentloop.types import Attempt, Task
+
+
+class Group(NamedTuple):
+    """Attempts at one task that are compared with each other."""
+
+    number: int
+    """In the plan of the turn, from 0."""
+    lag: int
+    """Updates between the policy that made them and the one that learns from them."""
+    attempts: Sequence[Attempt]
+
+
+class Groups(Protocol):
+    """Gives a trainer the groups of each round."""
+
+    @property
+    def discarded(self) -> Collection[int]:
+        """Numbers of groups that were too old when they ended."""
+        ...
+
+    async def take(self, step: int) -> list[Group]:
+        """Those of the round `step`, from 0, in plan order. Raises PolicyError, SandboxError where most were lost."""
+        ...
+
+    def announce(self, step: int) -> None:
+        """The policy had `step` updates of this turn, and answers."""
+        ...
+
+    async def close(self) -> None:
+        """End what is under way."""
+        ...
+
+
+class Plan:
+    """Which task the group `number` of a turn is of: it depends on the run and on success before, never on timing.
+
+    A group that is rolled out ahead of its round is drawn by what was known when the earliest such group could begin.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        rates: Sequence[dict[str, float]],
+        rng: Callable[..., random.Random],
+        learning: Learning,
+    ) -> None:
+        """rates: success by pool before the turn, and after each of its rounds so far; grows with the turn."""
+        self._tasks = tasks
+        self._rates = rates
+        self._rng = rng
+        self._n = learning.n_tasks
+        self._ahead = learning.max_lag + -(-learning.over_commit // learning.n_tasks)
+
+    def tasks(self, step: int) -> list[Task]:
+        """Of the groups that belong to the round `step`."""
+        rates = self._rates[max(0, step - self._ahead)]
+        return Curriculum(self._tasks, rates).draw(self._n, self._rng("tasks", step))
+
+    def task(self, number: int) -> Task:
+        """Of one group."""
+        return self.tasks(number // self._n)[number % self._n]
+
+
+class Rounds:
+    """A round is one call: a policy in this process answers all attempts together, and repeatably."""
+
+    discarded: Collection[int] = ()
+
+    def __init__(self, experience: Experience, plan: Plan, policy: Policy, learning: Learning) -> None:
+        self._experience = experience
+        self._plan = plan
+        self._policy = policy
+        self._group_size = learning.group_size
+        self._n = learning.n_tasks
+
+    async def take(self, step: int) -> list[Group]:
+        """See `Groups`."""
+        tasks = self._plan.tasks(step)
+        attempts = await self._experience.attempts(tasks, policy=self._policy, part=step, group_size=self._group_size)
+        members = [list(group) for _, group in groupby(attempts, key=lambda attempt: attempt.episode.group)]
+        return [Group(step * self._n + place, 0, group) for place, group in enumerate(members)]
+
+    def announce(self, step: int) -> None:
+        """See `Groups`."""
+
+    async def close(self) -> None:
+        """See `Groups`."""
+
+
+class Stream:
+    """Groups under way side by side, each judged and stored as it ends; see `stream.GroupStream`."""
+
+    def __init__(
+        self,
+        experience: Experience,
+        plan: Plan,
+        policy: Callable[[int], Policy],
+        learning: Learning,
+        *,
+        name: Callable[[int], str],
+        consumed: Sequence[int],
+        discarded: Sequence[int],
+    ) -> None:
+        """policy, name: of a number of updates. consumed, discarded: groups of an interrupted run."""
+        self._experience = experience
+        self._plan = plan
+        self._policy = policy
+        self._group_size = learning.group_size
+        self._name = name
+        self._n_broken = 0
+        self.stream = GroupStream(
+            self._roll,
+            n_groups=learning.n_tasks,
+            n_steps=learning.steps_per_turn,
+            max_lag=learning.max_lag,
+            over_commit=learning.over_commit,
+            consumed=consumed,
+            dropped=discarded,
+        )
+
+    @property
+    def discarded(self) -> Collection[int]:
+        """See `Groups`."""
+        return self.stream.dropped
+
+    async def take(self, step: int) -> list[Group]:
+        """See `Groups`."""
+        ready = await self.stream.take(step)
+        return [Group(each.number, step - each.version, each.group) for each in ready]
+
+    def announce(self, step: int) -> None:
+        """See `Groups`."""
+        self.stream.announce(step)
+
+    async def close(self) -> None:
+        """See `Groups`."""
+        await self.stream.__aexit__(None, None, None)
+
+    async def _roll(self, number: int, version: int) -> tuple[int, list[Attempt]]:
+        task = self._plan.task(number)
+        try:
+            attempts = await self._experience.attempts(
+                [task], policy=self._policy(version), part=f"group/{number}", group_size=self._group_size
+            )
+        except (PolicyError, SandboxError):
+            self._n_broken += 1
+            if self._n_broken > 2:  # one after the other: the server or the sandboxes are gone
+                raise
+            return version, []
+        self._n_broken = 0
+        return min((self._sampled_by(attempt, version) for attempt in attempts), default=version), attempts
+
+    def _sampled_by(self, attempt: Attempt, version: int) -> int:
+        """Updates that the policy of an attempt had had, which may be on disk since before an interruption."""
+        names = {step.completion.model for step in attempt.trace.answered}
+        return next((number for number in range(version) if self._name(number) in names), version)

@@ -1,0 +1,94 @@
+"""Where the policy in training answers: in this process, or at a vLLM server that gets each update by a new name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from agentloop.policies.tiny import TinyPolicy
+from agentloop.protocols import Policy
+from agentloop.registry.artifacts import WEIGHTS
+from agentloop.train.data.renderer import ChatRenderer, Renderer
+from agentloop.train.data.row import Row
+from agentloop.train.model import Trainable
+from agentloop.train.trainers.learning import Learning
+from agentloop.types import PolicyVersion, VersionKind
+
+
+class Host(Protocol):
+    """The model of a turn, and who answers with it."""
+
+    makes: VersionKind
+    learning_rate: float
+    temperature: float
+    answers_in_process: bool
+    """Attempts are made in rounds, and each update is the policy at once."""
+
+    def load(self, parent: Path | None, *, head: bool, seed: int) -> Trainable:
+        """The model of the version in the folder `parent`; None: the base model alone. head: with a scalar output."""
+        ...
+
+    def name_of(self, version: PolicyVersion) -> str:
+        """How a version is asked."""
+        ...
+
+    def policy(self, name: str) -> Policy:
+        """Who answers as `name`."""
+        ...
+
+    def renderer(self) -> Renderer:
+        """Words -> ids, as the model has them."""
+        ...
+
+    async def publish(self, name: str, rows: Sequence[Row]) -> None:
+        """Let `name` answer as the model in training does now.
+
+        rows: on which that is checked. Raises PublishError where it answers otherwise; nothing is changed then.
+        """
+        ...
+
+    async def retract(self, name: str) -> None:
+        """Nobody asks `name` any more."""
+        ...
+
+
+class InProcess:
+    """See `Host`. The tiny policy: the weights that are trained are those that answer."""
+
+    makes = VersionKind.weights
+    answers_in_process = True
+
+    def __init__(self, learning: Learning, temperature: float) -> None:
+        self.temperature = temperature
+        self.learning_rate = learning.learning_rate or 4e-4
+        self._policy: TinyPolicy | None = None
+
+    def load(self, parent: Path | None, *, head: bool, seed: int) -> Trainable:
+        """See `Host`."""
+        self._policy = TinyPolicy((parent or Path()) / WEIGHTS, temperature=self.temperature)
+        return Trainable(self._policy.model, head=head, write_companions=self._policy.save_companions, seed=seed)
+
+    def name_of(self, version: PolicyVersion) -> str:
+        """See `Host`."""
+        return f"policy-v{version.number}"
+
+    def policy(self, name: str) -> Policy:
+        """See `Host`. The model in training itself, whatever its name."""
+        return self._loaded
+
+    def renderer(self) -> Renderer:
+        """See `Host`."""
+        return ChatRenderer(self._loaded.chat)
+
+    async def publish(self, name: str, rows: Sequence[Row]) -> None:
+        """See `Host`. Nothing is to be done."""
+
+    async def retract(self, name: str) -> None:
+        """See `Host`."""
+
+    @property
+    def _loaded(self) -> TinyPolicy:
+        if self._policy is None:
+            raise RuntimeError("load comes first")
+        return self._policy

@@ -1,0 +1,97 @@
+"""The options of training weights that no algorithm owns: how much is rolled out, and how the model is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentloop.errors import ConfigError
+from agentloop.train.algorithms.kinds import KINDS
+
+Positive: TypeAlias = Annotated[int, Field(ge=1)]
+NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
+Share: TypeAlias = Annotated[float, Field(gt=0.0, le=1.0)]
+STORED_ONLY = ("sft", "reward_model")
+"""Kinds that learn from stored traces alone; the others also roll out attempts of their own."""
+ROLLED = ("steps_per_turn", "n_tasks", "group_size", "max_lag", "over_commit", "stop_at")
+"""Options that only attempts of a turn's own need."""
+SERVED = ("model", "lora", "device", "dtype", "checkpointing", "max_lag", "over_commit")
+"""Options that the tiny policy does not have: it is made here, and answers in this process."""
+
+
+class LoraSettings(BaseModel):
+    """Table `lora`: an adapter in place of all weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    rank: Annotated[int, Field(ge=1, le=64)] = 16
+    """vLLM is started for ranks up to 64."""
+    alpha: Annotated[float, Field(gt=0.0)] = 32.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """What can be set of every kind, beside the options of its algorithm."""
+
+    model: Path | None = None
+    """Folder of the model that the server serves; relative to the project."""
+    lora: LoraSettings | None = None
+    """None trains all weights."""
+    learning_rate: Annotated[float, Field(gt=0.0)] | None = None
+    """None: 4e-4 for the tiny policy, 1e-4 for an adapter, 1e-6 for all weights of a larger model."""
+    steps_per_turn: Positive = 15
+    """Rounds of attempts between two versions."""
+    n_tasks: Positive = 12
+    """Tasks of one round, each a group."""
+    group_size: Annotated[int, Field(ge=2)] = 16
+    """Attempts a task; their rewards are compared with each other."""
+    max_lag: NotNegative = 0
+    """Updates that an attempt may be behind when it is trained on. Above 0, attempts go on during an update."""
+    over_commit: NotNegative = 0
+    """Groups under way beyond those that a round needs, so that slow ones hold nobody up."""
+    stop_at: Share = 0.97
+    """Success on the validation split at which nothing is left to learn."""
+    rows_per_update: Positive = 64
+    """Rows of one optimiser step, about."""
+    epochs: Positive = 1
+    """Passes over stored traces."""
+    max_tokens: Positive = 8192
+    """Tokens of one micro-batch, padding included; a row that is longer is a micro-batch by itself."""
+    max_row_tokens: Positive | None = None
+    """Longer rows are not trained. None: the context of the model."""
+    tolerance: Annotated[float, Field(gt=0.0)] | None = None
+    """Nats by which trainer and sampler may differ on a token. None: 1e-4 in float32, 0.5 in bfloat16."""
+    device: str = "auto"
+    """`auto` is a GPU where torch has one."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """`auto` is float32 on a CPU and bfloat16 on a GPU."""
+    checkpointing: bool = False
+    """Compute activations again in the backward pass, which saves memory."""
+    n_threads: Positive | None = None
+    """Of torch. None: 1 for the tiny policy, which is the cheapest and repeatable; torch's own choice else."""
+
+
+NAMES = tuple(each.name for each in fields(Learning))
+
+
+def refuse_foreign(kind: str, options: Iterable[str]) -> None:
+    """Raise ConfigError for the first of `options` that `kind` does not have, naming a kind that has it."""
+    own = options_of(kind)
+    for name in options:
+        if name in own:
+            continue
+        others = [other for other in KINDS if name in options_of(other)]
+        if others:
+            raise ConfigError(
+                f"[train.options] {name} is an option of {', '.join(others)}, and {kind!r} does not use it; remove "
+                f"{name}, or set kind = {others[0]!r}"
+            )
+
+
+def options_of(kind: str) -> tuple[str, ...]:
+    """Names of the options of `kind`: those of training, and those of its algorithm."""
+    unused = ROLLED if kind in STORED_ONLY else ()
+    return (*(name for name in NAMES if name not in unused), *KINDS[kind].names)

@@ -1,0 +1,53 @@
+"""Pools of tasks in which every attempt fails -> rows that once passed there, to imitate.
+
+Groups that fail whole carry no gradient, so such a pool would never recover by itself.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from random import Random
+
+from agentloop.protocols import Draft, Experience
+from agentloop.train.data.admission import Admission
+from agentloop.train.data.renderer import Renderer
+from agentloop.train.data.row import Row
+from agentloop.train.data.text_rows import text_rows_of
+from agentloop.types import Purpose
+
+N_REVIVAL = 4
+"""Stored successes that are imitated for each group in which every attempt failed."""
+MAX_STORED = 64
+"""Of a pool and a purpose that are read."""
+
+
+class Revival:
+    """What has passed before in each pool."""
+
+    def __init__(self, experience: Experience, renderer: Renderer, admission: Admission) -> None:
+        self._experience = experience
+        self._renderer = renderer
+        self._admission = admission
+        self._passed: dict[str, list[Row]] = {}
+
+    def rows(self, pool: str, rng: Random, draft: Draft) -> list[Row]:
+        """A few rows of `pool`: the demonstrator's, else the policy's own; reports once where none exist."""
+        if pool not in self._passed:
+            self._passed[pool] = self._stored(pool, Purpose.demonstrate) or self._stored(pool, Purpose.train)
+            if not self._passed[pool]:
+                draft.measure(**{f"n_dead {pool}": 1.0})
+                draft.progress.say(
+                    f"pool {pool!r}: a whole group failed and nothing has ever passed there to learn from; "
+                    "give its tasks a solution, or add easier ones"
+                )
+        passed = self._passed[pool]
+        return rng.sample(passed, min(N_REVIVAL, len(passed)))
+
+    def _stored(self, pool: str, purpose: Purpose) -> list[Row]:
+        quoted = pool.replace("\\", "\\\\").replace('"', '\\"')
+        stored = self._experience.stored(f'purpose:{purpose} pool:"{quoted}" reward>=1')
+        own = (judged for judged in stored if judged.task is not None)
+        rows: list[Row] = []
+        for judged in islice(own, MAX_STORED):
+            rows += text_rows_of(judged, self._renderer, self._admission).rows
+        return rows

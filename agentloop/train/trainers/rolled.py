@@ -1,0 +1,226 @@
+"""A turn on attempts of its own: roll out groups, compare trainer and sampler, update, publish, and again.
+
+Each update is on disk before the next step begins, with the names of the groups that it used: a turn that was cut
+short finds the groups that had ended, trains on none of them twice, and loses none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from statistics import fmean, pstdev
+
+from agentloop.errors import counted
+from agentloop.protocols import Draft, Experience
+from agentloop.train.algorithms.algorithm import Need
+from agentloop.train.curriculum import Curriculum
+from agentloop.train.data.admission import Admission, judged_of
+from agentloop.train.data.chains import Cut, rows_of_all
+from agentloop.train.data.row import Row
+from agentloop.train.figures import (
+    EXCLUDED,
+    LAG,
+    LENGTH,
+    LONGEST,
+    MISMATCH,
+    RATE,
+    REWARD,
+    ROWS,
+    SECONDS,
+    SPREAD,
+    TOKENS,
+    USED,
+    WORST,
+    Phase,
+    counts,
+    of,
+)
+from agentloop.train.mismatch import Tolerance
+from agentloop.train.trainers.groups import Group, Groups, Plan, Rounds, Stream
+from agentloop.train.trainers.hosts import Host
+from agentloop.train.trainers.revival import Revival
+from agentloop.train.trainers.training import Training
+from agentloop.types import Attempt, PolicyVersion
+
+MIN_RATE = 0.25
+"""Share of the learning rate that remains when little is left to learn; below a quarter failing, it falls to this."""
+
+
+class RolledTurn:
+    """One turn."""
+
+    def __init__(
+        self,
+        training: Training,
+        host: Host,
+        admission: Admission,
+        parent: PolicyVersion,
+        draft: Draft,
+        experience: Experience,
+    ) -> None:
+        self.training = training
+        self._learning = training.learning
+        self._host = host
+        self._admission = admission
+        self._parent = parent
+        self._draft = draft
+        self._experience = experience
+        self._curriculum = Curriculum(experience.tasks, training.state.rates[-1])
+        self._revival = Revival(experience, host.renderer(), admission)
+        self._served: list[str] = []
+
+    async def run(self) -> str:
+        """All steps that are not made yet; a note. Raises TrainingError, PolicyError, SandboxError or PublishError."""
+        learning = self._learning
+        state = self.training.state
+        self._draft.progress.start(
+            f"turn {self._draft.number - 1}: roll out and train",
+            (learning.steps_per_turn - state.n_steps) * learning.n_tasks * learning.group_size,
+        )
+        if not self.training.is_resumed:
+            self.training.checkpoint()
+        groups = self._groups()
+        try:
+            await self._publish(state.n_steps, ())
+            for step in range(state.n_steps, learning.steps_per_turn):
+                await self._step(step, groups)
+        finally:
+            await groups.close()
+        return f"{counted(len(state.episodes), 'attempt')}"
+
+    def _name(self, step: int) -> str:
+        """How a server calls the policy after `step` updates of the turn."""
+        if step:
+            return f"policy-v{self._draft.number}-s{step}"
+        return self._host.name_of(self._parent)
+
+    def _groups(self) -> Groups:
+        plan = Plan(self._experience.tasks, self.training.state.rates, self._draft.rng, self._learning)
+        if self._host.answers_in_process:
+            return Rounds(self._experience, plan, self._host.policy(self._name(0)), self._learning)
+        return Stream(
+            self._experience,
+            plan,
+            lambda step: self._host.policy(self._name(step)),
+            self._learning,
+            name=self._name,
+            consumed=self.training.state.consumed,
+            discarded=self.training.state.discarded,
+        )
+
+    async def _step(self, step: int, groups: Groups) -> None:
+        state = self.training.state
+        started = time.perf_counter()
+        taken = await groups.take(step)
+        waited_s = time.perf_counter() - started
+        attempts = [attempt for group in taken for attempt in group.attempts]
+        cut = rows_of_all(map(judged_of, attempts), self._admission)
+        started = time.perf_counter()
+        if self._host.answers_in_process:
+            figures = self._learn(step, taken, cut)
+        else:
+            figures = await asyncio.to_thread(self._learn, step, taken, cut)
+        trained_s = time.perf_counter() - started
+        state.n_steps = step + 1
+        state.consumed += [group.number for group in taken]
+        state.discarded = sorted(groups.discarded)
+        state.episodes += [attempt.episode.id for attempt in attempts]
+        state.rates.append(dict(self._curriculum.rates))
+        self.training.checkpoint()
+        published_s = await self._publish(step + 1, cut.rows) if step + 1 < self._learning.steps_per_turn else 0.0
+        groups.announce(step + 1)
+        phase = Phase.generate if self._host.answers_in_process else Phase.wait
+        seconds = {str(phase): waited_s, str(Phase.train): trained_s, str(Phase.publish): published_s}
+        self._draft.record(step + 1, **figures, **counts(SECONDS, seconds), **_figures(taken, cut))
+        self._draft.progress.advance(0, reward=figures[REWARD], entropy=figures.get("entropy", 0.0))
+
+    def _learn(self, step: int, taken: Sequence[Group], cut: Cut) -> dict[str, float]:
+        """Train on what the groups show; figures of the step."""
+        training = self.training
+        rng = self._draft.rng("update", step)
+        fresh = {attempt.trace.id for group in taken if group.lag == 0 for attempt in group.attempts}
+        figures = self._compare(cut.rows, fresh)
+        revival = self._observe(taken, rng)
+        units, flat = training.algorithm.prepare(cut.rows)
+        training.state.dropped.update({str(reason): n for reason, n in cut.excluded.items()})
+        training.state.dropped.update(flat)
+        rate = min(1.0, max(MIN_RATE, 4.0 * self._curriculum.remaining))
+        if units:
+            figures |= training.update(units, rng, rate)
+            used = {row.trajectory for unit in units for row in unit}
+            pairs = [a.pair for group in taken for a in group.attempts if a.trace.id in used]
+            training.state.learn_from(pairs)
+        if revival:
+            skipped = training.imitate(revival, rate)["skipped"]
+            figures["skipped"] = figures.get("skipped", 0.0) + skipped
+            figures["revived"] = float(len(revival))
+        rewards = [reward for group in taken for reward in _rewards(group.attempts)]
+        return figures | {
+            REWARD: fmean(rewards) if rewards else 0.0,
+            RATE: rate * self._host.learning_rate,
+            ROWS: float(len(cut.rows)),
+            of(ROWS, USED): float(sum(len(unit) for unit in units)),
+            **counts(EXCLUDED, Counter({str(k): n for k, n in cut.excluded.items()}) + flat),
+        }
+
+    def _compare(self, rows: list[Row], fresh: set[str]) -> dict[str, float]:
+        """The guard, on rows of the policy as it is now. Raises TrainingError where trainer and sampler disagree."""
+        if Need.logprobs not in self.training.algorithm.needs:
+            return {}
+        rows[:] = self.training.engine.score(rows)
+        limit = self._learning.tolerance
+        tolerance = Tolerance(limit, limit) if limit is not None else None
+        mismatch = self.training.engine.guard([row for row in rows if row.trajectory in fresh], tolerance)
+        return {MISMATCH: mismatch.mean, of(MISMATCH, WORST): mismatch.worst} if mismatch.n_tokens else {}
+
+    def _observe(self, taken: Sequence[Group], rng: Random) -> list[Row]:
+        """Tell the curriculum how each group did; for groups that failed whole, rows that once passed in their pool."""
+        revival: list[Row] = []
+        for group in taken:
+            rewards = _rewards(group.attempts)
+            if not rewards:
+                continue
+            pool = group.attempts[0].task.pool
+            self._curriculum.observe(pool, rewards)
+            if max(rewards) <= 0.0:
+                revival += self._revival.rows(pool, rng, self._draft)
+        return revival
+
+    async def _publish(self, step: int, rows: Sequence[Row]) -> float:
+        """Let the server answer as the policy is after `step` updates; seconds."""
+        started = time.perf_counter()
+        await self._host.publish(self._name(step), rows)
+        oldest = step - self._learning.max_lag - 1
+        if oldest > 0:  # no group that is trained on can be of an older one
+            await self._host.retract(self._name(oldest))
+        return time.perf_counter() - started
+
+
+def _figures(taken: Sequence[Group], cut: Cut) -> dict[str, float]:
+    """What the groups of a step were like."""
+    attempts = [attempt for group in taken for attempt in group.attempts]
+    lengths = Counter[str]()
+    for row in cut.rows:
+        lengths[row.trajectory] += row.n_sampled
+    spreads = [pstdev(rewards) for group in taken if len(rewards := _rewards(group.attempts)) > 1]
+    lags = [float(group.lag) for group in taken for _ in group.attempts]
+    parts: dict[str, list[float]] = {}
+    for attempt in attempts:
+        for score in attempt.verdict.scores:
+            if score.value is not None:
+                parts.setdefault(score.verifier, []).append(score.value)
+    figures = {of(REWARD, verifier): fmean(values) for verifier, values in parts.items()}
+    if spreads:
+        figures[SPREAD] = fmean(spreads)
+    if lags:
+        figures |= {LAG: fmean(lags), of(LAG, WORST): max(lags)}
+    if lengths:
+        figures |= {LENGTH: fmean(lengths.values()), of(LENGTH, LONGEST): float(max(lengths.values()))}
+    return figures | {of(TOKENS, Phase.generate): float(sum(lengths.values()))}
+
+
+def _rewards(attempts: Sequence[Attempt]) -> list[float]:
+    return [attempt.verdict.reward for attempt in attempts if attempt.verdict.reward is not None]

@@ -1,0 +1,82 @@
+"""A turn on stored traces, wherever they came from: rows, then passes over them in batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from agentloop.errors import counted
+from agentloop.protocols import Draft, Experience
+from agentloop.train.algorithms.algorithm import Need
+from agentloop.train.data.admission import Admission
+from agentloop.train.data.chains import rows_of
+from agentloop.train.data.row import Row, Unit
+from agentloop.train.data.text_rows import text_rows_of
+from agentloop.train.figures import RATE, ROWS
+from agentloop.train.trainers.hosts import Host
+from agentloop.train.trainers.training import Training, parts
+
+SAVE_EVERY = 25
+"""Updates between two checkpoints: one costs about as much as an update."""
+
+
+class StoredTurn:
+    """One turn."""
+
+    def __init__(
+        self, training: Training, host: Host, admission: Admission, draft: Draft, experience: Experience
+    ) -> None:
+        self._training = training
+        self._host = host
+        self._admission = admission
+        self._draft = draft
+        self._experience = experience
+
+    def run(self) -> str:
+        """All updates that are not made yet; the version's note. Raises TrainingError."""
+        training = self._training
+        state = training.state
+        rows, pairs, dropped = self._rows()
+        units, flat = training.algorithm.prepare(rows)
+        state.dropped = dropped + flat
+        used = {row.trajectory for unit in units for row in unit}
+        state.learn_from(pairs[trajectory] for trajectory in pairs if trajectory in used)
+        updates = list(self._updates(units))
+        n_left = len(updates) - state.n_steps
+        self._draft.progress.start(f"turn {self._draft.number - 1}: train on stored traces", n_left)
+        for step in range(state.n_steps, len(updates)):
+            figures = training.step(updates[step], 1.0)
+            state.n_steps = step + 1
+            if state.n_steps % SAVE_EVERY == 0:
+                training.checkpoint()
+            own = {RATE: self._host.learning_rate, ROWS: float(sum(map(len, updates[step])))}
+            self._draft.record(step + 1, **figures, **own)
+            self._draft.progress.advance(loss=figures["loss"])
+        what = f"{counted(len(used), 'stored trace')} in {counted(len(updates), 'update')}"
+        return f"{training.algorithm.name.upper()} on {what}"
+
+    def _rows(self) -> tuple[list[Row], dict[str, tuple[str, str]], Counter[str]]:
+        """(rows, trajectory -> what a lineage names it by, excluded by reason)."""
+        rows: list[Row] = []
+        pairs: dict[str, tuple[str, str]] = {}
+        dropped: Counter[str] = Counter()
+        renderer = self._host.renderer()
+        needs_tokens = Need.logprobs in self._training.algorithm.needs
+        for judged in self._experience.stored():
+            if needs_tokens:
+                cut = rows_of(judged, self._admission)
+            else:
+                # Ids of another model's tokenizer would be noise, so the words are rendered anew.
+                cut = text_rows_of(judged, renderer, self._admission)
+            rows += cut.rows
+            pairs[judged.trace.id] = judged.pair
+            dropped.update({str(reason): n for reason, n in cut.excluded.items()})
+        return rows, pairs, dropped
+
+    def _updates(self, units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
+        """Mixed batches of each epoch."""
+        learning = self._training.learning
+        for epoch in range(learning.epochs):
+            mixed = list(units)
+            self._draft.rng("epoch", epoch).shuffle(mixed)
+            yield from parts(mixed, learning.rows_per_update)

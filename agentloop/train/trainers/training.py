@@ -1,0 +1,138 @@
+"""The model of one turn with its optimiser, and how far the turn is: on disk after each update, whole or not at all."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from agentloop.errors import TrainingError, boundary
+from agentloop.protocols import Draft
+from agentloop.train.algorithms.algorithm import Algorithm, Need
+from agentloop.train.algorithms.sft import Sft
+from agentloop.train.data.row import Row, Unit
+from agentloop.train.engine import Engine, EngineSettings
+from agentloop.train.state import checkpoint, checkpoints, read_progress, restore, save
+from agentloop.train.trainers.hosts import Host
+from agentloop.train.trainers.learning import Learning
+
+TRAINER = "trainer"
+"""Folder of a version, with the optimiser's moments and the curriculum for the turn after it."""
+
+
+@dataclass
+class TurnState:
+    """How far a turn is, and what it used so far."""
+
+    made_from: str
+    """Hash of everything that decides what the turn ends in, beside the attempts."""
+    n_steps: int = 0
+    n_updates: int = 0
+    rates: list[dict[str, float]] = field(default_factory=list)
+    """Success by pool, before the turn and after each of its steps."""
+    consumed: list[int] = field(default_factory=list)
+    """Numbers of the groups that were trained on."""
+    discarded: list[int] = field(default_factory=list)
+    """Numbers of those that were too old when they ended."""
+    episodes: list[str] = field(default_factory=list)
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Rows and trajectories that did not train, by reason."""
+
+    def learn_from(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Count each pair once."""
+        self.pairs = list(dict.fromkeys([*self.pairs, *pairs]))
+
+
+class Training:
+    """What is trained in a turn, and by what."""
+
+    def __init__(
+        self, host: Host, algorithm: Algorithm, learning: Learning, draft: Draft, parent: Path | None, made_from: str
+    ) -> None:
+        """parent: folder of the version that it goes on from. made_from: see `TurnState`."""
+        self.algorithm = algorithm
+        self.learning = learning
+        self.latest: Sequence[Row] = ()
+        """Rows of the last update, on which a server that gets it is checked."""
+        self._draft = draft
+        rng = draft.rng("adapter")
+        self.trainable = host.load(
+            parent, head=bool({Need.values, Need.rewards} & algorithm.needs), seed=rng.getrandbits(31)
+        )
+        if Need.reference in algorithm.needs:
+            self.trainable.keep_reference()
+        settings = EngineSettings(learning_rate=host.learning_rate, max_tokens=learning.max_tokens)
+        self.engine = Engine(self.trainable, algorithm, settings)
+        self.state = TurnState(made_from)
+        self.is_resumed = self._restore(parent)
+
+    def _restore(self, parent: Path | None) -> bool:
+        """Go on from the checkpoint of an interrupted process, else from the moments of the parent. Whether the first.
+
+        Raises TrainingError for a state that is broken.
+        """
+        saved = checkpoints(self._draft.workspace)
+        if saved:
+            progress = read_progress(saved[-1])
+            if progress["made_from"] == self.state.made_from:
+                restore(self.engine, saved[-1])
+                pairs = [(trace, verdict) for trace, verdict in progress["pairs"]]
+                self.state = TurnState(**{**progress, "pairs": pairs, "dropped": Counter(progress["dropped"])})
+                return True
+            shutil.rmtree(self._draft.workspace)
+        moments = parent / TRAINER if parent else None
+        rates = restore(self.engine, moments)["rates"] if moments and moments.is_dir() else {}
+        self.state.rates = [rates]
+        return False
+
+    def checkpoint(self) -> None:
+        """Make this the state from which an interrupted process goes on. Raises TrainingError on a full disk."""
+        checkpoint(self.engine, self._draft.workspace, asdict(self.state))
+
+    def step(self, units: Sequence[Unit], rate: float) -> dict[str, float]:
+        """One optimiser step at `rate` times the learning rate; its figures."""
+        figures = self.engine.step(self.engine.prepared(units), rate)
+        self.state.n_updates += 1
+        return figures
+
+    def update(self, units: Sequence[Unit], rng: random.Random, rate: float) -> dict[str, float]:
+        """Optimiser steps on `units`, each on a mixture of them; their figures, means by step.
+
+        Were units sorted by length to save padding, a step would see a group's failures without its successes.
+        """
+        mixed = self.engine.prepared(units)
+        rng.shuffle(mixed)
+        totals: Counter[str] = Counter()
+        steps = list(parts(mixed, self.learning.rows_per_update))
+        for step in steps:
+            totals.update(self.engine.step(step, rate))
+            self.state.n_updates += 1
+        means = {name: total / len(steps) for name, total in totals.items()}
+        return means | {"skipped": totals["skipped"]}
+
+    def imitate(self, rows: Sequence[Row], rate: float) -> dict[str, float]:
+        """One supervised step on rows that once succeeded: how a pool that only fails is revived."""
+        sft = Sft()
+        units, _ = sft.prepare(rows)
+        return self.engine.step(units, rate, algorithm=sft)
+
+    def save(self) -> None:
+        """Write the version, and what the turn after it goes on from, to the draft's folder."""
+        with boundary(TrainingError, "cannot save a version; mend it and run the same command again"):
+            self.trainable.save(self._draft.folder)
+            is_exact = self.trainable.dtype == torch.float32
+            save(self.engine, self._draft.folder / TRAINER, {"rates": self.state.rates[-1]}, weights=not is_exact)
+
+
+def parts(units: Sequence[Unit], n_rows: int) -> Iterator[Sequence[Unit]]:
+    """`units` in parts of nearly equal size, about `n_rows` rows each, in the order given."""
+    n_all = sum(len(unit) for unit in units)
+    n = min(len(units), -(-n_all // n_rows))
+    for i in range(n):
+        yield units[i * len(units) // n : (i + 1) * len(units) // n]

@@ -1,0 +1,102 @@
+"""One trainer of weights for every algorithm: attempts or stored traces -> rows -> updates -> a version.
+
+It neither gates nor promotes. Killed at any point and asked again, it goes on from its last update and ends in the same
+version; at a server that samples at random, on the same groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+
+from agentloop.errors import counted
+from agentloop.protocols import Draft, Experience
+from agentloop.train.algorithms.algorithm import Algorithm
+from agentloop.train.data.admission import Admission
+from agentloop.train.data.exclusions import exclusions_line
+from agentloop.train.trainers.hosts import Host
+from agentloop.train.trainers.learning import STORED_ONLY, Learning
+from agentloop.train.trainers.rolled import RolledTurn
+from agentloop.train.trainers.stored import StoredTurn
+from agentloop.train.trainers.training import Training
+from agentloop.types import PolicyVersion, VersionKind, content_hash
+
+VALIDATION = "validation"
+"""Name of the figure that says how a version does on the validation split."""
+N_VALIDATIONS = 3
+"""Attempts at each validation task."""
+
+
+class WeightsTrainer:
+    """See `protocols.Trainer`."""
+
+    version = "2"
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        learning: Learning,
+        host: Host,
+        admission: Admission,
+        folder_of: Callable[[PolicyVersion], Path],
+        settings: str,
+    ) -> None:
+        """admission: of rows. folder_of: the folder of a version. settings: hash of everything that is set."""
+        self.name = algorithm.name
+        self.makes: VersionKind = host.makes
+        self._algorithm = algorithm
+        self._learning = learning
+        self._host = host
+        self._admission = admission
+        self._folder_of = folder_of
+        self._settings = settings
+
+    async def first(self, draft: Draft, experience: Experience) -> str | None:
+        """The model as the server has it: the settings are version 1."""
+        return None
+
+    async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
+        """A turn from `parent`; None where no row carried a gradient."""
+        training = Training(
+            self._host,
+            self._algorithm,
+            self._learning,
+            draft,
+            self._folder(parent),
+            self._made_from(parent, experience),
+        )
+        await experience.resume(training.state.episodes if training.is_resumed else None)
+        if self.name in STORED_ONLY or experience.filter or not experience.tasks:
+            note = StoredTurn(training, self._host, self._admission, draft, experience).run()
+        else:
+            note = await RolledTurn(training, self._host, self._admission, parent, draft, experience).run()
+        dropped = training.state.dropped
+        if dropped:
+            draft.progress.say(f"not trained: {exclusions_line(dropped)}")
+        if not training.state.n_updates:
+            draft.progress.say(f"finished: no row carried a gradient, so v{draft.number} is not made")
+            return None
+        training.save()
+        name = f"policy-v{draft.number}"
+        await self._host.publish(name, training.latest)
+        draft.learn_from(training.state.pairs, dropped)
+        if experience.n_validation:
+            draft.measure(**{VALIDATION: await self._validate(name, experience)})
+        return f"{self.name.upper()}, {note}, {counted(training.state.n_updates, 'update')}"
+
+    async def _validate(self, name: str, experience: Experience) -> float:
+        """Mean reward on the validation split, which decides when to stop and nothing else."""
+        policy = self._host.policy(name)
+        rewards: list[float] = []
+        for n in range(N_VALIDATIONS):
+            rewards += [r for r in await experience.validate(policy=policy, part=f"end/{n}") if r is not None]
+        return fmean(rewards) if rewards else 0.0
+
+    def _folder(self, parent: PolicyVersion) -> Path | None:
+        is_trained = parent.kind in (VersionKind.adapter, VersionKind.weights)
+        return self._folder_of(parent) if is_trained else None
+
+    def _made_from(self, parent: PolicyVersion, experience: Experience) -> str:
+        tasks = [task.id for task in experience.tasks]
+        return content_hash([self.name, self.version, self._settings, parent.sha256, experience.filter, tasks])
