@@ -72,6 +72,14 @@ def restore(engine: Engine, folder: Path) -> dict[str, Any]:
     return progress
 
 
+def read_progress(folder: Path) -> dict[str, Any]:
+    """What the trainer saved of its own with the state in `folder`. Raises TrainingError for a broken state."""
+    try:
+        return dict(json.loads((folder / PROGRESS).read_text())["progress"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainingError(f"{folder}: no whole state ({error}); remove it, and the one before is used") from error
+
+
 def checkpoint(engine: Engine, folder: Path, progress: Mapping[str, Any]) -> str:
     """Save a state beside those in `folder`, whole or not at all, and remove all but the last two; its sha256."""
     place = folder / f"{engine.n_steps:08d}"

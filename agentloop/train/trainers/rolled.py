@@ -34,7 +34,7 @@ from agentloop.train.figures import (
     TOKENS,
     USED,
     WORST,
-    Phase,
+    StepPhase,
     counts,
     of,
 )
@@ -132,8 +132,8 @@ class RolledTurn:
         self.training.checkpoint()
         published_s = await self._publish(step + 1, cut.rows) if step + 1 < self._learning.steps_per_turn else 0.0
         groups.announce(step + 1)
-        phase = Phase.generate if self._host.answers_in_process else Phase.wait
-        seconds = {str(phase): waited_s, str(Phase.train): trained_s, str(Phase.publish): published_s}
+        phase = StepPhase.generate if self._host.answers_in_process else StepPhase.wait
+        seconds = {str(phase): waited_s, str(StepPhase.train): trained_s, str(StepPhase.publish): published_s}
         self._draft.record(step + 1, **figures, **counts(SECONDS, seconds), **_figures(taken, cut))
         self._draft.progress.advance(0, reward=figures[REWARD], entropy=figures.get("entropy", 0.0))
 
@@ -219,7 +219,7 @@ def _figures(taken: Sequence[Group], cut: Cut) -> dict[str, float]:
         figures |= {LAG: fmean(lags), of(LAG, WORST): max(lags)}
     if lengths:
         figures |= {LENGTH: fmean(lengths.values()), of(LENGTH, LONGEST): float(max(lengths.values()))}
-    return figures | {of(TOKENS, Phase.generate): float(sum(lengths.values()))}
+    return figures | {of(TOKENS, StepPhase.generate): float(sum(lengths.values()))}
 
 
 def _rewards(attempts: Sequence[Attempt]) -> list[float]:

@@ -6,7 +6,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -93,7 +93,7 @@ class Training:
 
     def checkpoint(self) -> None:
         """Make this the state from which an interrupted process goes on. Raises TrainingError on a full disk."""
-        checkpoint(self.engine, self._draft.workspace, asdict(self.state))
+        checkpoint(self.engine, self._draft.workspace, vars(self.state))
 
     def step(self, units: Sequence[Unit], rate: float) -> dict[str, float]:
         """One optimiser step at `rate` times the learning rate; its figures."""

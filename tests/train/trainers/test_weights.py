@@ -1,0 +1,98 @@
+"""One trainer for every algorithm, on weights in this process: it learns, repeats, and survives a kill at any step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.errors import ConfigError, TrainingError
+from agentloop.policies.tiny import TinyPolicy
+from agentloop.registry.artifacts import WEIGHTS
+from agentloop.train.trainers.learning import refuse_foreign
+
+from .world import Interrupted, Lines, draft_in, experience, first_weights, hash_of, improved, trainer
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "rft", "dpo", "kto"])
+def test_every_algorithm_learns_from_attempts_of_its_own(tmp_path: Path, kind: str) -> None:
+    world = experience()
+    draft = draft_in(tmp_path / "v2")
+    note = improved(trainer(kind, first_weights(tmp_path / "v1"), steps_per_turn=6), draft, world)
+    assert note is not None
+    rewards = [figures["reward"] for _, figures in sorted(draft.steps.items())]
+    assert rewards[-1] > rewards[0] + 0.15, rewards
+    assert draft.figures["validation"] > rewards[0]
+    assert draft.pairs
+    TinyPolicy(draft.folder / WEIGHTS)
+
+
+def test_a_turn_that_is_killed_at_any_step_ends_in_the_same_version(tmp_path: Path) -> None:
+    parent = first_weights(tmp_path / "v1")
+    whole = draft_in(tmp_path / "whole")
+    improved(trainer("grpo", parent), whole, experience())
+    assert hash_of(whole) != hash_of(draft_of(parent))
+    for stop_after in range(4):
+        world = experience()
+        cut = draft_in(tmp_path / f"cut{stop_after}", stop_after)
+        with pytest.raises(Interrupted):
+            improved(trainer("grpo", parent), cut, world)
+        n_before = len(world.done)
+        again = draft_in(tmp_path / f"cut{stop_after}")
+        improved(trainer("grpo", parent), again, world)
+        assert hash_of(again) == hash_of(whole)
+        assert sorted(again.pairs) == sorted(whole.pairs)
+        assert len(world.done) == n_before + (3 - stop_after) * 24 + 6, "no attempt was made twice"
+
+
+def draft_of(folder: Path) -> Any:
+    draft = draft_in(folder)
+    return draft
+
+
+def test_a_checkpoint_of_other_options_is_not_used(tmp_path: Path) -> None:
+    parent = first_weights(tmp_path / "v1")
+    expected = draft_in(tmp_path / "expected")
+    improved(trainer("grpo", parent, learning_rate=3e-3), expected, experience())
+    world = experience()
+    with pytest.raises(Interrupted):
+        improved(trainer("grpo", parent), draft_in(tmp_path / "v2", 2), world)
+    draft = draft_in(tmp_path / "v2")
+    improved(trainer("grpo", parent, learning_rate=3e-3), draft, world)
+    assert hash_of(draft) == hash_of(expected)
+
+
+def test_without_a_gradient_there_is_no_version_and_every_row_is_counted(tmp_path: Path) -> None:
+    draft = draft_in(tmp_path / "v2")
+    assert improved(trainer("grpo", first_weights(tmp_path / "v1")), draft, experience("never")) is None
+    assert isinstance(draft.progress, Lines)
+    assert "no row carried a gradient" in draft.progress.lines[-1]
+    assert "96 all_failed" in draft.progress.lines[-2]
+    assert not draft.folder.exists()
+
+
+def test_a_sampler_that_is_not_the_trained_model_stops_the_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer("grpo", first_weights(tmp_path / "v1"))
+    load = made._host.load
+
+    def colder(*arguments: Any, **options: Any) -> Any:
+        loaded = load(*arguments, **options)
+        made._host.policy("").temperature = 0.9  # type: ignore[attr-defined]
+        return loaded
+
+    monkeypatch.setattr(made._host, "load", colder)
+    with pytest.raises(TrainingError, match=r"disagree by .* first at trace"):
+        improved(made, draft_in(tmp_path / "v2"), experience())
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "owner"),
+    [("grpo", "beta", "dpo, kto"), ("dpo", "clip_high", "grpo, ppo"), ("sft", "group_size", "dpo, grpo, kto, ppo, rft")],
+)
+def test_an_option_of_another_algorithm_is_refused_by_name(kind: str, option: str, owner: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{option} is an option of {owner}, and '{kind}' does not use it"):
+        refuse_foreign(kind, [option])
+    refuse_foreign(kind, ["learning_rate"])
