@@ -9,21 +9,24 @@ import pytest
 
 from agentloop.errors import ConfigError, TrainingError
 from agentloop.policies.tiny import TinyPolicy
-from agentloop.registry.artifacts import WEIGHTS
+from agentloop.registry.artifacts import WEIGHTS, weights_hash
 from agentloop.train.trainers.learning import refuse_foreign
 
 from .world import Interrupted, Lines, draft_in, experience, first_weights, hash_of, improved, trainer
 
+LONG = {"steps_per_turn": 12, "group_size": 16, "learning_rate": 0.03, "rows_per_update": 8}
 
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grpo", "ppo", "rft", "dpo", "kto"])
 def test_every_algorithm_learns_from_attempts_of_its_own(tmp_path: Path, kind: str) -> None:
     world = experience()
     draft = draft_in(tmp_path / "v2")
-    note = improved(trainer(kind, first_weights(tmp_path / "v1"), steps_per_turn=6), draft, world)
+    note = improved(trainer(kind, first_weights(tmp_path / "v1"), **LONG), draft, world)
     assert note is not None
     rewards = [figures["reward"] for _, figures in sorted(draft.steps.items())]
-    assert rewards[-1] > rewards[0] + 0.15, rewards
-    assert draft.figures["validation"] > rewards[0]
+    assert rewards[0] < 0.35 < 0.8 < rewards[-1], rewards
+    assert draft.figures["validation"] > 0.5
     assert draft.pairs
     TinyPolicy(draft.folder / WEIGHTS)
 
@@ -32,7 +35,7 @@ def test_a_turn_that_is_killed_at_any_step_ends_in_the_same_version(tmp_path: Pa
     parent = first_weights(tmp_path / "v1")
     whole = draft_in(tmp_path / "whole")
     improved(trainer("grpo", parent), whole, experience())
-    assert hash_of(whole) != hash_of(draft_of(parent))
+    assert hash_of(whole) != weights_hash(parent / WEIGHTS)
     for stop_after in range(4):
         world = experience()
         cut = draft_in(tmp_path / f"cut{stop_after}", stop_after)
@@ -44,11 +47,6 @@ def test_a_turn_that_is_killed_at_any_step_ends_in_the_same_version(tmp_path: Pa
         assert hash_of(again) == hash_of(whole)
         assert sorted(again.pairs) == sorted(whole.pairs)
         assert len(world.done) == n_before + (3 - stop_after) * 24 + 6, "no attempt was made twice"
-
-
-def draft_of(folder: Path) -> Any:
-    draft = draft_in(folder)
-    return draft
 
 
 def test_a_checkpoint_of_other_options_is_not_used(tmp_path: Path) -> None:
@@ -90,7 +88,11 @@ def test_a_sampler_that_is_not_the_trained_model_stops_the_turn(
 
 @pytest.mark.parametrize(
     ("kind", "option", "owner"),
-    [("grpo", "beta", "dpo, kto"), ("dpo", "clip_high", "grpo, ppo"), ("sft", "group_size", "dpo, grpo, kto, ppo, rft")],
+    [
+        ("grpo", "beta", "dpo, kto"),
+        ("dpo", "clip_high", "grpo, ppo"),
+        ("sft", "group_size", "dpo, grpo, kto, ppo, rft"),
+    ],
 )
 def test_an_option_of_another_algorithm_is_refused_by_name(kind: str, option: str, owner: str) -> None:
     with pytest.raises(ConfigError, match=rf"{option} is an option of {owner}, and '{kind}' does not use it"):
