@@ -5,6 +5,7 @@ A name is never used twice, because a server may keep blocks of its cache, or th
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from contextlib import suppress
@@ -51,7 +52,7 @@ class LoraHotSwap:
         check_adapter(folder, self._max_rank)
         await self._check_room(name)
         await self._check_base(probe)
-        await self.server.load(name, folder)
+        await self.server.load(name, await asyncio.to_thread(folder.resolve))
         try:
             worst = await self._compare(name, probe)
         except BaseException:

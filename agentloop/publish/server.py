@@ -38,8 +38,8 @@ class VLLMControl:
             ) from None
 
     async def load(self, name: str, folder: Path) -> None:
-        """Load an adapter; the server reads the folder itself."""
-        body = {"lora_name": name, "lora_path": os.path.abspath(folder)}
+        """Load an adapter. folder: absolute; the server reads it itself."""
+        body = {"lora_name": name, "lora_path": os.fspath(folder)}
         await self._ask("POST", f"{self.base_url}/load_lora_adapter", body, retries=0)
 
     async def unload(self, name: str) -> None:
