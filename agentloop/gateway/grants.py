@@ -21,6 +21,7 @@ from agentloop.gateway.calls import Calls
 from agentloop.gateway.dialects import chat
 from agentloop.gateway.exchange import BODY_S, MAX_BODY, say
 from agentloop.gateway.prices import Price, by_usage, own_cost
+from agentloop.gateway.recall import Recall
 from agentloop.gateway.routes import PROJECT, NoRoute, Routes, Target, Upstream
 from agentloop.policies.openai import TOO_LONG, OpenAIPolicy
 from agentloop.policies.overlay import OverlaidPolicy
@@ -147,18 +148,24 @@ class Grant:
 
 
 class _InTurn:
-    """A policy that gets one call at a time, since policies of this process need not be safe for concurrent calls."""
+    """The policy of one episode. It gets one call at a time, since policies of this process need not be safe for
+    concurrent calls, and its own answers with their token ids.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
         self._policy = policy
         self._turn = asyncio.Lock()
+        self._recall = Recall()
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
         async with self._turn:
-            return await self._policy.complete(messages, tools, max_tokens=max_tokens, seed=seed)
+            conversation = self._recall.restored(messages)
+            done = await self._policy.complete(conversation.messages, tools, max_tokens=max_tokens, seed=seed)
+            self._recall.remember(conversation, done.message)
+            return done
 
 
 class Grants(Routes):

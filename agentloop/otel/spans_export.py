@@ -10,6 +10,7 @@ from typing import Any
 
 from agentloop.otel.attributes import EPISODE, REWARD, SAMPLING, TASK, VERSION
 from agentloop.otel.genai import ERROR, SpanFields, span_of, where_of
+from agentloop.store.token_ids import REDACTED
 from agentloop.types import Message, Sampling, Span, Step, ToolCall, ToolResult, Trace
 
 MAX_CONTEXT = 256
@@ -92,6 +93,7 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
         "agentloop.token_ids.completion": list(message.token_ids) or None,
         "agentloop.logprobs": list(completion.logprobs) or None,
         **_sampling(completion.sampling),
+        REDACTED: completion.is_redacted or None,
         "agentloop.step": step.index,
         "agentloop.n_heard": len(step.heard),
         "agentloop.compacted": step.compacted or None,

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from agentloop.otel.attributes import SAMPLING
+from agentloop.store.token_ids import REDACTED
 from agentloop.types import Sampling, Span
 
 CACHED = (
@@ -36,6 +37,7 @@ def usage_of(spans: Sequence[Span], attributes: dict[str, Any], finish: str | No
         "prompt_token_ids": array(attributes.get("agentloop.token_ids.prompt"), int),
         "logprobs": array(attributes.get("agentloop.logprobs"), float),
         "sampling": _sampling(attributes.get(SAMPLING)),
+        "is_redacted": attributes.get(REDACTED) is True,
     }
 
 

@@ -25,6 +25,7 @@ from agentloop.store.rewriting import HISTORY, clean
 from agentloop.store.shared import SharedBodies, link
 from agentloop.store.statements import chunks, insert_new, insert_rows, pipeline, stored_time
 from agentloop.store.tables import TraceRow
+from agentloop.store.token_ids import clean_trace
 from agentloop.store.traces import clean_texts, put_facets
 from agentloop.store.verdicts import JUDGE, storable
 from agentloop.types import Attempt, RewardState, Verdict
@@ -48,6 +49,8 @@ class _Ready(NamedTuple):
 
     id: str
     placed: Placed
+    stored: Attempt
+    """The attempt with the trace as it is stored: a trainer learns from nothing else."""
     row: dict[str, Any]
     bodies: list[bytes]
     facets: documents.Facets
@@ -81,7 +84,7 @@ def put_attempts(
         return []
     batch = shared.batch(project)
     ready = _once_each([_prepare(shared.redactor, project, placed, batch.name) for placed in new])
-    stored = {one.id: one.placed.attempt for one in ready}
+    stored = {one.id: one.stored for one in ready}
     # In one order for all writers, so that no two wait for each other; keys follow the order of the plan.
     ready.sort(key=lambda one: (one.row["stage"], one.row["n"], one.id))
     with database.write(within=within) as connection:
@@ -89,7 +92,7 @@ def put_attempts(
         refused = [one for one in ready if one.id not in keys]
         ready = [one for one in ready if one.id in keys]
         for one, trace_id, is_new in _resolve(connection, project, refused):
-            attempt = stored[one.id] = _with_id(one.placed.attempt, trace_id)
+            attempt = stored[one.id] = _with_id(one.stored, trace_id)
             if is_new:
                 ready.append(_prepare(shared.redactor, project, one.placed._replace(attempt=attempt), batch.name))
                 keys |= _insert(connection, ready[-1:])
@@ -205,9 +208,12 @@ def _prepare(redactor: Redactor, project: str, placed: Placed, name: Callable[[b
     episode = placed.attempt.episode
     trace = placed.attempt.trace
     verdict = placed.attempt.verdict
-    raw = trace.model_dump_json().encode()
-    clean_trace = redactor.json(raw)
-    verdict = clean(redactor, verdict) if clean_trace is raw else requoted(clean(redactor, verdict), clean_trace)
+    without_secrets, raw = clean_trace(redactor, trace)
+    verdict = clean(redactor, verdict)
+    stored = placed.attempt
+    if without_secrets is not trace:
+        verdict = requoted(verdict, raw)
+        stored = stored.model_copy(update={"trace": without_secrets})
     judged = verdict.model_dump_json().encode()
     values, facets = documents.columns(trace)
     critical = verdict.critical if verdict.reward is None or verdict.reward < 1.0 else None
@@ -230,10 +236,10 @@ def _prepare(redactor: Redactor, project: str, placed: Placed, name: Callable[[b
         "reward": verdict.reward,
         "failure": critical.type.value if critical else None,
         "stored_at": datetime.now(UTC),
-        "body": pack_json(clean_trace, judged),
+        "body": pack_json(raw, judged),
     }
     bodies = [name(body) for body in documents.split_bodies(raw)]
-    return _Ready(trace.id, placed, row, bodies, facets, verdict, zlib.compress(judged, level=1))
+    return _Ready(trace.id, placed, stored, row, bodies, facets, verdict, zlib.compress(judged, level=1))
 
 
 def _put_verdicts(connection: Connection, keys: Mapping[str, int], ready: Sequence[_Ready]) -> None:

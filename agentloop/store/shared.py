@@ -47,6 +47,8 @@ class Batch:
         self._new: dict[bytes, bytes] = {}
         self._ready: dict[bytes, tuple[bytes, str]] = {}
         self._raw: dict[bytes, bytes] = {}
+        self._clean: dict[bytes, bytes] = {}
+        """Name of a body as it came -> the body without secrets, which `name` takes from here."""
 
     def name(self, raw: bytes) -> bytes:
         """The name under which `raw` is stored."""
@@ -58,8 +60,17 @@ class Batch:
             self._raw[name] = raw
         return name
 
+    def has_secret(self, raw: bytes) -> bool:
+        """Whether `raw` is stored without a secret that it has. This does not store it."""
+        came = self._hasher(raw)
+        name = self._new.get(came) or self._remembered.get(came)
+        if name is not None:
+            return name != came
+        self._clean[came] = self._shared.redactor.json(raw)
+        return self._clean[came] is not raw
+
     def _prepare(self, came: bytes, raw: bytes) -> bytes:
-        clean = self._shared.redactor.json(raw)
+        clean = self._clean.pop(came, None) or self._shared.redactor.json(raw)
         name = came if clean is raw else self._hasher(clean)
         self._ready[name] = compress(clean), words(clean)
         return name

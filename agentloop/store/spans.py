@@ -27,6 +27,7 @@ from agentloop.store.shared import SharedBodies, link
 from agentloop.store.statements import chunks, insert_rows
 from agentloop.store.sums import GATEWAY, SUMMED, Sums
 from agentloop.store.tables import SpanRow, TraceRow
+from agentloop.store.token_ids import carries_ids, span_without_ids
 from agentloop.types import Span
 
 SOURCE = "otlp"
@@ -121,6 +122,8 @@ def put_spans(
         by_id = traces.setdefault(span.trace_id, {})
         if span.span_id not in by_id:
             error = span.error
+            if carries_ids(span) and any(map(batch.has_secret, span.bodies)):
+                span = span_without_ids(span)
             message = _message(span)
             by_id[span.span_id] = _Ready(
                 _clean(span, shared.redactor, texts),

@@ -28,6 +28,7 @@ from agentloop.store.tables import (
     TraceRow,
     VerdictRow,
 )
+from agentloop.store.token_ids import clean_trace, has_ids
 from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores, reward_of
 from agentloop.types import Imported, RewardState, Verdict
 
@@ -80,7 +81,7 @@ def put_imported(
     ready = {}
     for item in items:
         if item.trace.id not in ready:
-            head, raw = documents.split(item)
+            head, raw = documents.split(_clean_ids(shared.redactor, item))
             ready[item.trace.id] = item, compress(shared.redactor.json(head)), [batch.name(body) for body in raw]
     with database.write(within=within) as connection:
         keys = _keys(connection, project, list(ready))
@@ -118,6 +119,14 @@ def put_imported(
                     put_labels(connection, [(key, verdict.failures)])
     batch.done()
     return n
+
+
+def _clean_ids(redactor: Redactor, item: Imported) -> Imported:
+    """`item` without token ids of secrets. Texts of a trace without ids are redacted with their bodies, once each."""
+    if not has_ids(item.trace):
+        return item
+    trace, _ = clean_trace(redactor, item.trace)
+    return item.model_copy(update={"trace": trace})
 
 
 def read_imported(connection: Connection, row: Any) -> tuple[Imported, Verdict]:

@@ -56,6 +56,8 @@ class Completion(Frozen):
     """Log-probability (nats) of each of `message.token_ids` under the sampler, at its temperature."""
     sampling: Sampling | None = None
     """How it was drawn, as the request said; None where nobody said."""
+    is_redacted: bool = False
+    """Its token ids and log-probabilities are not stored, because text that they encode held a secret."""
     model: str | None = None
     n_prompt_tokens: int = 0
     n_cached_tokens: int = 0
