@@ -23,6 +23,9 @@ class Micro(NamedTuple):
 
     batch: Batch
     layout: Layout
+    is_extra: bool = False
+    """It adds nothing, and keeps this rank in step with the others."""
+    is_last: bool = True
 
 
 @dataclass(frozen=True)

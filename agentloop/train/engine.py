@@ -21,17 +21,19 @@ from agentloop.train.batches import (
     check_rows,
     distinct_rows,
     make_batch,
-    micro_batches,
     own_tokens,
     padded_layout,
     whole_of,
 )
 from agentloop.train.data.row import Floats, Mask, Row, Unit
+from agentloop.train.distributed import ALONE, Ranks
+from agentloop.train.distributed import whole as gathered
 from agentloop.train.figures import GRADIENT, LOSS, SKIPPED, TOKENS, StepPhase, of
 from agentloop.train.forward import LOGPROBS, Asked
 from agentloop.train.mismatch import Mismatch, Tolerance, mismatch_of, refuse
 from agentloop.train.model import Trainable, score
-from agentloop.train.prefixes import Costs, batches_of_trees, bundles, tree_layout
+from agentloop.train.plans import parts_of
+from agentloop.train.prefixes import Costs, tree_layout
 
 MAX_SKIPPED = 5
 """Steps in a row without a finite gradient that end the training."""
@@ -57,9 +59,15 @@ class Engine:
     """Model, algorithm and optimiser of one training."""
 
     def __init__(
-        self, trainable: Trainable, algorithm: Algorithm, settings: EngineSettings = EngineSettings(), *, pad: int = 0
+        self,
+        trainable: Trainable,
+        algorithm: Algorithm,
+        settings: EngineSettings = EngineSettings(),
+        *,
+        pad: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """pad: id that fills shorter rows; no real token looks at it.
+        """pad: id that fills shorter rows; no real token looks at it. ranks: of one training on several processes.
 
         With all weights and an algorithm that needs a reference, the weights as they are now are frozen as it.
         """
@@ -72,15 +80,16 @@ class Engine:
         """Skipped updates since the last one that was made."""
         if Need.reference in algorithm.needs:
             trainable.keep_reference()
+        self.ranks = ranks
+        self.pad = pad
+        self._costs = Costs.of(trainable.base) if settings.share_prefixes and trainable.follows_trees() else None
+        self._module = trainable.spread(ranks)
         self.optimizer = torch.optim.AdamW(
             [value for _, value in trainable.parameters()],
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
         )
-        self.pad = pad
-        self._costs = Costs.of(trainable.base)
-        self._shares_prefixes = settings.share_prefixes and trainable.follows_trees()
 
     def prepared(self, units: Sequence[Unit]) -> list[Unit]:
         """`units` with all that the algorithm asks of the model before the first update on them.
@@ -118,13 +127,11 @@ class Engine:
         constants = judge.begin(units, lambda rows: self._row_scores(rows, judge))
         whole = whole_of(units, judge.scores_context, constants)
         self.optimizer.zero_grad()
-        figures: Counter[str] = Counter()
-        for micro in self._micros(units, own_tokens(units), judge.scores_context):
-            self._accumulate(micro, judge, whole, figures)
+        figures = self.ranks.added(self._gradient(units, judge, whole))
         norm = self._update(figures, rate)
         n_tokens = sum(len(row) for row in rows)
         return {
-            **complete(dict(figures)),
+            **complete(figures),
             GRADIENT: norm,
             SKIPPED: float(math.isnan(norm)),
             of(TOKENS, StepPhase.train): float(n_tokens),
@@ -152,6 +159,11 @@ class Engine:
         return mismatch
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has a part of the weights alone."""
+        return self.ranks.size > 1 and self.trainable.lora is None
+
+    @property
     def tolerance(self) -> Tolerance:
         """What the precision of the computation explains."""
         return Tolerance.of(self.trainable.dtype)
@@ -160,18 +172,30 @@ class Engine:
         check_rows(rows, self.trainable.n_vocab, self.trainable.context)
 
     def _micros(self, units: Sequence[Unit], own: Mapping[str, int], scores_context: bool) -> Iterator[Micro]:
+        """This rank's micro-batches, and `is_extra` ones so that all ranks make equally many passes."""
         shapes = Shapes(self.trainable.device, self.pad, scores_context)
-        limit = self.settings.max_tokens
-        together: list[list[Unit]] = []
-        alone: Sequence[Unit] = units
-        if self._shares_prefixes:
-            together, alone = bundles(units, self._costs, limit)
-        for trees in batches_of_trees(together, limit):
-            batch = make_batch([unit for tree in trees for unit in tree], own, shapes)
-            yield Micro(batch, tree_layout(batch, trees, self.pad))
-        for part in micro_batches(alone, limit):
-            batch = make_batch(part, own, shapes)
-            yield Micro(batch, padded_layout(batch))
+        plan = parts_of(units, self.settings.max_tokens, self._costs, self.ranks.size)
+        n_passes = max(map(len, plan))
+        own_parts = plan[self.ranks.rank]
+        fill = next(part for parts in plan for part in parts)
+        for index in range(n_passes):
+            is_extra = index >= len(own_parts)
+            part = fill if is_extra else own_parts[index]
+            batch = make_batch(part.units, own, shapes)
+            layout = tree_layout(batch, part.bundles, self.pad) if part.is_tree else padded_layout(batch)
+            yield Micro(batch, layout, is_extra=is_extra, is_last=index == n_passes - 1)
+
+    def _gradient(self, units: Sequence[Unit], algorithm: Algorithm, whole: Whole) -> Counter[str]:
+        """Add up the gradient of the step; this rank's share of the figures."""
+        figures: Counter[str] = Counter()
+        n_own = 0
+        for micro in self._micros(units, own_tokens(units), algorithm.scores_context):
+            if not micro.is_extra:
+                n_own += int(micro.batch.action_N.sum())
+            with self.ranks.last_only(self._module, micro.is_last):
+                self._accumulate(micro, algorithm, whole, figures)
+        self.ranks.check(n_own, whole.n_tokens)
+        return figures
 
     def _accumulate(self, micro: Micro, algorithm: Algorithm, whole: Whole, figures: Counter[str]) -> None:
         """Add the gradient and the figures of a micro-batch."""
@@ -181,10 +205,13 @@ class Engine:
             reference_N = self.trainable.reference(micro.layout)
         asked = Asked(entropy=True, values=Need.values in needs, rewards=Need.rewards in needs)
         with self.trainable.precision():
-            scored = score(self.trainable.actor, micro.layout, asked)._replace(reference_N=reference_N)
+            scored = score(self._module, micro.layout, asked)._replace(reference_N=reference_N)
         loss, shares = algorithm.loss(_with_behaviour(micro.batch, scored), scored, whole)
-        figures.update(shares)
-        loss.backward()  # type: ignore[no-untyped-call]
+        # Ranks average their gradients, and an extra pass adds none.
+        weight = 0.0 if micro.is_extra else float(self.ranks.size)
+        (loss * weight).backward()  # type: ignore[no-untyped-call]
+        if not micro.is_extra:
+            figures.update(shares)
 
     def _update(self, figures: Mapping[str, float], rate: float) -> float:
         """Clip the gradient and change the weights; its norm before clipping, nan for a step that was skipped."""
@@ -193,7 +220,7 @@ class Engine:
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * rate * warmth
         parameters = [value for _, value in self.trainable.parameters()]
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
+        norm = float(gathered(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)))
         if math.isfinite(norm) and math.isfinite(figures.get(LOSS, 0.0)):
             self.optimizer.step()
             self.n_skipped = 0
@@ -215,16 +242,21 @@ class Engine:
         self, rows: Sequence[Row], algorithm: Algorithm, asked: Asked = LOGPROBS, *, with_reference: bool = False
     ) -> dict[int, Measured]:
         """What the models say of the selected tokens of each row, by the row's id."""
+        if not rows:
+            return {}
         measured: dict[int, Measured] = {}
         units = [(row,) for row in distinct_rows([tuple(rows)])]
+        numbers = {id(row): number for number, (row,) in enumerate(units)}
         for micro in self._micros(units, {}, algorithm.scores_context):
             with self.trainable.precision():
                 scored = score(self.trainable.actor, micro.layout, asked)
             reference_N = self.trainable.reference(micro.layout) if with_reference else None
             columns = (spread(micro.batch, each) for each in (scored.logprobs_N, scored.values_N, reference_N))
-            for row, logprobs, values, reference in zip(micro.batch.rows, *columns, strict=True):
-                measured[id(row)] = Measured(logprobs, values, reference)
-        return measured
+            if not micro.is_extra:
+                for row, each in zip(micro.batch.rows, zip(*columns, strict=True), strict=True):
+                    measured[numbers[id(row)]] = Measured(*each)
+        everywhere = {key: value for share in self.ranks.gathered(measured) for key, value in share.items()}
+        return {id(row): everywhere[numbers[id(row)]] for row in rows}
 
 
 class Measured(NamedTuple):

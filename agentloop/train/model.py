@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from agentloop.errors import ConfigError, TrainingError
 from agentloop.registry.artifacts import ADAPTER, ADAPTER_CONFIG, TENSORS, WEIGHTS, weights_hash
 from agentloop.train.algorithms.algorithm import Scored
+from agentloop.train.distributed import ALONE, Ranks, like, whole
 from agentloop.train.forward import LOGPROBS, Actor, Asked, Layout
 from agentloop.train.prefixes import follows_trees
 
@@ -100,6 +101,7 @@ class Trainable:
         self.device = torch.device(_device(placement.device))
         self._write_companions = write_companions
         self._frozen: Actor | None = None
+        self._ranks = ALONE
         _remove_dropout(model)
         self.base = model.to(self.device)
         self.model: Any = self.base
@@ -191,6 +193,14 @@ class Trainable:
                 raise TrainingError("no reference was kept before the first update; call keep_reference()")
             return _logprobs(self._frozen(layout))
 
+    def spread(self, ranks: Ranks) -> nn.Module:
+        """The module to call on several ranks; a frozen reference is sharded with it. Make optimisers after it."""
+        is_sharded = self.lora is None
+        self._ranks = ranks
+        if self._frozen is not None and is_sharded:
+            ranks.wrap(self._frozen, is_sharded=True, dtype=self.dtype)
+        return ranks.wrap(self.actor, is_sharded=is_sharded, dtype=self.dtype)
+
     def follows_trees(self) -> bool:
         """Whether rows that begin alike may share those tokens; see `prefixes.follows_trees`."""
         tolerance = 1e-4 if self.dtype == torch.float32 else 0.2
@@ -200,16 +210,21 @@ class Trainable:
     def save(self, folder: Path) -> str:
         """Write `adapter/` or `weights/` into `folder`; the sha256 of it (`registry/artifacts.weights_hash`).
 
-        The same weights give the same files. The scalar head is inside, in a file of its own.
+        The same weights give the same files. On several ranks, all must call it, and the first writes. The scalar head
+        is inside, in a separate file.
         """
         place = folder / (WEIGHTS if self.lora is None else ADAPTER)
-        place.mkdir(parents=True, exist_ok=True)
-        self.write(place, self.state())
-        return weights_hash(place)
+        state = self.state()
+        saved_hash = ""
+        if self._ranks.is_first:
+            place.mkdir(parents=True, exist_ok=True)
+            self.write(place, state)
+            saved_hash = weights_hash(place)
+        return self._ranks.from_first(saved_hash)
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the trained tensors by name, on the CPU, as they are trained."""
-        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in self.parameters()}
+        return {name: whole(value.detach()).to("cpu", copy=True).contiguous() for name, value in self.parameters()}
 
     def write(self, place: Path, state: Mapping[str, Tensor]) -> None:
         """Write an adapter or a whole model, with the trained tensors of `state`, into the folder `place`."""
@@ -237,7 +252,7 @@ class Trainable:
             for name, value in own.items():
                 if value.shape != state[name].shape:
                     raise TrainingError(f"the saved state belongs to another model: {name} has another shape")
-                value.copy_(state[name])
+                value.copy_(like(state[name], value))
 
     def load_head(self, place: Path) -> None:
         """Read the scalar head from a saved folder, where both have one."""
@@ -246,14 +261,14 @@ class Trainable:
 
     def _whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All tensors of the model, tied ones once."""
-        whole = {}
+        every = {}
         tied = set(getattr(self.base, "all_tied_weights_keys", None) or ())
         for name, value in self.base.state_dict().items():
             if name in tensors:
-                whole[name] = tensors[name]
+                every[name] = tensors[name]
             elif name not in tied:
-                whole[name] = value.detach().cpu()
-        return whole
+                every[name] = whole(value.detach()).cpu()
+        return every
 
     def _companions(self, place: Path) -> None:
         if self._write_companions is not None:

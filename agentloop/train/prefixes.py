@@ -91,6 +91,11 @@ def tree_of(rows: Sequence[Row]) -> Tree:
     return Tree(np.concatenate(ids), np.concatenate(positions), ends[:size], places)
 
 
+def tree_size(units: Sequence[Unit]) -> int:
+    """Tokens of the tree of all rows of `units`."""
+    return len(tree_of([row for unit in units for row in unit]).ids_L)
+
+
 def n_shared(one: Ids, other: Ids) -> int:
     """Tokens with which both begin."""
     n = min(len(one), len(other))
@@ -143,13 +148,13 @@ def _saves(units: Sequence[Unit], costs: Costs) -> bool:
     rows = [row for unit in units for row in unit]
     if len(rows) < 2:
         return False
-    size = len(tree_of(rows).ids_L)
+    size = tree_size(units)
     return sum(costs.row(len(row)) for row in rows) > MIN_SAVING * costs.tree(size)
 
 
 def batches_of_trees(bundles: Sequence[list[Unit]], max_tokens: int) -> list[list[list[Unit]]]:
     """Bundles of like size together, at most `max_tokens` with padding in a micro-batch."""
-    sizes = [len(tree_of([row for unit in bundle for row in unit]).ids_L) for bundle in bundles]
+    sizes = [tree_size(bundle) for bundle in bundles]
     batches: list[list[list[Unit]]] = []
     for index in sorted(range(len(bundles)), key=lambda index: sizes[index]):
         if batches and (len(batches[-1]) + 1) * sizes[index] <= max_tokens:

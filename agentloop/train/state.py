@@ -3,6 +3,7 @@
     FOLDER/
         model.safetensors        trained tensors as they are trained (fp32 also where bf16 is published)
         optimizer.safetensors    INDEX.KEY -> moments
+        shards/                  both of these, where all weights are sharded over ranks
         progress.json            updates so far, and the trainer's own progress (curriculum, cursor)
 
 A trainer writes checkpoints within a turn (`checkpoint`), and beside each version a state to go on from (`save`).
@@ -13,41 +14,52 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from agentloop.errors import TrainingError
 from agentloop.output_files import make_folder
 from agentloop.registry.artifacts import weights_hash
-from agentloop.registry.folders import replacing
+from agentloop.registry.folders import draft_of, replacing
 from agentloop.train.engine import Engine
+from agentloop.train.shards import load_shards, save_shards
+from agentloop.types import content_hash
 
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+SHARDS = "shards"
 PROGRESS = "progress.json"
 KEPT = 2
 """Checkpoints: the last, and the one to go back to when the last is bad."""
 
 
 def save(engine: Engine, folder: Path, progress: Mapping[str, Any], *, weights: bool = True) -> str:
-    """Write the state to `folder`; its sha256, equal for equal states.
+    """Write the state to `folder`; its sha256, equal for equal states on as many ranks.
 
-    progress: JSON. weights=False omits them, for a folder beside a version's weights in fp32. Raises TrainingError
-    when the disk does not take it.
+    progress: JSON. weights=False omits them, for a folder beside a version's weights in fp32; sharded ones stay. Raises
+    TrainingError when the disk does not take it.
     """
     with _disk(folder):
-        make_folder(folder)
-        if weights:
-            save_file(engine.trainable.state(), folder / MODEL)
-        save_file(_moments(engine), folder / OPTIMIZER)
         own = {"steps": engine.n_steps, "skipped": engine.n_skipped, "progress": dict(progress)}
-        (folder / PROGRESS).write_text(json.dumps(own, indent=1, sort_keys=True) + "\n")
-        return weights_hash(folder)
+        if engine.ranks.is_first:
+            make_folder(folder)
+            (folder / PROGRESS).write_text(json.dumps(own, indent=1, sort_keys=True) + "\n")
+        engine.ranks.wait()
+        if engine.is_sharded:
+            return content_hash([own, save_shards(engine.trainable.actor, engine.optimizer, folder / SHARDS)])
+        state_hash = ""
+        if engine.ranks.is_first:
+            if weights:
+                save_file(engine.trainable.state(), folder / MODEL)
+            save_file(_moments(engine), folder / OPTIMIZER)
+            state_hash = weights_hash(folder)
+        return engine.ranks.from_first(state_hash)
 
 
 def restore(engine: Engine, folder: Path) -> dict[str, Any]:
@@ -59,9 +71,11 @@ def restore(engine: Engine, folder: Path) -> dict[str, Any]:
     try:
         own = json.loads((folder / PROGRESS).read_text())
         steps, skipped, progress = int(own["steps"]), int(own["skipped"]), dict(own["progress"])
+        if engine.is_sharded:
+            load_shards(engine.trainable.actor, engine.optimizer, folder / SHARDS)
         tensors = _read(folder / MODEL)
         moments = _read(folder / OPTIMIZER)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, CheckpointException) as error:
         raise TrainingError(f"{folder}: no whole state ({error}); remove it, and the one before is used") from error
     if tensors is not None:
         engine.trainable.load_state(tensors)
@@ -83,12 +97,19 @@ def read_progress(folder: Path) -> dict[str, Any]:
 def checkpoint(engine: Engine, folder: Path, progress: Mapping[str, Any]) -> str:
     """Save a state beside those in `folder`, whole or not at all, and remove all but the last two; its sha256."""
     place = folder / f"{engine.n_steps:08d}"
+    ranks = engine.ranks
     with _disk(folder):
-        make_folder(folder)
-        with replacing(place) as draft:
-            state_hash = save(engine, draft, progress)
-    for old in checkpoints(folder)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+        with ExitStack() as stack:
+            if ranks.is_first:
+                make_folder(folder)
+                stack.enter_context(replacing(place))
+            ranks.wait()
+            state_hash = save(engine, draft_of(place), progress)
+            ranks.wait()
+        ranks.wait()
+    if ranks.is_first:
+        for old in checkpoints(folder)[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
     return state_hash
 
 

@@ -79,6 +79,11 @@ def plain_logprobs(model: torch.nn.Module, row: Row) -> list[float]:
     return [float(logps[t - 1, row.token_ids[t]]) for t in range(1, len(row)) if row.action_mask[t]]
 
 
+def seen(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights without key biases: attention does not see them, so Adam scales the rounding of a gradient of 0."""
+    return {name: value for name, value in state.items() if not name.endswith("k_proj.bias")}
+
+
 class Plain:
     """The policy gradient's own loss with a clip-free ratio and an entropy bonus, token mean."""
 

@@ -1,0 +1,154 @@
+"""One training on several ranks, started by `torchrun`: each computes a share of the rows of every step.
+
+All weights are sharded (FSDP2, `fully_shard`); an adapter is small, and every rank has all of it (DDP). Every rank
+makes the same calls with the same units, and plans alike who computes which. So means are divided by the sizes of the
+whole step, and the gradient is that of one rank.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from agentloop.errors import TrainingError
+
+TIMEOUT = timedelta(minutes=30)
+"""Of a collective: a rank that is gone ends the others."""
+Value = TypeVar("Value")
+
+
+class Ranks:
+    """This process among those of one training. Of one rank, everything here does nothing."""
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes files and talks to servers."""
+        return self.rank == 0
+
+    def wrap(self, actor: nn.Module, *, is_sharded: bool, dtype: torch.dtype) -> nn.Module:
+        """The module to call in place of `actor`. Sharding changes `actor` itself; make optimisers after it."""
+        if self.size == 1:
+            return actor
+        if not is_sharded:
+            return DistributedDataParallel(actor, broadcast_buffers=False)
+        shard(actor, dtype)
+        return actor
+
+    def last_only(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
+        """A block whose backward pass leaves gradients to the last one, which adds them up over ranks."""
+        if is_last or not isinstance(module, DistributedDataParallel):
+            return nullcontext()
+        return module.no_sync()
+
+    def check(self, n_own: int, n_whole: int) -> None:
+        """Raises TrainingError unless the ranks' own tokens add up to the whole step's: their units differ then."""
+        if self.size == 1:
+            return
+        total = torch.tensor([n_own])
+        dist.all_reduce(total, group=_host_group())
+        if int(total) != n_whole:
+            raise TrainingError(
+                f"the ranks have {int(total)} tokens of a step with {n_whole}; give every rank the same units"
+            )
+
+    def added(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Figures added up over ranks."""
+        total: Counter[str] = Counter()
+        for share in self.gathered(dict(figures)):
+            total.update(share)
+        return dict(total)
+
+    def gathered(self, value: Value) -> list[Value]:
+        """The values of all ranks, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=_host_group())
+        return values
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        self.gathered(None)
+
+    def from_first(self, value: Value) -> Value:
+        """The first rank's value, such as the units that it has rolled out."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=_host_group())
+        return values[0]
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def ranks() -> Iterator[Ranks]:
+    """The ranks that `torchrun` started; one rank where it did not. Use it around the whole training."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield ALONE
+        return
+    rank = int(os.environ["RANK"])
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT)
+    else:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    try:
+        yield Ranks(rank, size)
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(actor: nn.Module, dtype: torch.dtype) -> None:
+    """Shard each layer by itself, and what is left with the whole."""
+    device = next(actor.parameters()).device
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for layer in _layers(actor):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(actor, mesh=mesh, mp_policy=policy)
+
+
+def whole(value: Tensor) -> Tensor:
+    """All of a tensor that may be sharded. Every rank must ask for it."""
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    return value
+
+
+def like(value: Tensor, other: Tensor) -> Tensor:
+    """A whole tensor, sharded as `other` is."""
+    if isinstance(other, DTensor):
+        return distribute_tensor(value.to(other.device), other.device_mesh, other.placements)
+    return value
+
+
+def _layers(actor: nn.Module) -> Sequence[nn.Module]:
+    """The longest list of modules: a model's decoder layers."""
+    lists = [module for module in actor.modules() if isinstance(module, nn.ModuleList)]
+    return max((list(modules) for modules in lists), key=len, default=[])
+
+
+def _host_group() -> Any:
+    """Objects and counts travel through memory of the host."""
+    return dist.group.WORLD

@@ -1,0 +1,59 @@
+"""Units of an optimiser step -> the micro-batches of each rank, of about equal work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+from agentloop.train.batches import micro_batches
+from agentloop.train.data.row import Unit
+from agentloop.train.prefixes import Costs, batches_of_trees, bundles, tree_size
+
+Item = TypeVar("Item")
+
+
+class Part(NamedTuple):
+    """The units of one micro-batch, in the order of its rows."""
+
+    bundles: list[list[Unit]]
+    is_tree: bool
+    """Each bundle is one sequence, a tree; else each row is one."""
+
+    @property
+    def units(self) -> list[Unit]:
+        """Of all bundles."""
+        return [unit for bundle in self.bundles for unit in bundle]
+
+
+def parts_of(units: Sequence[Unit], max_tokens: int, costs: Costs | None = None, n_ranks: int = 1) -> list[list[Part]]:
+    """The parts of each rank; a rank may have none.
+
+    costs: of the model, to share prefixes; None shares none. Every rank that has the same units makes the same plan.
+    """
+    together: list[list[Unit]] = []
+    alone = list(units)
+    if costs is not None:
+        n_tokens = sum(len(row) for unit in units for row in unit)
+        together, alone = bundles(units, costs, min(max_tokens, -(-n_tokens // n_ranks)))
+    work = costs or Costs()
+    trees = deal(together, [work.tree(tree_size(bundle)) for bundle in together], [0.0] * n_ranks)
+    loads = [sum(work.tree(tree_size(bundle)) for bundle in share) for share in trees]
+    rows = deal(alone, [sum(work.row(len(row)) for row in unit) for unit in alone], loads)
+    return [
+        [
+            *(Part(batch, is_tree=True) for batch in batches_of_trees(own_trees, max_tokens)),
+            *(Part([batch], is_tree=False) for batch in micro_batches(own_rows, max_tokens)),
+        ]
+        for own_trees, own_rows in zip(trees, rows, strict=True)
+    ]
+
+
+def deal(items: Sequence[Item], costs: Sequence[float], loads: Sequence[float]) -> list[list[Item]]:
+    """Items to ranks that have `loads` already: the dearest first, each to the rank with least; in the order given."""
+    totals = list(loads)
+    shares: list[list[int]] = [[] for _ in loads]
+    for index in sorted(range(len(items)), key=lambda index: -costs[index]):
+        rank = totals.index(min(totals))
+        totals[rank] += costs[index]
+        shares[rank].append(index)
+    return [[items[index] for index in sorted(share)] for share in shares]

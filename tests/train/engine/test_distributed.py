@@ -1,0 +1,56 @@
+"""Two ranks are one rank, and rows are dealt out by work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentloop.train.plans import deal, parts_of
+
+from .small import rows_of, seen, units_of
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(folder: Path, what: str, *launcher: str) -> None:
+    folder.mkdir()
+    command = [sys.executable, *launcher, "-m", "tests.train.engine.two_ranks", str(folder), what]
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["adapter", "all"])
+def test_two_ranks_equal_one(tmp_path: Path, what: str) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(one, what)
+    run(two, what, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    expected = load_file(one / "tensors.safetensors")
+    tensors = load_file(two / "tensors.safetensors")
+    assert expected.keys() == tensors.keys()
+    for name, value in seen(expected).items():
+        assert torch.allclose(value, tensors[name], atol=1e-6), name
+    figures = json.loads((two / "figures.json").read_text())
+    assert figures == {
+        name: pytest.approx(value, rel=1e-4) for name, value in json.loads((one / "figures.json").read_text()).items()
+    }
+    assert np.allclose(np.load(one / "scores.npy"), np.load(two / "scores.npy"), atol=1e-4)
+
+
+def test_rows_are_dealt_out_by_work() -> None:
+    assert deal(["a", "b", "c", "d", "e"], [5, 1, 4, 3, 1], [0.0, 0.0]) == [["a", "b", "e"], ["c", "d"]]
+    units = units_of(rows_of([40, 3, 5, 20, 20, 2]))
+    shares = parts_of(units, 50, None, 2)
+    every = [unit for share in shares for part in share for unit in part.units]
+    assert {id(unit[0]) for unit in every} == {id(unit[0]) for unit in units}
+    assert len(every) == len(units)
+    tokens = [sum(len(row) for part in share for unit in part.units for row in unit) for share in shares]
+    assert max(tokens) <= 50
