@@ -178,9 +178,11 @@ async def judge_rollouts(rollouts: Sequence[Rollout], crew: Crew) -> list[Attemp
         for one in rollouts
     ]
     grades = [one.grades for one in rollouts]
+    started = time.perf_counter()
     verdicts = await judge_group(task, [one.trace for one in rollouts], fresh, crew.guess, grades)
+    judge_s = (time.perf_counter() - started) / len(rollouts)
     return [
-        Attempt(task=one.task, episode=one.episode, trace=one.trace, verdict=verdict)
+        Attempt(task=one.task, episode=one.episode, trace=one.trace, verdict=verdict, judge_s=judge_s)
         for one, verdict in zip(rollouts, verdicts, strict=True)
     ]
 

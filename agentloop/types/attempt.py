@@ -18,6 +18,8 @@ class Attempt(Frozen):
     episode: Episode
     trace: Trace
     verdict: Verdict
+    judge_s: float = 0.0
+    """Seconds that its verdict took; 0 where it was read from the store."""
 
     @property
     def pair(self) -> tuple[str, str]:
