@@ -30,7 +30,7 @@ from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
 from agentloop.store.lease import lease
 from agentloop.store.migrations import migrate
-from agentloop.store.past import read_verdict
+from agentloop.store.past import read_verdict, verdicts_of
 from agentloop.store.proposals import Proposals
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
@@ -261,6 +261,11 @@ class Store(
         row = self.row(project, trace_id)
         with self._database.read() as connection:
             return read_verdict(connection, row)
+
+    def verdicts(self, rows: Sequence[TraceSummary]) -> dict[int, Verdict]:
+        """Key of a trace -> its verdict now, as `verdict`; traces that are gone are left out. Few queries for all."""
+        with self._database.read() as connection:
+            return verdicts_of(connection, [row.key or 0 for row in rows])
 
     # ------------------------------------------------------------------ retention
 

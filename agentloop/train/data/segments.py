@@ -13,7 +13,7 @@ import os
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,9 +22,8 @@ import orjson
 
 from agentloop.output_files import make_folder
 from agentloop.train.data.admission import Admission
-from agentloop.train.data.chains import Cut, rows_of
+from agentloop.train.data.chains import Cut
 from agentloop.train.data.row import Row, Turn
-from agentloop.types import Judged
 
 Pair: TypeAlias = tuple[str, str]
 """(trace id, key of its verdict), as `Judged.pair`: another verdict makes other rows."""
@@ -39,10 +38,6 @@ ALIGNED = 8
 """Payloads, and each array in them, begin at multiples of it."""
 
 
-N_PUT = 64
-"""Trajectories that are appended with one flush to the disk."""
-
-
 class Place(NamedTuple):
     """Where a payload is in the file, in bytes."""
 
@@ -55,8 +50,9 @@ class RowSegment:
     """Rows by pair, for one admission. Several processes may read and append; an append is on disk when it returns."""
 
     def __init__(self, folder: Path, admission: Admission) -> None:
-        """folder: made where it is missing, such as `.agentloop/rows`."""
+        """admission: of all rows in it. folder: made where it is missing, such as `.agentloop/rows`."""
         make_folder(folder)
+        self.admission = admission
         terms = repr([FORMAT, admission.logprobs, admission.reward, admission.temperature, admission.max_tokens,
                       sorted(admission.models or ()), admission.models is None, admission.unconfined])  # fmt: skip
         self.path = folder / f"{hashlib.sha256(terms.encode()).hexdigest()[:12]}.rows"
@@ -141,30 +137,6 @@ class RowSegment:
             turns = tuple(Turn(*turn) for turn in values.pop("turns"))
             rows.append(Row(token_ids=ids, action_mask=mask, logprobs=logprobs, turns=turns, **values))
         return tuple(head["pair"]), Cut(rows, *(Counter(head[name]) for name in COUNTS))
-
-
-def rows_through(
-    segment: RowSegment, admission: Admission, pairs: Iterable[Pair], load: Callable[[Pair], Judged | None]
-) -> Iterator[Cut]:
-    """What is cut for each pair, in their order: from the segment, or else from the store, and then put there.
-
-    load: reads a trace whose last verdict has the pair's key; None where it is gone or has another verdict now, and
-    then nothing of it is yielded. admission: that of the segment.
-    """
-    new: dict[Pair, Cut] = {}
-    for pair in pairs:
-        cut = segment.get(pair)
-        if cut is None:
-            judged = load(pair)
-            if judged is None:
-                continue
-            cut = new[pair] = rows_of(judged, admission)
-        yield cut
-        if len(new) >= N_PUT:
-            segment.put(new)
-            new = {}
-    if new:
-        segment.put(new)
 
 
 def _packed(pair: Pair, cut: Cut) -> bytes:

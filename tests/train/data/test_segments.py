@@ -11,8 +11,7 @@ import pytest
 from agentloop.train.data.admission import Admission
 from agentloop.train.data.chains import Cut, rows_of
 from agentloop.train.data.row import Row
-from agentloop.train.data.segments import Pair, RowSegment, rows_through
-from agentloop.types import Judged
+from agentloop.train.data.segments import Pair, RowSegment
 
 from .traces import judged, step, trace
 
@@ -61,7 +60,7 @@ def test_rows_without_logprobs(tmp_path: Path) -> None:
     assert record.rows[0].logprobs is None
 
 
-def test_whatever_a_crash_left_is_recordoff_by_the_next_writer(tmp_path: Path) -> None:
+def test_whatever_a_crash_left_is_cut_off_by_the_next_writer(tmp_path: Path) -> None:
     """The file ends at any byte of the last record, or in bytes of something else."""
     first, last, more = (dict([cut(n)]) for n in range(3))
     segment = RowSegment(tmp_path, ANY)
@@ -89,23 +88,6 @@ def test_a_damaged_record_is_missing_and_can_be_put_again(tmp_path: Path) -> Non
     assert len(missing) == 1
     again.put({missing[0]: cuts[missing[0]]})
     assert all(same(again.get(pair), expected) for pair, expected in cuts.items())
-
-
-def test_traces_are_recordonce_and_what_is_gone_is_left_out(tmp_path: Path) -> None:
-    traces = {of.pair: of for of in (judged(trace(step(0, [1], [n]), id=f"t{n}")) for n in range(70))}
-    requests: list[Pair] = []
-
-    def load(pair: Pair) -> Judged | None:
-        requests.append(pair)
-        return traces.get(pair)
-
-    segment = RowSegment(tmp_path, ANY)
-    wanted = [*traces, ("gone", "v")]
-    first = [row.trajectory for cut in rows_through(segment, ANY, wanted, load) for row in cut.rows]
-    assert first == [f"t{n}" for n in range(70)]
-    assert requests == wanted
-    again = [row.trajectory for cut in rows_through(segment, ANY, traces, load) for row in cut.rows]
-    assert (again, len(requests)) == (first, len(wanted))
 
 
 def test_arrays_of_the_file_cannot_be_written(tmp_path: Path) -> None:

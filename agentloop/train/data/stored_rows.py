@@ -1,0 +1,58 @@
+"""Traces of a store -> rows, streamed: from a segment what it has, and only what is new is decoded and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from agentloop.otel.stored_trace import read_each
+from agentloop.store.store import Store
+from agentloop.store.tables import TraceSummary
+from agentloop.train.data.chains import Cut, rows_of
+from agentloop.train.data.segments import Pair, RowSegment
+from agentloop.types import Judged, Task, verdict_key
+
+PAGE = 200
+"""Traces whose verdicts are read at once, and that are appended to the segment at once."""
+
+
+def stored_rows(
+    store: Store,
+    segment: RowSegment,
+    filter: str = "",
+    *,
+    project: str | None = None,
+    task_of: Callable[[TraceSummary], Task | None] = lambda row: None,
+) -> Iterator[Cut]:
+    """What is cut from each trace for which `filter` holds, newest first, under its verdict of now.
+
+    A trace whose verdict has changed is cut anew. One page of rows is in memory. task_of: the task of a trace, so that
+    those of other splits are excluded. Raises ConfigError for a wrong filter.
+    """
+    rows = store.every(filter, project=project)
+    while page := list(islice(rows, PAGE)):
+        verdicts = store.verdicts(page)
+        pairs: dict[int, Pair] = {key: (verdict.trace_id, verdict_key(verdict)) for key, verdict in verdicts.items()}
+        cuts = {key: cut for key, pair in pairs.items() if (cut := segment.get(pair)) is not None}
+        missing = [row for row in page if row.key in pairs and row.key not in cuts]
+        new = _cut(store, missing, segment, task_of)
+        if new:
+            segment.put(dict(new.values()))
+        for row in page:
+            if row.key in cuts:
+                yield cuts[row.key]
+            elif row.key in new:
+                yield new[row.key][1]
+
+
+def _cut(
+    store: Store, rows: Sequence[TraceSummary], segment: RowSegment, task_of: Callable[[TraceSummary], Task | None]
+) -> dict[int, tuple[Pair, Cut]]:
+    """Key of a trace -> its rows; traces that are gone are left out."""
+    cuts = {}
+    for stored in read_each(store, rows):
+        row = stored.row
+        group = f"{row.group}/v{row.policy_version}" if row.group else None
+        judged = Judged(stored.trace, stored.verdict, task_of(row), group, row.pool or "")
+        cuts[row.key or 0] = judged.pair, rows_of(judged, segment.admission)
+    return cuts
