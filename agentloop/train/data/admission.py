@@ -100,12 +100,9 @@ def judged_of(attempt: Attempt) -> Judged:
     return Judged(attempt.trace, attempt.verdict, task, attempt.episode.group, task.pool)
 
 
-def has_mark(messages: Iterable[Message], step: Step | None = None) -> bool:
-    """Whether a secret was redacted in `messages`, or in what `step` adds to the conversation."""
-    texts: list[str] = []
+def has_mark(messages: Iterable[Message], *more: str) -> bool:
+    """Whether a secret was redacted in `messages` or in one of the other texts."""
+    texts = list(more)
     for message in messages:
         texts += (message.content, message.reasoning, *(call.arguments for call in message.tool_calls))
-    if step is not None:
-        texts += (result.content for result in step.results)
-        texts += map(str, step.tools)
     return any("[redacted:" in text and MARK.search(text) for text in texts)

@@ -82,9 +82,10 @@ def steps_of(trace: Trace) -> Iterator[tuple[Trace, Step, bool]]:
     is_redacted = has_mark(trace.messages)
     for step in trace.steps:
         # The results come after the answer, so they concern the steps that follow.
-        is_redacted = is_redacted or has_mark((*step.context, *step.heard, step.completion.message))
+        texts = (*step.context, *step.heard, step.completion.message)
+        is_redacted = is_redacted or has_mark(texts, *map(str, step.tools))
         yield trace, step, is_redacted
-        is_redacted = is_redacted or has_mark((), step)
+        is_redacted = is_redacted or has_mark((), *(result.content for result in step.results))
     for child in trace.children:
         yield from steps_of(child.trace)
 
