@@ -7,6 +7,7 @@ another row trains them. Traces without ids are a matter of `text_rows.py`.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -126,7 +127,7 @@ def chained(judged: Judged, answers: Sequence[Answer], *, logprobs: bool) -> lis
     by_length: defaultdict[int, list[int]] = defaultdict(list)
     for n, ids in enumerate(whole):
         by_length[len(ids)].append(n)
-    lengths = sorted(by_length, reverse=True)
+    lengths = sorted(by_length)
     following: dict[int, int] = {}
     first: list[int] = []
     for n, answer in enumerate(answers):
@@ -142,12 +143,11 @@ def chained(judged: Judged, answers: Sequence[Answer], *, logprobs: bool) -> lis
 def _before(
     prompt: bytes, whole: Sequence[bytes], by_length: Mapping[int, Sequence[int]], lengths: Sequence[int]
 ) -> list[int]:
-    """The answers with the most ids that a prompt begins with: several where they are equal. lengths: falling."""
-    for length in lengths:
-        if length <= len(prompt):
-            before = [n for n in by_length[length] if prompt.startswith(whole[n])]
-            if before:
-                return before
+    """The answers with the most ids that a prompt begins with: several where they are equal. lengths: rising."""
+    for at in range(bisect_right(lengths, len(prompt)) - 1, -1, -1):
+        before = [n for n in by_length[lengths[at]] if prompt.startswith(whole[n])]
+        if before:
+            return before
     return []
 
 
