@@ -23,6 +23,8 @@ FIXED = "fixed"
 """Trainer of any other policy."""
 OF_WEIGHTS = ("grpo", "ppo", "sft", "rft", "dpo", "kto", "reward_model")
 """The built-in trainers that need torch."""
+TRAINED = ("tiny", "vllm")
+"""Policies whose weights they train."""
 
 
 def make_trainer(project: Project) -> Trainer:
@@ -36,6 +38,11 @@ def make_trainer(project: Project) -> Trainer:
         project.present_actor()
     kind = train.kind or (WEIGHTS if project.config.policy.kind == "tiny" else FIXED)
     if kind in OF_WEIGHTS:
+        if project.config.policy.kind not in TRAINED:
+            raise ConfigError(
+                f"[train] kind = {kind!r} trains [policy] kind = 'tiny' or 'vllm', not {project.config.policy.kind!r}; "
+                "name another of the two"
+            )
         _check_options(kind, train.options)
     trainer: Trainer = load_options(GROUP, "train.options", kind, train.options, project.folder, {"project": project})
     missing = next((name for name in ("name", "version", "makes") if not hasattr(trainer, name)), None)

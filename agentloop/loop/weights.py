@@ -74,7 +74,8 @@ def trainer_of(kind: str) -> Callable[..., ProjectTrainer]:
 
     def make(project: Project, **options: Any) -> ProjectTrainer:
         is_tiny = project.config.policy.kind == "tiny"
-        _refuse(project, kind, options)
+        if is_tiny:
+            _refuse_served(options)
         learning = Learning(**{name: value for name, value in options.items() if name in NAMES})
         own = {name: value for name, value in options.items() if name not in NAMES}
         if is_tiny:
@@ -99,10 +100,9 @@ def trainer_of(kind: str) -> Callable[..., ProjectTrainer]:
 def _weights_trainer(project: Project, kind: str, learning: Learning, own: Mapping[str, Any]) -> WeightsTrainer:
     policy = project.config.policy
     host: Host
-    if policy.kind == "tiny":
-        host = InProcess(learning, policy.temperature)
-    else:
-        raise NotImplementedError
+    if policy.kind == "vllm":
+        raise ConfigError("vllm")
+    host = InProcess(learning, policy.temperature)
     made = algorithm(kind, own)
     admission = Admission(temperature=host.temperature, unconfined=project.config.sandbox.allow_unconfined)
     return WeightsTrainer(
@@ -110,21 +110,14 @@ def _weights_trainer(project: Project, kind: str, learning: Learning, own: Mappi
     )
 
 
-def _refuse(project: Project, kind: str, options: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a policy that has no weights to train, and for options that only another policy has."""
-    policy = project.config.policy
-    if policy.kind not in ("tiny", "vllm"):
-        raise ConfigError(
-            f"[train] kind = {kind!r} trains [policy] kind = 'tiny' or 'vllm', not {policy.kind!r}; "
-            "name another of the two"
-        )
-    if policy.kind == "tiny":
-        for name in SERVED:
-            if name in options and options[name] != getattr(Learning(), name):
-                raise ConfigError(
-                    f"[train.options] {name} is of models behind a server, and [policy] kind = 'tiny' is trained in "
-                    f"this process; remove {name}"
-                )
+def _refuse_served(options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for options that only a model behind a server has."""
+    for name in SERVED:
+        if name in options and options[name] != getattr(Learning(), name):
+            raise ConfigError(
+                f"[train.options] {name} is of models behind a server, and [policy] kind = 'tiny' is trained in "
+                f"this process; remove {name}"
+            )
 
 
 grpo = trainer_of("grpo")

@@ -3,7 +3,7 @@
 Pools are drawn in proportion to 1.05 minus their recent success. Without this, the gradients of
 pools that are going well can drive a weak one to zero, from where its own episodes never bring it
 back: every group fails alike and carries no gradient. A pool in that state is revived by
-imitating what once passed there (`loop/learner.py`).
+imitating what once passed there (`trainers/revival.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The nouns of agentloop, in the order in which one task meets them.
 
-Task -> Episode -> Trace -> Verdict -> Attempt -> Sample -> PolicyVersion -> EvalReport -> Decision
+Task -> Episode -> Trace -> Verdict -> Attempt -> PolicyVersion -> EvalReport -> Decision
 
 Frozen models without behaviour beyond what follows from their own fields. Nothing here reads a
 file, a clock or the network; SQL rows in `store/tables.py` are the storage form of these types.
@@ -29,7 +29,6 @@ from agentloop.types.version import (
     Proof,
     ProofKind,
     Rehearsal,
-    Sample,
     VersionKind,
 )
 
@@ -70,7 +69,6 @@ __all__ = [
     "Rehearsal",
     "RewardRule",
     "RewardState",
-    "Sample",
     "Sampling",
     "SandboxSpec",
     "Score",

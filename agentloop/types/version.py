@@ -1,4 +1,4 @@
-"""A sample is one trainable row; a policy version is everything that decides how an agent acts, with its moves."""
+"""A policy version is everything that decides how an agent acts, with its moves."""
 
 from __future__ import annotations
 
@@ -8,23 +8,6 @@ from enum import StrEnum
 from pydantic import Field
 
 from agentloop.types.frozen import Frozen
-
-
-class Sample(Frozen):
-    """One trainable row; the four sequences have one entry per token."""
-
-    episode_id: str
-    group: str
-    pool: str
-    policy_version: int
-    token_ids: tuple[int, ...]
-    action_mask: tuple[int, ...]
-    """1 where the policy sampled the token, 0 for prompt and tool output."""
-    logprobs: tuple[float, ...]
-    """Behaviour log-probability where the mask is 1, 0.0 elsewhere."""
-    temperature: float
-    reward: float
-    advantage: float = 0.0
 
 
 class VersionKind(StrEnum):

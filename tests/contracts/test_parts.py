@@ -297,7 +297,9 @@ def test_redactor_keeps(law: RedactorLaw) -> None:
     asyncio.run(law(Redactor(b"key"), "sk-ant-api03-" + "a1B2" * 20))
 
 
-GRPO = """[warm_start]
+ROLLED = ("dpo", "grpo", "kto", "ppo", "rft")
+OF_WEIGHTS = (*ROLLED, "sft", "reward_model")
+WARM_START = """[warm_start]
 n_demonstrations = 4
 demonstrator = "nothing.py:demonstrator"
 """
@@ -316,8 +318,8 @@ def test_trainer_keeps(
     law: TrainerLaw, kind: str, bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of weights the shortest warm start: its demonstrator gets nothing right, so nothing need be learned."""
-    folder = make_mini(tmp_path / "mini", extra=GRPO if kind == "grpo" else "")
-    if kind == "grpo":
+    folder = make_mini(tmp_path / "mini", extra=WARM_START if kind in OF_WEIGHTS else "")
+    if kind in OF_WEIGHTS:
         for name in ("BATCH", "CHECK_EVERY", "SETTLE_STEPS"):
             monkeypatch.setattr(f"agentloop.loop.warm_start.{name}", 2)
         (folder / "nothing.py").write_text(NOTHING)
@@ -325,7 +327,7 @@ def test_trainer_keeps(
         tasks.write_text(tasks.read_text().replace('"split": "train"', '"split": "validation"', 1))
         settings.write_text(settings.read_text().replace('kind = "scripted"', 'kind = "tiny"'))
     with open_mini(folder) as project:
-        options = {"n_tasks": 2, "group_size": 2, "steps_per_turn": 1} if kind == "grpo" else {}
+        options = {"n_tasks": 2, "group_size": 2, "steps_per_turn": 1} if kind in ROLLED else {}
         case = trainer_case(project, partial(load_part, "trainers", kind, {"project": project, **options}))
 
         async def go() -> None:

@@ -16,7 +16,8 @@ from agentloop.judge.revisions import resolve, settle
 from agentloop.judge.score import judge
 from agentloop.mining.failed_tasks import Pinned
 from agentloop.store.store import Store
-from agentloop.train.samples import build_samples
+from agentloop.train.data.admission import judged_of
+from agentloop.train.data.chains import rows_of
 from agentloop.types import (
     Attempt,
     Episode,
@@ -263,10 +264,8 @@ def test_a_dispute_neither_trains_nor_becomes_a_case_until_a_person_resolves_it(
     assert (verdict.state, verdict.reward) == (RewardState.disputed, None)
     task, seen = of(EXACT, NEVER), named("a")
     episode = Episode(id="e", task_id="t", group="g", purpose=Purpose.train, policy_version=1, seed=1)
-    samples, dropped = build_samples(
-        [Attempt(task=task, episode=episode, trace=seen, verdict=verdict)], temperature=1.0
-    )
-    assert (samples, dict(dropped)) == ([], {"disputed": 1})
+    cut = rows_of(judged_of(Attempt(task=task, episode=episode, trace=seen, verdict=verdict)))
+    assert (cut.rows, dict(cut.excluded)) == ([], {"disputed": 1})
     with pytest.raises(ValueError, match="is disputed"):
         Pinned(trace=seen, verdict=verdict)
     assert [(found.id, why) for found, why in store.queue("default")] == [("a", "disputed")]

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -18,8 +19,11 @@ from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.lockstep import BatchPolicy, Request
 from agentloop.policies.tiny import CONTEXT, TinyPolicy, _invert, new_model, sample
 from agentloop.registry.artifacts import weights_hash
-from agentloop.train.logprobs import make_batch, token_logprobs
-from agentloop.types import Message, Sample
+from agentloop.train.algorithms.sft import Sft
+from agentloop.train.data.row import Row
+from agentloop.train.engine import Engine
+from agentloop.train.model import Trainable
+from agentloop.types import Message
 
 torch.set_num_threads(1)
 
@@ -37,22 +41,22 @@ def model(seed: int = 1, n_vocab: int = N_VOCAB, contrast: float = 8.0) -> Qwen2
 
 def trained(made: Qwen2ForCausalLM, prompt: list[int], ids: list[int], temperature: float) -> list[float]:
     """What the trainer would say of a sampled row."""
-    row = Sample(
-        episode_id="e",
-        group="g",
+    row = Row(
+        trajectory="t",
+        group=None,
+        task=None,
         pool="p",
-        policy_version=1,
-        token_ids=(*prompt, *ids),
-        action_mask=(0,) * len(prompt) + (1,) * len(ids),
-        logprobs=(0.0,) * (len(prompt) + len(ids)),
+        token_ids=np.array([*prompt, *ids], np.int32),
+        action_mask=np.array([False] * len(prompt) + [True] * len(ids)),
+        logprobs=None,
         temperature=temperature,
-        reward=0.0,
+        turns=(),
+        reward=None,
     )
-    batch = make_batch([row], 0)
-    with torch.no_grad():
-        logprobs, _ = token_logprobs(made, batch.ids_BT, batch.action_BT, temperature)
-    found: list[float] = logprobs.tolist()
-    return found
+    [scored] = Engine(Trainable(made), Sft()).score([row])
+    assert scored.old_logprobs is not None
+    logprobs: list[float] = scored.old_logprobs[len(prompt) :].tolist()
+    return logprobs
 
 
 # ---------------------------------------------------------------------------------------- sampling

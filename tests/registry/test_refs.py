@@ -160,12 +160,12 @@ def test_a_version_of_others_weights(tmp_path: Path) -> None:
 def test_a_version_of_our_weights(tmp_path: Path) -> None:
     from agentloop.policies.chat import train_tokenizer
     from agentloop.policies.tiny import TinyPolicy, new_model
-    from agentloop.train.checkpoint import save_version
+    from agentloop.registry.artifacts import WEIGHTS
 
     (tmp_path / "agentloop.toml").write_text('[policy]\nkind = "tiny"\n')
     tokenizer = train_tokenizer(["how many lines", "wc -l < a0"])
     policy = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=0), tokenizer)
-    save_version(tmp_path / "made", policy, None, {})
+    policy.save(tmp_path / "made" / WEIGHTS)
     version = register(tmp_path, VersionKind.weights)
     actor = named("live", tmp_path)
     assert isinstance(actor.policy, TinyPolicy)

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from agentloop.loop import making
-from agentloop.loop.learner import WARM_START, stage_of
-from agentloop.loop.making import first_version, next_version
+from agentloop.loop.making import first_version, next_version, stage_of
 from agentloop.loop.project import Project
-from agentloop.loop.trainers import grpo
+from agentloop.loop.warm_start import WARM_START
+from agentloop.loop.weights import grpo
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.tiny import TinyPolicy, new_model
 from agentloop.protocols import Draft, Experience
+from agentloop.registry.artifacts import WEIGHTS
 from agentloop.store.bodies import unpack
 from agentloop.store.tables import StageRow
-from agentloop.train.checkpoint import save_version
 from agentloop.types import PolicyState, PolicyVersion, VersionKind
 
 from .mini import Recorder, make_mini, opened
@@ -55,7 +55,7 @@ class Saves:
     async def first(self, draft: Draft, experience: Experience) -> str:
         tokenizer = train_tokenizer(["What is in q1?", "cat q1"])
         policy = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=0), tokenizer)
-        save_version(draft.folder, policy, None, {})
+        policy.save(draft.folder / WEIGHTS)
         self._project.store.put_stage(StageRow(name=WARM_START.name, metrics={"validation": 0.0}))
         return "never trained"
 
