@@ -231,8 +231,7 @@ def test_stored_traces_of_held_out_tasks_are_counted_and_not_given(tmp_path: Pat
     [
         ("[train]\nmax_turns = 3\n", "max_turns: the trainer 'fixed' makes no turns, so nothing uses it"),
         ("[train.options]\nn_tasks = 3\n", r"\[train.options\] n_tasks: no such option of 'fixed' \(options: none\)"),
-        ('[train]\nkind = "grpo"\n', "trains .policy. kind = 'tiny' alone"),
-        ('[train]\nkind = "grpo"\n[train.options]\ngroup_size = 1\n', "group_size is 1: it should be greater than or"),
+        ('[train]\nkind = "grpo"\n', "trains .policy. kind = 'tiny' or 'vllm', not 'scripted'"),
     ],
 )
 def test_a_setting_of_training_that_nothing_uses_is_an_error(tmp_path: Path, text: str, words: str) -> None:

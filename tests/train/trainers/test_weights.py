@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agentloop.errors import ConfigError, TrainingError
 from agentloop.policies.tiny import TinyPolicy
@@ -76,12 +78,16 @@ def test_a_sampler_that_is_not_the_trained_model_stops_the_turn(
     made = trainer("grpo", first_weights(tmp_path / "v1"))
     load = made._host.load
 
-    def colder(*arguments: Any, **options: Any) -> Any:
+    def beside_a_stale_sampler(*arguments: Any, **options: Any) -> Any:
         loaded = load(*arguments, **options)
-        made._host.policy("").temperature = 0.9  # type: ignore[attr-defined]
+        policy = made._host.policy("")
+        assert isinstance(policy, TinyPolicy)
+        policy.model = copy.deepcopy(policy.model)
+        with torch.no_grad():
+            policy.model.lm_head.weight.mul_(1.01)
         return loaded
 
-    monkeypatch.setattr(made._host, "load", colder)
+    monkeypatch.setattr(made._host, "load", beside_a_stale_sampler)
     with pytest.raises(TrainingError, match=r"disagree by .* first at trace"):
         improved(made, draft_in(tmp_path / "v2"), experience())
 
