@@ -20,6 +20,7 @@ from agentloop.otel.stored_trace import StoredTrace
 from agentloop.protocols import Policy
 from agentloop.registry.acting import base_actor
 from agentloop.registry.folders import read_overlay
+from agentloop.registry.loading import OF_WEIGHTS
 from agentloop.rollout.actors import UNNAMED, Actor
 from agentloop.store.tables import ProposalRow, TraceSummary
 from agentloop.types import (
@@ -211,7 +212,7 @@ class ProjectExperience:
         parent = self._parent
         if overlay is None and parent is not None and parent.kind is VersionKind.overlay:
             overlay = read_overlay(project.version_folder(parent.number))
-        if policy is None and parent is not None and parent.kind is VersionKind.weights:
+        if policy is None and parent is not None and parent.kind in OF_WEIGHTS:
             self._policy = self._policy or project.actor(parent).policy
         if policy is None and self._policy is None:
             self._policy = project.present_actor().policy

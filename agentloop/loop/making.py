@@ -19,9 +19,11 @@ from agentloop.loop.project import Project
 from agentloop.loop.stage import begin, mean_reward
 from agentloop.loop.train_tasks import try_train_tasks
 from agentloop.protocols import Trainer
+from agentloop.publish.probe import read_probe
 from agentloop.registry.acting import is_of_base, with_secrets
 from agentloop.registry.artifacts import ADAPTER, WEIGHTS
 from agentloop.registry.folders import FILES, LINEAGE, OVERLAY, VERSION_FILE, freeze, frozen, put_in_place, read_overlay
+from agentloop.registry.loading import OF_WEIGHTS
 from agentloop.registry.parts import own_parts
 from agentloop.types import (
     Lineage,
@@ -35,8 +37,6 @@ from agentloop.types import (
     content_hash,
 )
 
-OF_WEIGHTS = (VersionKind.weights, VersionKind.adapter)
-"""Kinds whose training goes on from the newest version, promoted or not. Text is edited from the live version."""
 MADE = {VersionKind.overlay: OVERLAY, VersionKind.weights: WEIGHTS, VersionKind.adapter: ADAPTER}
 """What a version of a kind has in its folder."""
 VALIDATION = "validation"
@@ -124,9 +124,10 @@ async def _of_changed_settings(project: Project, newest: PolicyVersion) -> Polic
     draft = ProjectDraft(project, newest.number + 1)
     experience = ProjectExperience(project, draft.number, parent)
     try:
-        if project.base.policy.kind == "tiny":
-            kind = VersionKind.weights
-            note = f"the weights of v{parent.number} under other [policy] or [agent] settings"
+        is_tiny = project.base.policy.kind == "tiny"
+        if is_tiny or parent.kind in OF_WEIGHTS:
+            kind = VersionKind.weights if is_tiny else parent.kind
+            note = f"the {kind} of v{parent.number} under other [policy] or [agent] settings"
         elif parent.kind is VersionKind.overlay:
             kind = VersionKind.overlay
             note = f"the text of v{parent.number} under other [policy] or [agent] settings"
@@ -135,14 +136,14 @@ async def _of_changed_settings(project: Project, newest: PolicyVersion) -> Polic
             note = settings_note(project)
         if kind is not VersionKind.settings:
             _take_along(project, parent, draft)
-        if kind is VersionKind.weights:
+        if is_tiny:
             await _validate_again(draft, experience, parent)
-        else:
+        elif kind not in OF_WEIGHTS:
             overlay = read_overlay(draft.folder)
             await try_train_tasks(project, draft.number, overlay)
         lineage = Lineage(
             trainer=SETTINGS,
-            base=parent.sha256,
+            base=_base_of(draft) or parent.sha256,
             seed=project.config.project.seed,
             is_unproven=not project.suite.split(Split.heldout),
         )
@@ -163,6 +164,7 @@ def stage_of(number: int) -> StageKey:
 
 
 def _parent(project: Project, newest: PolicyVersion) -> PolicyVersion:
+    """Training of weights goes on from the newest version, promoted or not; text is edited from the live version."""
     live = project.registry.live()
     return newest if newest.kind in OF_WEIGHTS or live is None else live
 
@@ -219,7 +221,7 @@ def _lineage(
     draft.dropped.update(experience.dropped)
     return Lineage(
         trainer=f"{trainer.name}@{trainer.version}",
-        base=parent.sha256 if parent else draft.identity.hash,
+        base=_base_of(draft) or (parent.sha256 if parent else draft.identity.hash),
         filter=" | ".join(dict.fromkeys(experience.filters)) if experience.filters else None,
         n_traces=len(draft.pairs),
         traces=content_hash(sorted(draft.pairs)) if draft.pairs else None,
@@ -227,6 +229,11 @@ def _lineage(
         seed=draft.project.config.project.seed,
         is_unproven=parent is not None and not draft.project.suite.split(Split.heldout),
     )
+
+
+def _base_of(draft: ProjectDraft) -> str | None:
+    """Hash of the model that the draft's adapter stands on; None without an adapter."""
+    return read_probe(draft.folder).base_hash if (draft.folder / ADAPTER).is_dir() else None
 
 
 def _register(

@@ -54,7 +54,9 @@ class VLLMServer:
         self.adapters: dict[str, Path] = {}
         """Those that a restart loads again: without one of them it is not up."""
         self.others: dict[str, Path] = {}
-        """The same of those that somebody else has loaded; one that is gone by then is left out."""
+        """The same of those that somebody else has loaded; one that it does not take is left out."""
+        self.check: Callable[[str], None] = lambda name: None
+        """Called with the name of each that was loaded; raises PolicyError for one that answers wrongly."""
         self.last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
         self._command = list(command)
         self._variables = dict(variables or {})
@@ -90,7 +92,7 @@ class VLLMServer:
     def wait(self, timeout_s: float, waiting: Callable[[float], object] = lambda s: None) -> list[str]:
         """Until it is healthy; `waiting` is called each second with the seconds so far.
 
-        What it says of adapters of others that it does not take again. Raises PolicyError when it ends before, or takes
+        What it says of adapters of others that it does not take. Raises PolicyError when it ends before, or takes
         longer; ConfigError when it refuses an adapter of ours.
         """
         started = time.monotonic()
@@ -112,7 +114,7 @@ class VLLMServer:
                 if name in self.adapters:  # starting it again would not help
                     raise ConfigError(f"{error}; mend the adapter, or leave it out") from None
                 del self.others[name]
-                lost.append(f"not loaded again: {error}")
+                lost.append(f"not loaded: {error}")
         return lost
 
     def is_healthy(self, timeout_s: float = 5.0) -> bool:
@@ -160,6 +162,11 @@ class VLLMServer:
 
     def _load(self, name: str, folder: Path) -> None:
         self._post("load_lora_adapter", lora_name=name, lora_path=str(folder.resolve()))
+        try:
+            self.check(name)
+        except PolicyError:
+            self._post("unload_lora_adapter", lora_name=name)
+            raise
 
     def _post(self, what: str, **body: str) -> None:
         try:

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from agentloop.errors import PublishError
 from agentloop.policies.engine import MAX_RANK, SLOTS
+from agentloop.publish.check import compare
 from agentloop.publish.probe import Probe, furthest
 from agentloop.publish.publisher import Published
 from agentloop.publish.server import VLLMControl
@@ -47,14 +48,17 @@ class LoraHotSwap:
         """Hashes of base models that this server was shown to have."""
 
     async def publish(self, name: str, folder: Path, probe: Probe) -> Published:
-        """See `publisher.Publisher`. folder: of the adapter, which the server reads by the same path."""
+        """See `publisher.Publisher`. folder: of the adapter, which the server reads by the same path.
+
+        One that does not answer as it was trained is unloaded.
+        """
         started = time.perf_counter()
         check_adapter(folder, self._max_rank)
         await self._check_room(name)
         await self._check_base(probe)
         await self.server.load(name, await asyncio.to_thread(folder.resolve))
         try:
-            worst = await self._compare(name, probe)
+            worst = await compare(self.server, name, probe)
         except BaseException:
             with suppress(PublishError):
                 await self.server.unload(name)
@@ -98,18 +102,6 @@ class LoraHotSwap:
             )
         if probe.base_hash is not None:
             self._checked.add(probe.base_hash)
-
-    async def _compare(self, name: str, probe: Probe) -> float:
-        served = probe.at(await self.server.logprobs(name, probe.sequences))
-        worst = furthest(served, probe.logprobs)
-        if worst <= probe.tolerance:
-            return worst
-        is_parent = furthest(served, probe.parent) <= probe.tolerance
-        finding = "it answers as the version before" if is_parent else f"log-probabilities differ by {worst:.2g}"
-        raise PublishError(
-            f"{self.server.base_url} does not answer as {name} was trained: {finding} (tolerance "
-            f"{probe.tolerance:.0e}, {len(probe.positions)} tokens); it was unloaded, and nothing else changed"
-        )
 
 
 def check_adapter(folder: Path, max_rank: int = MAX_RANK) -> None:

@@ -7,6 +7,7 @@ acts again after the settings or files changed. Either way its parts are hashed 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,10 +28,12 @@ from agentloop.errors import ConfigError, PluginError, extra
 from agentloop.gateway.routes import Served, Upstream
 from agentloop.identity import FileContents, Identity, files_hash, identity
 from agentloop.options import secret_options
+from agentloop.policies.endpoints import choose_endpoint
 from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.protocols import Agent, Policy
-from agentloop.registry.artifacts import WEIGHTS
+from agentloop.registry.artifacts import ADAPTER, ADAPTER_CONFIG, BASE_PATH, WEIGHTS
 from agentloop.registry.folders import frozen, read_overlay
+from agentloop.registry.loading import OF_WEIGHTS, loaded
 from agentloop.registry.parts import OVERLAY_PART, OWN_PARTS, Base, own_parts, plays, policy_parts, public_url
 from agentloop.registry.policies import fixed_policy, interrupts_wait
 from agentloop.registry.routing import as_weights
@@ -163,18 +166,30 @@ def model_folder(version: PolicyVersion, project: Path, config: Config) -> Path:
         base_of(version, project, config)
         return version_folder(version, project)
     if version.kind is VersionKind.adapter:
-        raise _no_adapters(version)
+        place = _base_place(version_folder(version, project) / ADAPTER)
+        raise ConfigError(
+            f"v{version.number} is an adapter; serve its base model, which has it loaded while it is live or the "
+            f"canary: `agentloop policies serve {place}`"
+        )
     raise ConfigError(
         f"v{version.number} has no weights of ours ({version.kind}); serve the folder of a model, and ask "
         f"`agentloop serve` for policy/{version.number}"
     )
 
 
+def _base_place(adapter: Path) -> str:
+    """Where the base model lay when the adapter was trained; BASE where that is not known."""
+    try:
+        return str(json.loads((adapter / ADAPTER_CONFIG).read_bytes())[BASE_PATH] or "BASE")
+    except (OSError, ValueError, KeyError, TypeError):
+        return "BASE"
+
+
 def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyVersion], Served | None]:
     """For the gateway: version -> how it is asked; None for one that no upstream can answer for."""
 
     def served(version: PolicyVersion) -> Served | None:
-        if version.kind in (VersionKind.weights, VersionKind.adapter) or not version.parts:
+        if version.kind in OF_WEIGHTS or not version.parts:
             return as_weights(version)
         folder = version_folder(version, project)
         try:
@@ -215,11 +230,12 @@ def with_secrets(base: Base, config: Config) -> Base:
 def _policy(
     version: PolicyVersion, base: Base, folder: Path, tasks: Sequence[Task], suite: str, prices: Sequence[PriceSection]
 ) -> Policy:
-    if version.kind is VersionKind.weights:
-        return _tiny(version, folder / WEIGHTS, base.policy.temperature)
-    if version.kind is VersionKind.adapter:
-        raise _no_adapters(version)
-    policy, _ = fixed_policy(base.policy, base.folder, tasks, suite, prices)
+    settings = base.policy
+    if version.kind is VersionKind.weights and settings.kind == "tiny":
+        return _tiny(version, folder / WEIGHTS, settings.temperature)
+    if version.kind in OF_WEIGHTS:
+        return choose_endpoint(loaded(version, folder, settings), prices)
+    policy, _ = fixed_policy(settings, base.folder, tasks, suite, prices)
     if version.kind is VersionKind.settings:
         return policy
     overlay = read_overlay(folder)
@@ -235,13 +251,6 @@ def _tiny(version: PolicyVersion, weights: Path, temperature: float) -> Policy:
     except ImportError as error:
         raise ConfigError(f"policy v{version.number} needs {error.name}; {extra('train')}") from None
     return TinyPolicy(weights, temperature=temperature)
-
-
-def _no_adapters(version: PolicyVersion) -> ConfigError:
-    return ConfigError(
-        f"v{version.number} is an adapter, and this agentloop acts as none; serve its folder with its base model "
-        "(`agentloop policies serve BASE --lora NAME=FOLDER`) and name that endpoint in [policy]"
-    )
 
 
 def _check_earlier(version: PolicyVersion, present: Base) -> None:

@@ -10,14 +10,18 @@ from __future__ import annotations
 import math
 import os
 import pwd
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import SecretStr
+
+from agentloop.config.sections import PolicySection, from_environment
 from agentloop.config.settings import CONFIG_FILE, Config, load_config, suite_folder
 from agentloop.errors import ConfigError, StateError
 from agentloop.identity import Identity
 from agentloop.registry.acting import base_of, version_folder
+from agentloop.registry.loading import loaded
 from agentloop.registry.parts import OWN_PARTS
 from agentloop.registry.versions import Registry, move_of
 from agentloop.store.store import Store
@@ -290,15 +294,35 @@ def shown_proof(proof: Proof) -> str:
 
 
 def check_version(version: PolicyVersion, project: Path) -> None:
-    """Raises ConfigError for a version of the project that cannot act as what was registered."""
+    """Raises ConfigError for a version of the project that cannot act as what was registered.
+
+    An adapter is loaded by the servers that will be asked for it.
+    """
     config = Config()
     if (project / CONFIG_FILE).exists():
         config = load_config(project)
-    base_of(version, project, config)
-    if version.kind is not VersionKind.settings and version.artifact is not None:
-        folder = version_folder(version, project)
-        if not folder.is_dir():
-            raise ConfigError(f"v{version.number} cannot act: no folder {folder}; bring back what was there")
+    base = base_of(version, project, config)
+    if version.kind is VersionKind.settings or version.artifact is None:
+        return
+    folder = version_folder(version, project)
+    if not folder.is_dir():
+        raise ConfigError(f"v{version.number} cannot act: no folder {folder}; bring back what was there")
+    if version.kind is VersionKind.adapter:
+        for policy in _servers(base.policy, config):
+            loaded(version, folder, policy)
+
+
+def _servers(policy: PolicySection, config: Config) -> Iterator[PolicySection]:
+    """The server of `policy`, and those that answer for versions at the gateway: all that need an adapter."""
+    yield policy
+    seen = {policy.base_url and policy.base_url.rstrip("/")}
+    for upstream in config.gateway.upstream:
+        url = upstream.base_url.rstrip("/")
+        if not upstream.serves_versions or url in seen:
+            continue
+        seen.add(url)
+        key = from_environment(upstream.api_key)
+        yield policy.model_copy(update={"base_url": url, "api_key": SecretStr(key) if key else None})
 
 
 def _check_apart(version: PolicyVersion, live: PolicyVersion) -> None:

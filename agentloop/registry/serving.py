@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from agentloop.config.layout import LOGS
 from agentloop.config.sections import ServingSection
 from agentloop.config.settings import CONFIG_FILE, Config, load_config
-from agentloop.errors import ConfigError, did_you_mean
+from agentloop.errors import ConfigError, PolicyError, PublishError, did_you_mean
+from agentloop.gateway.routes import version_model
 from agentloop.policies.engine import find_vllm, vllm_command
 from agentloop.policies.serving import Patience, VLLMServer, supervise
-from agentloop.registry.acting import model_folder
+from agentloop.publish.check import compare
+from agentloop.publish.probe import Probe, read_probe
+from agentloop.publish.server import VLLMControl
+from agentloop.registry import artifacts
+from agentloop.registry.acting import base_of, model_folder, version_folder
 from agentloop.registry.versions import Registry
-from agentloop.store.place import open_store
-from agentloop.types import PolicyVersion
+from agentloop.store.place import open_store, store_place
+from agentloop.types import PolicyState, PolicyVersion, VersionKind
 
 MODEL = "config.json"
 ADAPTER = "adapter_config.json"
@@ -57,11 +65,14 @@ def serve_model(options: ServeOptions, say: Callable[[str], None]) -> None:
     port = _free_port(options.host, options.port)
     vllm = find_vllm(settings.python)
     name = options.name or default_name
+    trained = adapters_on(folder, options.project, say)
     say(f"vLLM {vllm.version} on {vllm.device} serves {name}: {folder}")
     command, variables = vllm_command(vllm, folder, name, host=options.host, port=port, more=options.more)
     at = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
     server = VLLMServer(command, at, log=options.log or options.project / LOGS / LOG, variables=variables)
     server.adapters |= adapters
+    server.others |= {name: adapter.folder for name, adapter in trained.items() if name not in adapters}
+    server.check = partial(_check, trained, at)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: whoever ends us ends the server, too
     supervise(server, say, Patience(start_s=settings.start_timeout_s))
 
@@ -101,6 +112,48 @@ def _model(ref: str, project: Path) -> tuple[Path, str]:
         names = ", ".join(f"v{v.number}" for v in versions) or "none"
         raise ConfigError(f"no version {ref!r} in {project} (there: {names}); `agentloop policies ls` lists them")
     return _loadable(model_folder(version, project, _config(project)), ref), f"policy-v{version.number}"
+
+
+class _Adapter(NamedTuple):
+    folder: Path
+    probe: Probe
+
+
+def adapters_on(base: Path, project: Path, say: Callable[[str], None]) -> dict[str, _Adapter]:
+    """Name -> the adapter, of the live version and the canary of `project` that stand on the model in folder `base`.
+
+    say: gets a line on each that does not, or that was changed.
+    """
+    adapters: dict[str, _Adapter] = {}
+    file = store_place(project).file
+    if file is not None and not file.exists():
+        return adapters
+    states = (PolicyState.live, PolicyState.canary)
+    trained = [version for version in project_versions(project) if version.kind is VersionKind.adapter]
+    served = [version for version in trained if version.state in states]
+    digest = artifacts.weights_hash(base) if served else None
+    for version in served:
+        name = version_model(version.number)
+        if version.lineage is None or version.lineage.base != digest:
+            say(f"{name} ({version.state}) is not loaded: it was trained on another model than {base}")
+            continue
+        try:
+            base_of(version, project, _config(project))
+            place = version_folder(version, project)
+            adapters[name] = _Adapter(place / artifacts.ADAPTER, read_probe(place))
+        except (ConfigError, PublishError) as error:
+            say(f"{name} ({version.state}) is not loaded: {error}")
+    return adapters
+
+
+def _check(adapters: Mapping[str, _Adapter], url: str, name: str) -> None:
+    """Raises PolicyError where the server answers as `name` otherwise than it was trained."""
+    if name not in adapters:
+        return
+    try:
+        asyncio.run(compare(VLLMControl(f"{url}/v1"), name, adapters[name].probe))
+    except PublishError as error:
+        raise PolicyError(str(error)) from None
 
 
 def _loadable(folder: Path, ref: str) -> Path:

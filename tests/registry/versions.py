@@ -9,10 +9,12 @@ from agentloop.registry.folders import freeze, replacing
 from agentloop.registry.parts import Base
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
-from agentloop.types import PolicyVersion, VersionKind
+from agentloop.types import Lineage, PolicyVersion, VersionKind
 
 
-def register(folder: Path, kind: VersionKind = VersionKind.settings) -> PolicyVersion:
+def register(
+    folder: Path, kind: VersionKind = VersionKind.settings, *, lineage: Lineage | None = None
+) -> PolicyVersion:
     """The next version. Whatever a trainer made of it lies in `made/`."""
     config = load_config(folder)
     store = Store(folder / STORE)
@@ -32,6 +34,7 @@ def register(folder: Path, kind: VersionKind = VersionKind.settings) -> PolicyVe
             artifact=f"policies/{place.name}",
             identity=identity,
             config_hash="",
+            lineage=lineage,
             note="",
         )
     finally:

@@ -120,8 +120,27 @@ def test_adapters_that_others_have_loaded_are_loaded_again(scripted: Callable[..
         supervise(it.server, say, QUICKLY)
     asked = [line.split(" ", 1) for line in (tmp_path / "asked").read_text().splitlines()[4:]]
     assert [json.loads(body)["lora_name"] for _, body in asked] == ["policy-kept", "policy-gone"]
-    assert it.told[-2] == f"not loaded again: {it.server.url}: load_lora_adapter policy-gone: HTTP 400: no such adapter"
+    assert it.told[-2] == f"not loaded: {it.server.url}: load_lora_adapter policy-gone: HTTP 400: no such adapter"
     assert it.server.others == {"policy-kept": tmp_path / "kept"}
+
+
+def test_an_adapter_that_answers_wrongly_is_not_kept(scripted: Callable[..., Scripted], tmp_path: Path) -> None:
+    it = scripted("serve")
+    for name in ("right", "wrong"):
+        (tmp_path / name).mkdir()
+        it.server.others[name] = tmp_path / name
+
+    def check(name: str) -> None:
+        if name == "wrong":
+            raise PolicyError("wrong answers as another")
+
+    it.server.check = check
+    with pytest.raises(Enough):
+        supervise(it.server, it.until("ready"), QUICKLY)
+    asked = [line.split(" ", 1)[0].rpartition("/")[2] for line in (tmp_path / "asked").read_text().splitlines()]
+    assert asked == ["load_lora_adapter", "load_lora_adapter", "unload_lora_adapter"]
+    assert it.told[0] == "not loaded: wrong answers as another"
+    assert list(it.server.others) == ["right"]
 
 
 def test_one_that_hangs_is_ended_and_started_again(scripted: Callable[..., Scripted]) -> None:
