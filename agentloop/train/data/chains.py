@@ -84,7 +84,7 @@ def steps_of(trace: Trace) -> Iterator[tuple[Trace, Step, bool]]:
     for step in trace.steps:
         # The results come after the answer, so they concern the steps that follow.
         texts = (*step.context, *step.heard, step.completion.message)
-        is_redacted = is_redacted or has_mark(texts, *map(str, step.tools))
+        is_redacted = is_redacted or step.completion.is_redacted or has_mark(texts, *map(str, step.tools))
         yield trace, step, is_redacted
         is_redacted = is_redacted or has_mark((), *(result.content for result in step.results))
     for child in trace.children:

@@ -162,6 +162,9 @@ def test_turns_after_a_redacted_text_are_refused_and_those_before_it_train() -> 
     (row,), excluded, _ = rows_of(judged(trace(*turns)))
     assert masked(row) == [10]
     assert excluded == {"redacted": 1}
+    whole = step(0, [], [])
+    removed = whole.model_copy(update={"completion": whole.completion.model_copy(update={"is_redacted": True})})
+    assert rows_of(judged(trace(removed))).excluded == {"redacted": 1}
     first = trace(step(0, [1], [10]), messages=(Message(role="user", content=MARK),))
     assert rows_of(judged(first)).excluded == {"redacted": 1}
 
