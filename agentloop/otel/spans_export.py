@@ -72,33 +72,8 @@ def _agent(trace: Trace, trace_id: str, parent_id: str | None, more: dict[str, A
 def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> list[Span]:
     context[:] = step.context or [*context, *step.heard]
     completion = step.completion
-    message = step.completion.message
-    messages = context
-    if len(context) > MAX_CONTEXT:
-        messages = list(step.heard)
-    output = {**_message(message), "finish_reason": completion.finish_reason}
-    output.pop("token_ids", None)
-    attributes = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.response.model": completion.model,
-        "gen_ai.response.finish_reasons": [completion.finish_reason],
-        "gen_ai.usage.input_tokens": completion.n_prompt_tokens,
-        "gen_ai.usage.output_tokens": completion.n_completion_tokens,
-        "gen_ai.usage.cache_read.input_tokens": completion.n_cached_tokens,
-        "gen_ai.input.messages": [_message(message) for message in messages],
-        "gen_ai.output.messages": [output],
-        "gen_ai.tool.definitions": list(step.tools) or None,
-        "agentloop.cost_usd": completion.cost_usd,
-        "agentloop.token_ids.prompt": list(completion.prompt_token_ids) or None,
-        "agentloop.token_ids.completion": list(message.token_ids) or None,
-        "agentloop.logprobs": list(completion.logprobs) or None,
-        **_sampling(completion.sampling),
-        REDACTED: completion.is_redacted or None,
-        "agentloop.step": step.index,
-        "agentloop.n_heard": len(step.heard),
-        "agentloop.compacted": step.compacted or None,
-        "agentloop.copied": step.copied or None,
-    }
+    message = completion.message
+    attributes = _chat_attributes(step, list(step.heard) if len(context) > MAX_CONTEXT else context)
     name = f"chat {completion.model}" if completion.model else "chat"
     span_id = _hash(f"{parent_id}:{step.index}", 16)
     spans = [_span(trace_id, span_id, parent_id, name, (step.started_at, step.duration_s), attributes, None)]
@@ -130,6 +105,33 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
         )
         context.append(Message(role="tool", content=result.content, tool_call_id=result.call_id, name=result.name))
     return spans
+
+
+def _chat_attributes(step: Step, messages: Sequence[Message]) -> dict[str, Any]:
+    completion = step.completion
+    output = {**_message(completion.message), "finish_reason": completion.finish_reason}
+    output.pop("token_ids", None)
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.response.model": completion.model,
+        "gen_ai.response.finish_reasons": [completion.finish_reason],
+        "gen_ai.usage.input_tokens": completion.n_prompt_tokens,
+        "gen_ai.usage.output_tokens": completion.n_completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": completion.n_cached_tokens,
+        "gen_ai.input.messages": [_message(message) for message in messages],
+        "gen_ai.output.messages": [output],
+        "gen_ai.tool.definitions": list(step.tools) or None,
+        "agentloop.cost_usd": completion.cost_usd,
+        "agentloop.token_ids.prompt": list(completion.prompt_token_ids) or None,
+        "agentloop.token_ids.completion": list(completion.message.token_ids) or None,
+        "agentloop.logprobs": list(completion.logprobs) or None,
+        **_sampling(completion.sampling),
+        REDACTED: completion.is_redacted or None,
+        "agentloop.step": step.index,
+        "agentloop.n_heard": len(step.heard),
+        "agentloop.compacted": step.compacted or None,
+        "agentloop.copied": step.copied or None,
+    }
 
 
 def _sampling(sampling: Sampling | None) -> dict[str, Any]:
