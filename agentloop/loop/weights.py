@@ -22,6 +22,7 @@ from agentloop.train.algorithms.kinds import KINDS, algorithm
 from agentloop.train.data.admission import Admission
 from agentloop.train.trainers.hosts import Host, InProcess
 from agentloop.train.trainers.learning import NAMES, SERVED, Learning, options_of
+from agentloop.train.trainers.served import Served, Server
 from agentloop.train.trainers.weights import WeightsTrainer
 from agentloop.types import PolicyVersion, StageKey, VersionKind
 
@@ -101,8 +102,10 @@ def _weights_trainer(project: Project, kind: str, learning: Learning, own: Mappi
     policy = project.config.policy
     host: Host
     if policy.kind == "vllm":
-        raise ConfigError("vllm")
-    host = InProcess(learning, policy.temperature)
+        server = Server(str(policy.base_url), str(policy.model), policy.temperature, policy.api_key)
+        host = Served(learning, server)
+    else:
+        host = InProcess(learning, policy.temperature)
     made = algorithm(kind, own)
     admission = Admission(temperature=host.temperature, unconfined=project.config.sandbox.allow_unconfined)
     return WeightsTrainer(

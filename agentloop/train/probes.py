@@ -87,7 +87,7 @@ def _logprobs(
     """Of each sequence, log-probabilities (T,) in nats at temperature 1; 0 for its first token."""
     answers: list[np.ndarray] = []
     for ids in sequences:
-        batch = make_batch([(_row(ids),)], {}, Shapes(trainable.device))
+        batch = make_batch([(row_of(ids),)], {}, Shapes(trainable.device))
         layout = padded_layout(batch)
         if of_reference:
             values = trainable.reference(layout)
@@ -98,7 +98,8 @@ def _logprobs(
     return answers
 
 
-def _row(ids: tuple[int, ...]) -> Row:
+def row_of(ids: Sequence[int]) -> Row:
+    """A row of these tokens alone, all but the first of them to be scored."""
     mask = np.ones(len(ids), dtype=np.bool_)
     mask[0] = False
     return Row(

@@ -10,7 +10,6 @@ from agentloop.policies.tiny import TinyPolicy
 from agentloop.protocols import Policy
 from agentloop.registry.artifacts import WEIGHTS
 from agentloop.train.data.renderer import ChatRenderer, Renderer
-from agentloop.train.data.row import Row
 from agentloop.train.model import Trainable
 from agentloop.train.trainers.learning import Learning
 from agentloop.types import PolicyVersion, VersionKind
@@ -41,10 +40,11 @@ class Host(Protocol):
         """Words -> ids, as the model has them."""
         ...
 
-    async def publish(self, name: str, rows: Sequence[Row]) -> None:
+    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
         """Let `name` answer as the model in training does now.
 
-        rows: on which that is checked. Raises PublishError where it answers otherwise; nothing is changed then.
+        sequences: token ids on which that is checked; none where nothing was trained since the parent. folder: where
+        the adapter or the weights are, or are written. Raises PublishError where it answers otherwise; nothing is changed then.
         """
         ...
 
@@ -81,7 +81,7 @@ class InProcess:
         """See `Host`."""
         return ChatRenderer(self._loaded.chat)
 
-    async def publish(self, name: str, rows: Sequence[Row]) -> None:
+    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
         """See `Host`. Nothing is to be done."""
 
     async def retract(self, name: str) -> None:

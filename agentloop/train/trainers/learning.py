@@ -29,7 +29,7 @@ class LoraSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     rank: Annotated[int, Field(ge=1, le=64)] = 16
     """vLLM is started for ranks up to 64."""
-    alpha: Annotated[float, Field(gt=0.0)] = 32.0
+    alpha: Annotated[int, Field(ge=1)] = 32
 
 
 @dataclass(frozen=True, kw_only=True)

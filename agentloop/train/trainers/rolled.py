@@ -45,6 +45,8 @@ from agentloop.train.trainers.revival import Revival
 from agentloop.train.trainers.training import Training
 from agentloop.types import Attempt, PolicyVersion
 
+N_SAMPLE = 16
+"""Rows of a step on which a server that gets its update is checked."""
 MIN_RATE = 0.25
 """Share of the learning rate that remains when little is left to learn; below a quarter failing, it falls to this."""
 
@@ -84,7 +86,8 @@ class RolledTurn:
             self.training.checkpoint()
         groups = self._groups()
         try:
-            await self._publish(state.n_steps, ())
+            if state.n_steps < learning.steps_per_turn:
+                await self._publish(state.n_steps)
             for step in range(state.n_steps, learning.steps_per_turn):
                 await self._step(step, groups)
         finally:
@@ -94,7 +97,8 @@ class RolledTurn:
     def _name(self, step: int) -> str:
         """How a server calls the policy after `step` updates of the turn."""
         if step:
-            return f"policy-v{self._draft.number}-s{step}"
+            # The tag tells it from the update of a turn that was begun with other settings and never ended.
+            return f"policy-v{self._draft.number}-s{step}-{self.training.state.made_from[:4]}"
         return self._host.name_of(self._parent)
 
     def _groups(self) -> Groups:
@@ -127,10 +131,11 @@ class RolledTurn:
         state.n_steps = step + 1
         state.consumed += [group.number for group in taken]
         state.discarded = sorted(groups.discarded)
+        state.sample = [row.token_ids.tolist() for row in cut.rows[:N_SAMPLE]] or state.sample
         state.episodes += [attempt.episode.id for attempt in attempts]
         state.rates.append(dict(self._curriculum.rates))
         self.training.checkpoint()
-        published_s = await self._publish(step + 1, cut.rows) if step + 1 < self._learning.steps_per_turn else 0.0
+        published_s = await self._publish(step + 1) if step + 1 < self._learning.steps_per_turn else 0.0
         groups.announce(step + 1)
         phase = StepPhase.generate if self._host.answers_in_process else StepPhase.wait
         seconds = {str(phase): waited_s, str(StepPhase.train): trained_s, str(StepPhase.publish): published_s}
@@ -189,10 +194,11 @@ class RolledTurn:
                 revival += self._revival.rows(pool, rng, self._draft)
         return revival
 
-    async def _publish(self, step: int, rows: Sequence[Row]) -> float:
+    async def _publish(self, step: int) -> float:
         """Let the server answer as the policy is after `step` updates; seconds."""
         started = time.perf_counter()
-        await self._host.publish(self._name(step), rows)
+        name = self._name(step)
+        await self._host.publish(name, self.training.state.sample, self._draft.workspace / name)
         oldest = step - self._learning.max_lag - 1
         if oldest > 0:  # no group that is trained on can be of an older one
             await self._host.retract(self._name(oldest))

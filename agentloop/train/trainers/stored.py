@@ -16,6 +16,8 @@ from agentloop.train.figures import RATE, ROWS
 from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.training import Training, parts
 
+N_SAMPLE = 16
+"""Rows on which a server that gets the result is checked."""
 SAVE_EVERY = 25
 """Updates between two checkpoints: one costs about as much as an update."""
 
@@ -40,6 +42,7 @@ class StoredTurn:
         units, flat = training.algorithm.prepare(rows)
         state.dropped = dropped + flat
         used = {row.trajectory for unit in units for row in unit}
+        state.sample = [row.token_ids.tolist() for row in rows[:N_SAMPLE]]
         state.learn_from(pairs[trajectory] for trajectory in pairs if trajectory in used)
         updates = list(self._updates(units))
         n_left = len(updates) - state.n_steps

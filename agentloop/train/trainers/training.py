@@ -41,6 +41,8 @@ class TurnState:
     """Numbers of those that were too old when they ended."""
     episodes: list[str] = field(default_factory=list)
     pairs: list[tuple[str, str]] = field(default_factory=list)
+    sample: list[list[int]] = field(default_factory=list)
+    """Token ids of a few rows of the last step, on which a server that gets its update is checked."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Rows and trajectories that did not train, by reason."""
 
@@ -58,8 +60,6 @@ class Training:
         """parent: folder of the version that it goes on from. made_from: see `TurnState`."""
         self.algorithm = algorithm
         self.learning = learning
-        self.latest: Sequence[Row] = ()
-        """Rows of the last update, on which a server that gets it is checked."""
         self._draft = draft
         rng = draft.rng("adapter")
         self.trainable = host.load(

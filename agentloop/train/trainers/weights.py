@@ -79,7 +79,7 @@ class WeightsTrainer:
             return None
         training.save()
         name = f"policy-v{draft.number}"
-        await self._host.publish(name, training.latest)
+        await self._host.publish(name, training.state.sample, draft.folder)
         draft.learn_from(training.state.pairs, dropped)
         if experience.n_validation:
             draft.measure(**{VALIDATION: await self._validate(name, experience)})

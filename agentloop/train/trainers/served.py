@@ -1,0 +1,127 @@
+"""A host whose policy answers at a vLLM server: each update is an adapter there, under a name of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+from torch import Tensor
+
+from agentloop.errors import ConfigError, PublishError
+from agentloop.policies.vllm import VLLMPolicy
+from agentloop.protocols import Policy
+from agentloop.publish.lora import LoraHotSwap
+from agentloop.publish.probe import Probe, furthest, read_probe
+from agentloop.registry.artifacts import ADAPTER, weights_hash
+from agentloop.train.data.hf import HFRenderer
+from agentloop.train.data.renderer import Renderer
+from agentloop.train.model import Lora, Placement, Trainable
+from agentloop.train.probes import make_probe, row_of
+from agentloop.train.trainers.learning import Learning
+from agentloop.types import PolicyVersion, VersionKind
+
+
+@dataclass(frozen=True)
+class Server:
+    """A vLLM server of the user's."""
+
+    base_url: str
+    model: str
+    """Its name for the base model."""
+    temperature: float
+    api_key: SecretStr | None = None
+
+
+class Served:
+    """See `hosts.Host`. An adapter on a model behind a vLLM server."""
+
+    makes = VersionKind.adapter
+    answers_in_process = False
+
+    def __init__(self, learning: Learning, server: Server) -> None:
+        """Raises ConfigError without the folder of the model, and without an adapter."""
+        if learning.model is None or learning.lora is None:
+            missing = "model" if learning.model is None else "lora"
+            raise ConfigError(
+                f"[train.options] has no {missing}; a model behind a server needs its folder and an adapter, such as "
+                'model = "models/Qwen3-8B" and lora = { rank = 16, alpha = 32 }'
+            )
+        self.temperature = server.temperature
+        self.learning_rate = learning.learning_rate or 1e-4
+        self._learning = learning
+        self._lora = Lora(learning.lora.rank, learning.lora.alpha)
+        self._model = learning.model
+        self._server = server
+        self._publisher = LoraHotSwap(server.base_url, server.model, api_key=server.api_key)
+        self._policies: dict[str, Policy] = {}
+        self._trainable: Trainable | None = None
+        self._parent: Path | None = None
+        self._published: Mapping[str, Tensor] | None = None
+        """Tensors of what was published last; None: those of the base model."""
+        self._base_hash: str | None = None
+
+    def load(self, parent: Path | None, *, head: bool, seed: int) -> Trainable:
+        """See `hosts.Host`."""
+        options = self._learning
+        adapter = parent / ADAPTER if parent and (parent / ADAPTER).is_dir() else None
+        placement = Placement(options.device, options.dtype, options.checkpointing)
+        self._parent = parent
+        self._trainable = Trainable.load(
+            self._model, lora=self._lora, adapter=adapter, head=head, placement=placement, seed=seed
+        )
+        self._published = self._trainable.state() if adapter else None
+        return self._trainable
+
+    def name_of(self, version: PolicyVersion) -> str:
+        """See `hosts.Host`."""
+        return f"policy-v{version.number}" if version.kind is VersionKind.adapter else self._server.model
+
+    def policy(self, name: str) -> Policy:
+        """See `hosts.Host`. One policy a name, because it remembers the ids of its conversations."""
+        if name not in self._policies:
+            server = self._server
+            key, temperature = server.api_key, server.temperature
+            self._policies[name] = VLLMPolicy(server.base_url, name, api_key=key, temperature=temperature)
+        return self._policies[name]
+
+    def renderer(self) -> Renderer:
+        """See `hosts.Host`."""
+        return HFRenderer(self._model)
+
+    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
+        """See `hosts.Host`. A name that is served already, since before an interruption, is checked again."""
+        if name == self._server.model:
+            return
+        trainable = self._trainable
+        if trainable is None:
+            raise RuntimeError("load comes first")
+        if sequences:
+            rows = [row_of(ids) for ids in sequences]
+            self._base_hash = self._base_hash or weights_hash(self._model)
+            probe = make_probe(trainable, rows, self._published, base_hash=self._base_hash)
+            self._published = trainable.state()
+            if not (folder / ADAPTER).is_dir():
+                trainable.save(folder)
+            probe.save(folder)
+        else:  # nothing was trained since the parent
+            folder = self._parent or folder
+            probe = read_probe(folder)
+        if await self._publisher.serves(name):
+            await self._check(name, probe)
+        else:
+            await self._publisher.publish(name, folder / ADAPTER, probe)
+
+    async def _check(self, name: str, probe: Probe) -> None:
+        answers = probe.at(await self._publisher.server.logprobs(name, probe.sequences))
+        if not furthest(answers, probe.logprobs) <= probe.tolerance:
+            raise PublishError(
+                f"{self._server.base_url} has another adapter under the name {name}, and a name is never used twice; "
+                "restart the server, then run the same command again"
+            )
+
+    async def retract(self, name: str) -> None:
+        """See `hosts.Host`."""
+        self._policies.pop(name, None)
+        await self._publisher.retract(name)
