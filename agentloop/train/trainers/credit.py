@@ -1,0 +1,73 @@
+"""Which turn of a failed attempt lost the reward: attempts go on from each of its turns, and their rewards say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from agentloop.abilities import Forks
+from agentloop.protocols import Experience, Policy
+from agentloop.train.data.row import Row
+from agentloop.train.data.step_credit import continuations, with_step_credit
+from agentloop.types import Attempt, Task
+
+
+class Credited(NamedTuple):
+    """Rows, some with advantages by turn, and what was rolled out to find them."""
+
+    rows: list[Row]
+    trajectories: frozenset[str]
+    """Those whose turns have advantages of their own."""
+    forks: list[Attempt]
+
+
+async def credited(
+    rows: Sequence[Row],
+    groups: Sequence[Sequence[Attempt]],
+    experience: Experience,
+    policy: Policy,
+    *,
+    part: object,
+    n: int,
+) -> Credited:
+    """Measure one failed attempt of each group whose rewards differ, by `n` continuations of each turn but the last.
+
+    Attempts that cannot be gone on from, such as those of programs, keep the advantage of the whole. policy: the one
+    that made the attempts. part: as for `Experience.attempts`. Raises PolicyError, SandboxError.
+    """
+    failed = [attempt for group in groups if (attempt := _failed(group, rows)) is not None]
+    tasks: list[Task] = []
+    owners: list[str] = []
+    for attempt in failed:
+        for step in range(1, len(attempt.trace.steps)):
+            task = await experience.fork(attempt, step) if isinstance(experience, Forks) else None
+            if task is not None:
+                tasks.append(task)
+                owners.append(attempt.trace.id)
+    if not tasks:
+        return Credited(list(rows), frozenset(), [])
+    forks = await experience.attempts(tasks, policy=policy, part=part, group_size=n, are_forks=True)
+    own: dict[str, list[Attempt]] = {}
+    for number, fork in enumerate(forks):
+        own.setdefault(owners[number // n], []).append(fork)
+    advantages: dict[str, list[Row]] = {}
+    for attempt in failed:
+        rewards = continuations(own.get(attempt.trace.id, ()))
+        if rewards:
+            group = next(group for group in groups if attempt in group)
+            before = {0: [each.verdict.reward for each in group if each.verdict.reward is not None]}
+            of_attempt = [row for row in rows if row.trajectory == attempt.trace.id]
+            advantages[attempt.trace.id] = with_step_credit(of_attempt, attempt.trace, rewards | before)
+    others = [row for row in rows if row.trajectory not in advantages]
+    return Credited([*others, *(row for each in advantages.values() for row in each)], frozenset(advantages), forks)
+
+
+def _failed(group: Sequence[Attempt], rows: Sequence[Row]) -> Attempt | None:
+    """The first attempt with the lowest reward of a group whose rewards differ; None without a row, or with one turn."""
+    scored = [(attempt.verdict.reward, attempt) for attempt in group if attempt.verdict.reward is not None]
+    if not scored:
+        return None
+    lowest, worst = min(scored, key=lambda each: each[0])
+    has_rows = any(row.trajectory == worst.trace.id for row in rows)
+    is_measurable = has_rows and len(worst.trace.steps) > 1 and lowest < max(reward for reward, _ in scored)
+    return worst if is_measurable else None

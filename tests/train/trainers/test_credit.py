@@ -1,0 +1,97 @@
+"""The blame for a lost reward goes to the turn after which nothing could win it back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from agentloop.protocols import Policy, Record, Sandbox
+from agentloop.testing.experience import MemoryExperience
+from agentloop.train.data.admission import Admission, judged_of
+from agentloop.train.data.chains import rows_of_all
+from agentloop.train.trainers.credit import credited
+from agentloop.types import Attempt, Completion, Message, Sampling, Step, StopReason, Task, ToolSpec
+
+from .world import task
+
+N_TURNS = 3
+IDS = {"yes": 1, "no": 2}
+
+
+class Walker:
+    """See `protocols.Agent`. It asks three times, and submits the second answer: the others decide nothing."""
+
+    name = "walker"
+
+    def first_messages(self, task: Task) -> tuple[Message, ...]:
+        return (Message(role="user", content=task.instruction),)
+
+    async def run(
+        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Record
+    ) -> tuple[StopReason, str | None]:
+        answers = []
+        messages = list(self.first_messages(task))
+        for index in range(N_TURNS):
+            if index < len(task.prefix):
+                step = task.prefix[index]
+            else:
+                step = Step(
+                    index=index, completion=await policy.complete(messages, (), max_tokens=1, seed=seed + index)
+                )
+            record(step)
+            messages.append(step.completion.message)
+            answers.append(step.completion.message.content)
+        return StopReason.submitted, answers[1]
+
+
+class Wavering:
+    """See `protocols.Policy`. It says yes at the second question of every other attempt, and always at the others."""
+
+    name = "wavering"
+
+    def __init__(self) -> None:
+        self.n_asked = 0
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        answer = "yes"
+        if len(messages) == 2:
+            self.n_asked += 1
+            answer = "yes" if self.n_asked % 2 else "no"
+        message = Message(role="assistant", content=answer, token_ids=(IDS[answer],))
+        prompt = (9, *(i for m in messages if m.role == "assistant" for i in (IDS[m.content], 9)))
+        return Completion(
+            message=message, finish_reason="stop", prompt_token_ids=prompt, logprobs=(-0.5,), sampling=Sampling()
+        )
+
+
+def test_the_turn_that_lost_the_reward_has_the_advantage_of_losing_it() -> None:
+    world = MemoryExperience([task("a0", pattern="yes")], [], Walker(), Wavering())
+    admission = Admission(unconfined=True)
+
+    async def go() -> tuple[list[Attempt], list[list[float] | None], int]:
+        group = await world.attempts(world.tasks, part="g", group_size=4)
+        rows = rows_of_all(map(judged_of, group), admission).rows
+        done = await credited(rows, [group], world, world._policy, part="f", n=4)
+        by_trajectory = {row.trajectory: row for row in done.rows}
+        advantages = [by_trajectory[attempt.trace.id].advantages for attempt in group]
+        return group, [None if each is None else each.tolist() for each in advantages], len(done.forks)
+
+    group, advantages, n_forks = asyncio.run(go())
+    assert [attempt.verdict.reward for attempt in group] == [1.0, 0.0, 1.0, 0.0]
+    # Half of all attempts succeed, and half of those that go on after turn 0; none of those after turn 1.
+    assert advantages[1] == [0.0, 0.0, 0.0, -0.5, 0.0, 0.0]
+    assert advantages[0] is advantages[2] is advantages[3] is None
+    assert n_forks == 8
+
+
+def test_groups_of_equal_rewards_are_not_measured() -> None:
+    world = MemoryExperience([task("a0", pattern="never")], [], Walker(), Wavering())
+
+    async def go() -> int:
+        group = await world.attempts(world.tasks, part="g", group_size=2)
+        rows = rows_of_all(map(judged_of, group), Admission(unconfined=True)).rows
+        return len((await credited(rows, [group], world, world._policy, part="f", n=4)).forks)
+
+    assert asyncio.run(go()) == 0
