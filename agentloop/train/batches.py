@@ -139,7 +139,7 @@ def padded_layout(batch: Batch) -> Layout:
     return Layout(
         ids_SL=batch.ids_BT,
         positions_SL=None,
-        mask_SLL=None,
+        segments=None,
         source_N=row_N * n_tokens + place_N,
         target_N=batch.ids_BT[row_N, place_N + 1],
         temperature_N=batch.temperature_B[row_N],

@@ -78,11 +78,12 @@ class Engine:
         """Updates so far, skipped ones too."""
         self.n_skipped = 0
         """Skipped updates since the last one that was made."""
+        self._costs = Costs.of(trainable.base) if settings.share_prefixes and trainable.follows_trees() else None
+        # After the line above: a frozen copy attends as the model does when it is copied.
         if Need.reference in algorithm.needs:
             trainable.keep_reference()
         self.ranks = ranks
         self.pad = pad
-        self._costs = Costs.of(trainable.base) if settings.share_prefixes and trainable.follows_trees() else None
         self._module = trainable.spread(ranks)
         self.optimizer = torch.optim.AdamW(
             [value for _, value in trainable.parameters()],
@@ -182,7 +183,7 @@ class Engine:
             is_extra = index >= len(own_parts)
             part = fill if is_extra else own_parts[index]
             batch = make_batch(part.units, own, shapes)
-            layout = tree_layout(batch, part.bundles, self.pad) if part.is_tree else padded_layout(batch)
+            layout = tree_layout(batch) if part.is_tree else padded_layout(batch)
             yield Micro(batch, layout, is_extra=is_extra, is_last=index == n_passes - 1)
 
     def _gradient(self, units: Sequence[Unit], algorithm: Algorithm, whole: Whole) -> Counter[str]:

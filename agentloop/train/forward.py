@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from agentloop.errors import ConfigError
 from agentloop.train.algorithms.algorithm import Scored
+from agentloop.train.attention import Segments
 
 CHUNK_ELEMENTS = 1 << 25
 """Logits that are in memory at once: 128 MiB in fp32, a few times over."""
@@ -33,8 +34,8 @@ class Layout:
     ids_SL: Tensor
     positions_SL: Tensor | None
     """None: each sequence counts from 0."""
-    mask_SLL: Tensor | None
-    """bool, (S, L, L): the query (second) may look at the key (third); None: at everything before it."""
+    segments: Segments | None
+    """What each token of the one sequence looks at; None: all before it."""
     source_N: Tensor
     """Index into S * L of the token after which each selected token was predicted."""
     target_N: Tensor
@@ -90,10 +91,12 @@ class Actor(nn.Module):
     def forward(self, layout: Layout, asked: Asked = LOGPROBS) -> Scored:
         """Log-probabilities (N,) of the selected tokens at their temperatures, and the parts that `asked` names."""
         base = self._base[0]
-        mask = None if layout.mask_SLL is None else layout.mask_SLL[:, None]
-        states = base.base_model(
-            input_ids=layout.ids_SL, attention_mask=mask, position_ids=layout.positions_SL, use_cache=False
-        ).last_hidden_state
+        extras: dict[str, Any] = {}
+        if layout.segments is not None:
+            # A mask of four dimensions is passed on as it is, and the segments are looked at in its place.
+            mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=layout.ids_SL.device)
+            extras = {"segments": layout.segments, "attention_mask": mask, "position_ids": layout.positions_SL}
+        states = base.base_model(input_ids=layout.ids_SL, use_cache=False, **extras).last_hidden_state
         hidden = states.reshape(-1, states.shape[-1])
         picked_NH = hidden[layout.source_N]
         last = base.get_output_embeddings()

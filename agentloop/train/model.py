@@ -28,7 +28,7 @@ from agentloop.registry.artifacts import ADAPTER, ADAPTER_CONFIG, TENSORS, WEIGH
 from agentloop.train.algorithms.algorithm import Scored
 from agentloop.train.distributed import ALONE, Ranks, like, whole
 from agentloop.train.forward import LOGPROBS, Actor, Asked, Layout
-from agentloop.train.prefixes import follows_trees
+from agentloop.train.trees import follows_trees
 
 HEAD = "head.safetensors"
 """The scalar head, beside the adapter or the weights: no server reads it."""
@@ -202,7 +202,7 @@ class Trainable:
         return ranks.wrap(self.actor, is_sharded=is_sharded, dtype=self.dtype)
 
     def follows_trees(self) -> bool:
-        """Whether rows that begin alike may share those tokens; see `prefixes.follows_trees`."""
+        """Whether rows that begin alike may share those tokens; see `trees.py`."""
         tolerance = 1e-4 if self.dtype == torch.float32 else 0.2
         with self.precision():
             return follows_trees(self.actor, self.base, self.n_vocab, tolerance)

@@ -7,22 +7,17 @@ from typing import NamedTuple, TypeVar
 
 from agentloop.train.batches import micro_batches
 from agentloop.train.data.row import Unit
-from agentloop.train.prefixes import Costs, batches_of_trees, bundles, tree_size
+from agentloop.train.prefixes import Bundle, Costs, bundles
 
 Item = TypeVar("Item")
 
 
 class Part(NamedTuple):
-    """The units of one micro-batch, in the order of its rows."""
+    """The units of one micro-batch."""
 
-    bundles: list[list[Unit]]
+    units: list[Unit]
     is_tree: bool
-    """Each bundle is one sequence, a tree; else each row is one."""
-
-    @property
-    def units(self) -> list[Unit]:
-        """Of all bundles."""
-        return [unit for bundle in self.bundles for unit in bundle]
+    """Tokens with which rows begin alike stand in it once; else rows are padded."""
 
 
 def parts_of(units: Sequence[Unit], max_tokens: int, costs: Costs | None = None, n_ranks: int = 1) -> list[list[Part]]:
@@ -30,19 +25,19 @@ def parts_of(units: Sequence[Unit], max_tokens: int, costs: Costs | None = None,
 
     costs: of the model, to share prefixes; None shares none. Every rank that has the same units makes the same plan.
     """
-    together: list[list[Unit]] = []
+    together: list[Bundle] = []
     alone = list(units)
     if costs is not None:
         n_tokens = sum(len(row) for unit in units for row in unit)
         together, alone = bundles(units, costs, min(max_tokens, -(-n_tokens // n_ranks)))
     work = costs or Costs()
-    trees = deal(together, [work.tree(tree_size(bundle)) for bundle in together], [0.0] * n_ranks)
-    loads = [sum(work.tree(tree_size(bundle)) for bundle in share) for share in trees]
+    trees = deal(together, [bundle.cost for bundle in together], [0.0] * n_ranks)
+    loads = [sum(bundle.cost for bundle in share) for share in trees]
     rows = deal(alone, [sum(work.row(len(row)) for row in unit) for unit in alone], loads)
     return [
         [
-            *(Part(batch, is_tree=True) for batch in batches_of_trees(own_trees, max_tokens)),
-            *(Part([batch], is_tree=False) for batch in micro_batches(own_rows, max_tokens)),
+            *(Part(part, is_tree=True) for part in _filled(own_trees, max_tokens)),
+            *(Part(part, is_tree=False) for part in micro_batches(own_rows, max_tokens)),
         ]
         for own_trees, own_rows in zip(trees, rows, strict=True)
     ]
@@ -57,3 +52,17 @@ def deal(items: Sequence[Item], costs: Sequence[float], loads: Sequence[float]) 
         totals[rank] += costs[index]
         shares[rank].append(index)
     return [[items[index] for index in sorted(share)] for share in shares]
+
+
+def _filled(bundles: Sequence[Bundle], max_tokens: int) -> list[list[Unit]]:
+    """The units of bundles that fit into a micro-batch together; trees need no padding."""
+    parts: list[list[Unit]] = []
+    size = 0
+    for bundle in bundles:
+        size += bundle.n_tokens
+        if parts and size <= max_tokens:
+            parts[-1] += bundle.units
+        else:
+            parts.append(list(bundle.units))
+            size = bundle.n_tokens
+    return parts

@@ -1,8 +1,9 @@
 """Rows that begin alike -> one sequence in which each shared token stands once.
 
-The rows of a group share their prompt, and forks and sub-agents more than that. As a tree of tokens, written in
-depth-first order, they are one sequence: a token looks at its ancestors alone, and counts its position from the root.
-The hidden states, and so log-probabilities and gradients, are those of the rows one by one.
+The rows of a group share their prompt, and forks and sub-agents more than that. Their tokens are a tree. It is written
+as segments: of each row the tokens that no row before it has. A token looks at those before it in its own row
+(`attention.py`), and counts its position from the root. So hidden states, log-probabilities and gradients are those of
+the rows one by one.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agentloop.errors import ConfigError
 from agentloop.train.algorithms.algorithm import Batch
+from agentloop.train.attention import Bucket, Segments
 from agentloop.train.data.row import Ids, Row, Unit
-from agentloop.train.forward import Actor, Layout
+from agentloop.train.forward import Layout
 
-MASKED_COST = 1.5
-"""Attention with a mask of its own, over plain causal attention, per pair of tokens."""
+GATHERED_COST = 2.0
+"""Attention over gathered keys, over plain causal attention, per pair of tokens."""
 MIN_SAVING = 1.2
 """Rows must cost so many times what their tree costs, or they are padded: an estimate can be wrong."""
 Index = NDArray[np.int64]
@@ -40,19 +41,27 @@ class Costs:
     def of(cls, model: Any) -> Costs:
         """Of a causal model, from its sizes."""
         config = model.config.get_text_config()
-        layers = list(model.base_model.parameters())
-        outside = model.get_input_embeddings().weight.numel()
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        n_linear = sum(value.numel() for value in layers) - outside
-        return cls(2.0 * n_linear, 4.0 * config.num_hidden_layers * config.num_attention_heads * width)
+        n_all = sum(value.numel() for value in model.base_model.parameters())
+        n_linear = n_all - model.get_input_embeddings().weight.numel()
+        return cls(2.0 * n_linear, 4.0 * config.num_hidden_layers * config.hidden_size)
 
     def row(self, length: int) -> float:
-        """Of a row by itself, which looks at half of its pairs."""
-        return self.token * length + self.pair * length * length / 2
+        """Of a row by itself."""
+        return self.segment(length, length)
 
-    def tree(self, length: int) -> float:
-        """Of a tree of so many tokens, whose masked pairs are computed too."""
-        return self.token * length + self.pair * MASKED_COST * length * length
+    def segment(self, n_new: int, length: int) -> float:
+        """Of the last `n_new` tokens of a row of `length`."""
+        return self.token * n_new + self.pair * n_new * (length - n_new / 2)
+
+
+class Segment(NamedTuple):
+    """The tokens of a row that no row before it has."""
+
+    row: int
+    n_shared: int
+    """Tokens before them in the row."""
+    start: int
+    """Index in the sequence of the first of them."""
 
 
 class Tree(NamedTuple):
@@ -60,17 +69,16 @@ class Tree(NamedTuple):
 
     ids_L: Ids
     positions_L: Index
-    ends_L: Index
-    """The index after the last token that comes from each token."""
+    segments: list[Segment]
     places: list[Index]
     """(T,) of each row, in the order given: where its tokens are."""
 
 
 def tree_of(rows: Sequence[Row]) -> Tree:
-    """The tree of the rows' tokens, depth first."""
+    """The tree of the rows' tokens. Rows of several groups make several trees in one sequence."""
     ids: list[Ids] = []
     positions: list[Index] = []
-    ends = np.zeros(sum(len(row) for row in rows), dtype=np.int64)
+    segments: list[Segment] = []
     places: list[Index] = [np.zeros(0, dtype=np.int64)] * len(rows)
     before = np.zeros(0, dtype=np.int32)
     path = np.zeros(0, dtype=np.int64)
@@ -79,21 +87,16 @@ def tree_of(rows: Sequence[Row]) -> Tree:
     for index in sorted(range(len(rows)), key=lambda index: rows[index].token_ids.tobytes()):
         tokens = rows[index].token_ids
         shared = n_shared(before, tokens)
-        ends[path[shared:]] = size
         n_new = len(tokens) - shared
+        if n_new:
+            segments.append(Segment(index, shared, size))
         path = np.concatenate([path[:shared], np.arange(size, size + n_new)])
         ids.append(tokens[shared:])
         positions.append(np.arange(shared, len(tokens)))
         places[index] = path
         before = tokens
         size += n_new
-    ends[path] = size
-    return Tree(np.concatenate(ids), np.concatenate(positions), ends[:size], places)
-
-
-def tree_size(units: Sequence[Unit]) -> int:
-    """Tokens of the tree of all rows of `units`."""
-    return len(tree_of([row for unit in units for row in unit]).ids_L)
+    return Tree(np.concatenate(ids), np.concatenate(positions), segments, places)
 
 
 def n_shared(one: Ids, other: Ids) -> int:
@@ -103,10 +106,18 @@ def n_shared(one: Ids, other: Ids) -> int:
     return int(differing[0]) if len(differing) else n
 
 
-def bundles(units: Sequence[Unit], costs: Costs, max_tokens: int) -> tuple[list[list[Unit]], list[Unit]]:
-    """(units whose rows are worth a tree together, units that are not), from the units of any groups.
+class Bundle(NamedTuple):
+    """Units of one group whose rows are one tree."""
 
-    Trees have at most `max_tokens` tokens. A unit with rows of several groups stays by itself.
+    units: list[Unit]
+    n_tokens: int
+    cost: float
+
+
+def bundles(units: Sequence[Unit], costs: Costs, max_tokens: int) -> tuple[list[Bundle], list[Unit]]:
+    """(units whose rows are worth a tree, units that are better alone), from the units of any groups.
+
+    Trees have at most `max_tokens` tokens. A unit with rows of several groups stays alone.
     """
     groups: dict[str | None, list[Unit]] = {}
     for unit in units:
@@ -115,113 +126,82 @@ def bundles(units: Sequence[Unit], costs: Costs, max_tokens: int) -> tuple[list[
     alone = groups.pop(None, [])
     together = []
     for group in groups.values():
-        for part in _parts(group, costs, max_tokens):
-            if _saves(part, costs):
-                together.append(part)
+        for bundle in _bundles_of_group(group, costs, max_tokens):
+            if sum(costs.row(len(row)) for unit in bundle.units for row in unit) > MIN_SAVING * bundle.cost:
+                together.append(bundle)
             else:
-                alone += part
+                alone += bundle.units
     return together, alone
 
 
-def _parts(units: list[Unit], costs: Costs, max_tokens: int) -> list[list[Unit]]:
-    """The units of a group, where another tree begins once a longer one would cost more."""
+def _bundles_of_group(units: list[Unit], costs: Costs, max_tokens: int) -> list[Bundle]:
     parts: list[list[Unit]] = []
     size = 0
     before = np.zeros(0, dtype=np.int32)
     for unit in sorted(units, key=lambda unit: unit[0].token_ids.tobytes()):
-        n_whole = sum(len(row) for row in unit)
         n_new = 0
         for row in unit:
             n_new += len(row) - n_shared(before, row.token_ids)
             before = row.token_ids
-        grown = size + n_new
-        if parts and grown <= max_tokens and costs.tree(grown) - costs.tree(size) < costs.tree(n_whole):
+        if parts and size + n_new <= max_tokens:
             parts[-1].append(unit)
-            size = grown
+            size += n_new
         else:
             parts.append([unit])
-            size = n_whole
-    return parts
+            size = sum(len(row) for row in unit)
+    return [_bundle(part, costs) for part in parts]
 
 
-def _saves(units: Sequence[Unit], costs: Costs) -> bool:
+def _bundle(units: list[Unit], costs: Costs) -> Bundle:
     rows = [row for unit in units for row in unit]
-    if len(rows) < 2:
-        return False
-    size = tree_size(units)
-    return sum(costs.row(len(row)) for row in rows) > MIN_SAVING * costs.tree(size)
+    tree = tree_of(rows)
+    gathered = Costs(costs.token, costs.pair * GATHERED_COST)
+    cost = sum(gathered.segment(len(rows[each.row]) - each.n_shared, len(rows[each.row])) for each in tree.segments)
+    return Bundle(units, len(tree.ids_L), cost)
 
 
-def batches_of_trees(bundles: Sequence[list[Unit]], max_tokens: int) -> list[list[list[Unit]]]:
-    """Bundles of like size together, at most `max_tokens` with padding in a micro-batch."""
-    sizes = [tree_size(bundle) for bundle in bundles]
-    batches: list[list[list[Unit]]] = []
-    for index in sorted(range(len(bundles)), key=lambda index: sizes[index]):
-        if batches and (len(batches[-1]) + 1) * sizes[index] <= max_tokens:
-            batches[-1].append(bundles[index])
-        else:
-            batches.append([bundles[index]])
-    return batches
-
-
-def tree_layout(batch: Batch, bundles: Sequence[Sequence[Unit]], pad: int) -> Layout:
-    """One tree a sequence, padded on the right. `batch` has the rows of `bundles`, in their order."""
+def tree_layout(batch: Batch) -> Layout:
+    """The rows of `batch` as one sequence without padding."""
     device = batch.ids_BT.device
-    trees = [tree_of([row for unit in bundle for row in unit]) for bundle in bundles]
-    n_tokens = max(len(tree.ids_L) for tree in trees)
-    ids_SL = np.full((len(trees), n_tokens), pad, dtype=np.int64)
-    positions_SL = np.zeros((len(trees), n_tokens), dtype=np.int64)
-    # Padding looks at itself, because attention over nothing is not a number.
-    ends_SL = np.tile(np.arange(1, n_tokens + 1), (len(trees), 1))
-    for index, tree in enumerate(trees):
-        size = len(tree.ids_L)
-        ids_SL[index, :size] = tree.ids_L
-        positions_SL[index, :size] = tree.positions_L
-        ends_SL[index, :size] = tree.ends_L
-    places = [place + index * n_tokens for index, tree in enumerate(trees) for place in tree.places]
+    tree = tree_of(batch.rows)
     source_BT = np.zeros(batch.select_BT.shape, dtype=np.int64)
-    for index, place in enumerate(places):
+    for index, place in enumerate(tree.places):
         source_BT[index, : len(place) - 1] = place[:-1]
     row_N, place_N = batch.select_BT.nonzero(as_tuple=True)
-    ends = torch.from_numpy(ends_SL).to(device)
-    order = torch.arange(n_tokens, device=device)
     return Layout(
-        ids_SL=torch.from_numpy(ids_SL).to(device),
-        positions_SL=torch.from_numpy(positions_SL).to(device),
-        mask_SLL=(order[None, :, None] >= order[None, None, :]) & (order[None, :, None] < ends[:, None, :]),
+        ids_SL=torch.from_numpy(tree.ids_L.astype(np.int64))[None].to(device),
+        positions_SL=torch.from_numpy(tree.positions_L)[None].to(device),
+        segments=_segments(tree, device),
         source_N=torch.from_numpy(source_BT).to(device)[batch.select_BT],
         target_N=batch.ids_BT[row_N, place_N + 1],
         temperature_N=batch.temperature_B[row_N],
-        last_B=torch.tensor([int(place[-1]) for place in places], device=device),
+        last_B=torch.tensor([int(place[-1]) for place in tree.places], device=device),
     )
 
 
-@torch.no_grad()
-def follows_trees(actor: Actor, model: Any, n_vocab: int, tolerance: float) -> bool:
-    """Whether a model computes a tree as it computes its rows: with full attention, and positions that it is given.
-
-    Decided by doing both: a layer with a state of its own, or a position of its own, shows.
-    """
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or (getattr(config, "sliding_window", None) and "layer_types" not in vars(config)):
-        return False
-    device = model.get_output_embeddings().weight.device
-    rows = torch.arange(12, device=device).reshape(2, 6) * 5 % n_vocab
-    rows[1, :4] = rows[0, :4]
-    ids_SL = torch.cat([rows[0], rows[1, 4:]])[None]
-    positions_SL = torch.tensor([[0, 1, 2, 3, 4, 5, 4, 5]], device=device)
-    ends = torch.tensor([8, 8, 8, 8, 6, 6, 8, 8], device=device)
-    order = torch.arange(8, device=device)
-    mask_SLL = ((order[:, None] >= order[None]) & (order[:, None] < ends[None]))[None]
-    target_N = rows[:, 1:].reshape(-1)
-    ones_N = torch.ones(10, device=device)
-    last_B = torch.tensor([5, 7], device=device)
-    plain_N = torch.tensor([0, 1, 2, 3, 4, 6, 7, 8, 9, 10], device=device)
-    source_N = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 6], device=device)
-    try:
-        padded = actor(Layout(rows, None, None, plain_N, target_N, ones_N, last_B)).logprobs_N
-        packed = actor(Layout(ids_SL, positions_SL, mask_SLL, source_N, target_N, ones_N, last_B)).logprobs_N
-    except (RuntimeError, TypeError, ValueError, KeyError, IndexError, ConfigError):
-        return False
-    return torch.allclose(padded, packed, atol=tolerance)
+def _segments(tree: Tree, device: torch.device) -> Segments:
+    """Segments of like size together, each bucket one call of attention."""
+    like: dict[tuple[int, int], list[Segment]] = {}
+    for segment in tree.segments:
+        length = len(tree.places[segment.row])
+        like.setdefault(((length - segment.n_shared).bit_length(), length.bit_length()), []).append(segment)
+    buckets = []
+    output_L = np.zeros(len(tree.ids_L), dtype=np.int64)
+    n_before = 0
+    for segments in like.values():
+        paths = [tree.places[each.row] for each in segments]
+        n_queries = max(len(path) - each.n_shared for path, each in zip(paths, segments, strict=True))
+        n_keys = max(map(len, paths))
+        queries_RQ = np.zeros((len(segments), n_queries), dtype=np.int64)
+        keys_RK = np.zeros((len(segments), n_keys), dtype=np.int64)
+        last_RQ = np.zeros((len(segments), n_queries), dtype=np.int64)
+        for index, (path, each) in enumerate(zip(paths, segments, strict=True)):
+            n_new = len(path) - each.n_shared
+            queries_RQ[index, :n_new] = path[each.n_shared :]
+            keys_RK[index, : len(path)] = path
+            last_RQ[index, :n_new] = np.arange(each.n_shared, len(path))
+            output_L[path[each.n_shared :]] = n_before + index * n_queries + np.arange(n_new)
+        n_before += queries_RQ.size
+        mask_RQK = np.arange(n_keys) <= last_RQ[:, :, None]
+        buckets.append(Bucket(*(torch.from_numpy(each).to(device) for each in (queries_RQ, keys_RK, mask_RQK))))
+    return Segments(tuple(buckets), torch.from_numpy(output_L).to(device))

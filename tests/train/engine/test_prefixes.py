@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop.train.algorithms.algorithm import Need
+from agentloop.train.attention import use_segments
 from agentloop.train.batches import Shapes, make_batch, padded_layout
 from agentloop.train.data.row import Row
 from agentloop.train.engine import Engine, EngineSettings
@@ -42,12 +43,12 @@ def test_any_rows_are_what_they_are_alone(tokens: list[list[int]], pad: int) -> 
     for index, ids in enumerate(tokens):
         row = row_of(len(ids), np.random.default_rng(index), name=f"t{index}")
         rows.append(replace(row, token_ids=np.array(ids, np.int32)))
-    bundles = [units_of(rows[:2]), units_of(rows[2:])][: 1 + (len(rows) > 2)]
     batch = make_batch(units_of(rows), {}, Shapes(torch.device("cpu"), pad))
     actor = Actor(MODEL)
+    assert use_segments(MODEL)
     with torch.no_grad():
         one_by_one = actor(padded_layout(batch)).logprobs_N
-        packed = actor(tree_layout(batch, bundles, pad)).logprobs_N
+        packed = actor(tree_layout(batch)).logprobs_N
     assert torch.allclose(one_by_one, packed, atol=1e-5)
     tree = tree_of(rows)
     assert len(tree.ids_L) == len({tuple(ids[:n]) for ids in tokens for n in range(1, len(ids) + 1)})
@@ -90,7 +91,7 @@ def test_trees_are_made_where_they_save() -> None:
     assert bundles(units_of(family(prompt=3)), dear, 10_000)[0] == []
     small, _ = bundles(units_of(family()), cheap, 50)
     assert len(small) > 1
-    assert all(len(tree_of([row for unit in part for row in unit]).ids_L) <= 50 for part in small)
+    assert all(bundle.n_tokens <= 50 for bundle in small)
 
 
 def test_a_model_with_a_window_does_not_share() -> None:

@@ -1,0 +1,44 @@
+"""Whether a model computes a tree of rows as it computes the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentloop.train.attention import use_segments
+from agentloop.train.batches import Shapes, make_batch, padded_layout
+from agentloop.train.data.row import Row
+from agentloop.train.forward import Actor
+from agentloop.train.prefixes import tree_layout
+
+N_TOKENS = 6
+
+
+@torch.no_grad()
+def follows_trees(actor: Actor, model: Any, n_vocab: int, tolerance: float) -> bool:
+    """Decided by doing both, and by the kinds of layers: a window is wider than a probe.
+
+    A layer with a state, or with positions that it is not given, shows in the log-probabilities.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    has_window = getattr(config, "sliding_window", None) is not None and not getattr(config, "layer_types", None)
+    if kinds != {"full_attention"} or has_window or not use_segments(model):
+        return False
+    ids = np.arange(2 * N_TOKENS, dtype=np.int32).reshape(2, N_TOKENS) * 5 % n_vocab
+    ids[1, :4] = ids[0, :4]
+    device = model.get_output_embeddings().weight.device
+    batch = make_batch([(_row(ids[0]),), (_row(ids[1]),)], {}, Shapes(device))
+    try:
+        padded = actor(padded_layout(batch)).logprobs_N
+        packed = actor(tree_layout(batch)).logprobs_N
+    except (RuntimeError, TypeError, ValueError, KeyError, IndexError):
+        return False
+    return torch.allclose(padded, packed, atol=tolerance)
+
+
+def _row(ids: np.ndarray[Any, np.dtype[np.int32]]) -> Row:
+    mask = np.ones(N_TOKENS, dtype=np.bool_)
+    return Row("probe", None, None, "", ids, mask, None, 1.0, (), None)
