@@ -1,9 +1,13 @@
-"""Which tasks to roll out next: those that fail, without forgetting those that pass.
+"""Which tasks to roll out next: those that fail, without forgetting those that pass, and those that teach.
 
 Pools are drawn in proportion to 1.05 minus their recent success. Without this, the gradients of
 pools that are going well can drive a weak one to zero, from where its own episodes never bring it
 back: every group fails alike and carries no gradient. A pool in that state is revived by
 imitating what once passed there (`trainers/revival.py`).
+
+Within a pool, a task whose latest groups had no spread is drawn half as often for each of them, down to an eighth: such
+groups carry no gradient, and only another draw shows that they do again. Draws of a dead task go also to its variants
+that are not dead.
 """
 
 from __future__ import annotations
@@ -11,37 +15,108 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from agentloop.types import Task
 
 DECAY = 0.8
-"""Weight of the past in a pool's moving success rate."""
+"""Weight of the past in a moving success rate."""
 FLOOR = 0.05
 """Weight of a pool that always passes."""
+GATE = 0.5
+"""Factor of a task's weight for each group without spread, one after another."""
+MAX_GATED = 3
+"""Groups after which the weight falls no more."""
+DEAD_AFTER = 2
+"""Groups in which every attempt failed, one after another, after which a task is dead."""
+VARIANT_OF = "variant-of:"
+"""Tag of a task that was made of another: the id of the other follows."""
+
+Rates: TypeAlias = dict[str, dict[str, float]]
+"""What a curriculum learned, as JSON: `pools` and `tasks` have success, `flat` and `failed` numbers of groups."""
 
 
 class Curriculum:
-    """Moving success rates by pool; restored from `rates`, starting at 0 for pools not in it."""
+    """Success by pool and by task; restored from `rates`, starting at 0 for what is not in it."""
 
-    def __init__(self, tasks: Sequence[Task], rates: Mapping[str, float] | None = None) -> None:
+    def __init__(self, tasks: Sequence[Task], rates: Mapping[str, Mapping[str, float]] | None = None) -> None:
+        before = rates or {}
         self._tasks: defaultdict[str, list[Task]] = defaultdict(list)
+        self._families: defaultdict[str, list[Task]] = defaultdict(list)
         for task in tasks:
             self._tasks[task.pool].append(task)
-        self.rates = {pool: (rates or {}).get(pool, 0.0) for pool in sorted(self._tasks)}
+            self._families[family_of(task)].append(task)
+        ids = {task.id for task in tasks}
+        pools = before.get("pools", {})
+        self.pools = {pool: pools.get(pool, 0.0) for pool in sorted(self._tasks)}
+        self.tasks = _of(before.get("tasks", {}), ids)
+        """Success of each task that had a group."""
+        self._flat = _of(before.get("flat", {}), ids)
+        """Groups without spread since the last with some."""
+        self._failed = _of(before.get("failed", {}), ids)
+        """Groups in which every attempt failed, since the last in which one passed."""
+
+    @property
+    def rates(self) -> Rates:
+        """A copy of everything that it learned."""
+        parts = {"pools": self.pools, "tasks": self.tasks, "flat": self._flat, "failed": self._failed}
+        return {name: dict(part) for name, part in parts.items()}
 
     @property
     def remaining(self) -> float:
         """Share that fails, over pools: what there is left to learn."""
-        return 1.0 - sum(self.rates.values()) / len(self.rates)
+        return 1.0 - sum(self.pools.values()) / len(self.pools)
 
     def draw(self, n: int, rng: random.Random) -> list[Task]:
-        """`n` tasks: each from a pool drawn by its weight, evenly within the pool."""
-        pools = list(self.rates)
-        weights = [1.0 + FLOOR - self.rates[pool] for pool in pools]
-        return [rng.choice(self._tasks[pool]) for pool in rng.choices(pools, weights, k=n)]
+        """`n` tasks: each from a pool drawn by its weight, and within the pool by the task's."""
+        pools = list(self.pools)
+        weights = [1.0 + FLOOR - self.pools[pool] for pool in pools]
+        drawn = [self._one(self._tasks[pool], rng) for pool in rng.choices(pools, weights, k=n)]
+        return [self._livelier(task, rng) for task in drawn]
 
-    def observe(self, pool: str, rewards_G: Sequence[float]) -> None:
+    def observe(self, task: Task, rewards_G: Sequence[float]) -> None:
         """Take in one group's rewards, infrastructure failures already removed."""
-        if rewards_G:
-            mean = sum(rewards_G) / len(rewards_G)
-            self.rates[pool] = DECAY * self.rates[pool] + (1 - DECAY) * mean
+        if not rewards_G:
+            return
+        mean = sum(rewards_G) / len(rewards_G)
+        self.pools[task.pool] = DECAY * self.pools[task.pool] + (1 - DECAY) * mean
+        self.tasks[task.id] = DECAY * self.tasks.get(task.id, mean) + (1 - DECAY) * mean
+        is_flat = min(rewards_G) == max(rewards_G)
+        _count(self._flat, task.id, is_flat)
+        _count(self._failed, task.id, max(rewards_G) <= 0.0)
+
+    def is_dead(self, task: Task) -> bool:
+        """Whether every attempt of its latest groups failed."""
+        return self._failed.get(task.id, 0.0) >= DEAD_AFTER
+
+    def weight(self, task: Task) -> float:
+        """Of `task` within its pool; 1 for one whose latest group had spread, and for a new one."""
+        return float(GATE ** min(self._flat.get(task.id, 0.0), MAX_GATED))
+
+    def _one(self, tasks: Sequence[Task], rng: random.Random) -> Task:
+        [task] = rng.choices(tasks, [self.weight(task) for task in tasks])
+        return task
+
+    def _livelier(self, task: Task, rng: random.Random) -> Task:
+        """`task`; for a dead one, by their weights, it or one of its family that is not dead."""
+        if not self.is_dead(task):
+            return task
+        alive = [each for each in self._families[family_of(task)] if not self.is_dead(each)]
+        return self._one([task, *alive], rng) if alive else task
+
+
+def family_of(task: Task) -> str:
+    """The id of the task that `task` was made of; its own where none is named."""
+    return next((tag.removeprefix(VARIANT_OF) for tag in task.tags if tag.startswith(VARIANT_OF)), task.id)
+
+
+def _of(values: Mapping[str, float], ids: set[str]) -> dict[str, float]:
+    return {id: value for id, value in values.items() if id in ids}
+
+
+def _count(streaks: dict[str, float], id: str, goes_on: bool) -> None:
+    """One more in a row, or none; tasks without a streak are not listed."""
+    if goes_on:
+        streaks[id] = streaks.get(id, 0.0) + 1.0
+    else:
+        streaks.pop(id, None)

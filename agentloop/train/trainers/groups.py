@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from agentloop.errors import PolicyError, SandboxError
 from agentloop.protocols import Experience, Policy
-from agentloop.train.curriculum import Curriculum
+from agentloop.train.curriculum import Curriculum, Rates
 from agentloop.train.stream import GroupStream
 from agentloop.train.trainers.learning import Learning
 from agentloop.types import Attempt, Task
@@ -55,11 +55,11 @@ class Plan:
     def __init__(
         self,
         tasks: Sequence[Task],
-        rates: Sequence[dict[str, float]],
+        rates: Sequence[Rates],
         rng: Callable[..., random.Random],
         learning: Learning,
     ) -> None:
-        """rates: success by pool before the turn, and after each of its rounds so far; grows with the turn."""
+        """rates: of the curriculum, before the turn, and after each of its rounds so far; grows with the turn."""
         self._tasks = tasks
         self._rates = rates
         self._rng = rng

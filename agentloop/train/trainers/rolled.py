@@ -133,7 +133,7 @@ class RolledTurn:
         state.discarded = sorted(groups.discarded)
         state.sample = [row.token_ids.tolist() for row in cut.rows[:N_SAMPLE]] or state.sample
         state.episodes += [attempt.episode.id for attempt in attempts]
-        state.rates.append(dict(self._curriculum.rates))
+        state.rates.append(self._curriculum.rates)
         self.training.checkpoint()
         published_s = await self._publish(step + 1) if step + 1 < self._learning.steps_per_turn else 0.0
         groups.announce(step + 1)
@@ -188,10 +188,10 @@ class RolledTurn:
             rewards = _rewards(group.attempts)
             if not rewards:
                 continue
-            pool = group.attempts[0].task.pool
-            self._curriculum.observe(pool, rewards)
+            task = group.attempts[0].task
+            self._curriculum.observe(task, rewards)
             if max(rewards) <= 0.0:
-                revival += self._revival.rows(pool, rng, self._draft)
+                revival += self._revival.rows(task.pool, rng, self._draft)
         return revival
 
     async def _publish(self, step: int) -> float:

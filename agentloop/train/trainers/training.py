@@ -15,6 +15,7 @@ from agentloop.errors import TrainingError, boundary
 from agentloop.protocols import Draft
 from agentloop.train.algorithms.algorithm import Algorithm, Need
 from agentloop.train.algorithms.sft import Sft
+from agentloop.train.curriculum import Rates
 from agentloop.train.data.row import Row, Unit
 from agentloop.train.engine import Engine, EngineSettings
 from agentloop.train.state import checkpoint, checkpoints, read_progress, restore, save
@@ -33,8 +34,8 @@ class TurnState:
     """Hash of everything that decides what the turn ends in, beside the attempts."""
     n_steps: int = 0
     n_updates: int = 0
-    rates: list[dict[str, float]] = field(default_factory=list)
-    """Success by pool, before the turn and after each of its steps."""
+    rates: list[Rates] = field(default_factory=list)
+    """Of the curriculum, before the turn and after each of its steps."""
     consumed: list[int] = field(default_factory=list)
     """Numbers of the groups that were trained on."""
     discarded: list[int] = field(default_factory=list)
