@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,11 +16,12 @@ from agentloop.errors import PublishError
 from agentloop.publish.lora import LoraHotSwap
 from agentloop.publish.probe import Probe
 from agentloop.train.data.row import Row
-from agentloop.train.model import Lora, Placement, Trainable
+from agentloop.train.model import Trainable
 from agentloop.train.probes import make_probe
 
 from . import tiny_model
 from .conftest import Running
+from .trained import new_adapter, random_rows, train
 
 pytestmark = pytest.mark.slow
 
@@ -29,23 +29,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def trained(model: Path) -> tuple[Trainable, list[Row]]:
     """An adapter that has learned something, and rows to check it on."""
-    trainable = Trainable.load(model, lora=Lora(rank=4, alpha=8), placement=Placement(device="cpu"))
+    trainable = new_adapter(model)
     train(trainable, 1)
-    rng = np.random.default_rng(0)
-    return trainable, [row(rng.integers(5, trainable.n_vocab, 24)) for _ in range(8)]
-
-
-def train(trainable: Trainable, seed: int) -> None:
-    """Stands for an update: B gets values of its own."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, value in trainable.parameters():
-            if "lora_B" in name:
-                value.add_(0.05 * torch.randn(value.shape, generator=generator))
-
-
-def row(ids: np.ndarray) -> Row:
-    return Row("t", None, None, "", ids.astype(np.int32), np.ones(len(ids), dtype=bool), None, 1.0, (), None)
+    return trainable, random_rows(trainable.n_vocab)
 
 
 def with_setting(**settings: object) -> Callable[[Path], None]:
