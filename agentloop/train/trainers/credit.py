@@ -63,7 +63,7 @@ async def credited(
 
 
 def _failed(group: Sequence[Attempt], rows: Sequence[Row]) -> Attempt | None:
-    """The first attempt with the lowest reward of a group whose rewards differ; None without a row, or with one turn."""
+    """The first attempt with the lowest reward of a group whose rewards differ; None without a row or a second turn."""
     scored = [(attempt.verdict.reward, attempt) for attempt in group if attempt.verdict.reward is not None]
     if not scored:
         return None

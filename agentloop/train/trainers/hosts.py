@@ -44,7 +44,8 @@ class Host(Protocol):
         """Let `name` answer as the model in training does now.
 
         sequences: token ids on which that is checked; none where nothing was trained since the parent. folder: where
-        the adapter or the weights are, or are written. Raises PublishError where it answers otherwise; nothing is changed then.
+        the adapter or the weights are, or are written. Raises PublishError where it answers otherwise; the server then
+        has what it had before.
         """
         ...
 
