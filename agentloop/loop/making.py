@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from agentloop.abilities import Rehearses
 from agentloop.config.settings import known_secrets
 from agentloop.errors import ConfigError, PluginError, TrainingError, boundary, counted
+from agentloop.loop.audited import audited
 from agentloop.loop.draft import ProjectDraft
 from agentloop.loop.experience import ProjectExperience
 from agentloop.loop.project import Project
@@ -76,6 +77,8 @@ async def next_version(
     draft = ProjectDraft(project, newest.number + 1)
     experience = ProjectExperience(project, draft.number, parent, filter)
     try:
+        if trainer.makes in OF_WEIGHTS:
+            await audited(project, experience.tasks)
         note = await trainer.improve(parent, draft, experience)
         if note is None:
             return None

@@ -109,7 +109,13 @@ def _weights_trainer(project: Project, kind: str, learning: Learning, own: Mappi
     made = algorithm(kind, own)
     admission = Admission(temperature=host.temperature, unconfined=project.config.sandbox.allow_unconfined)
     return WeightsTrainer(
-        made, learning, host, admission, lambda version: project.version_folder(version.number), project.config.hash
+        made,
+        learning,
+        host,
+        admission,
+        lambda version: project.version_folder(version.number),
+        project.config.hash,
+        project.config.train.alarms,
     )
 
 

@@ -6,7 +6,8 @@ A maximum or minimum raises an alarm when `patience` steps in a row, the last on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from statistics import fmean
 from typing import NamedTuple
 
@@ -39,7 +40,12 @@ class Alarm(NamedTuple):
     setting: str
     """Key of `[train.alarms]`."""
     since: int
-    """Index in the history of the first step that is not good; the checkpoint before it is the last good one."""
+    """Index in the history of the first step whose figure is beyond the limit."""
+
+    @property
+    def back_to(self) -> int:
+        """Index of the last step that was good: a figure speaks of the weights before the update of its step."""
+        return max(0, self.since - 1)
 
     @property
     def line(self) -> str:
@@ -58,12 +64,18 @@ class AlarmWatch:
         self.n_returns = n_returns
 
     @property
+    def good(self) -> int | None:
+        """Where an alarm would go back to if the next steps are like the last one; None where no limit is passed."""
+        first = min(_streaks(self.history, self.limits), default=None)
+        return None if first is None else max(0, first - 1)
+
+    @property
     def rate(self) -> float:
-        """Share of the learning rate for the next step: half after each return, or the same step fails again."""
+        """Share of the learning rate for the next step: half after each return, or the same would come of it."""
         return 0.5**self.n_returns
 
     def after(self, figures: Mapping[str, float]) -> Alarm | None:
-        """The alarm that a step raises. Then the turn goes on from the checkpoint after `alarm.since` steps.
+        """The alarm that a step raises. Then the turn goes on from the weights before the step `alarm.back_to`.
 
         Raises TrainingError at one alarm more than MAX_RETURNS.
         """
@@ -87,30 +99,56 @@ def alarm(history: Sequence[Mapping[str, float]], limits: AlarmSection) -> Alarm
     history: the figures of each step since the last good checkpoint or the start, oldest first, by the names of
     `train/figures.py`. Steps that did not record a figure do not count for it.
     """
-    maxima = (
-        (MISMATCH, limits.max_mismatch, "max_mismatch"),
-        (of(CLIP, POSITIVE), limits.max_clip, "max_clip"),
-        (of(CLIP, NEGATIVE), limits.max_clip, "max_clip"),
-        (GRADIENT, limits.max_gradient, "max_gradient"),
-        (KL, limits.max_kl, "max_kl"),
-    )
-    alarms = [_beyond(history, name, limit, setting, limits.patience, 1.0) for name, limit, setting in maxima]
-    alarms.insert(1, _beyond(history, ENTROPY, limits.min_entropy, "min_entropy", limits.patience, -1.0))
+    alarms = [_beyond(history, limit, limits.patience) for limit in _limits(limits)]
     alarms.append(_fallen_part(history, limits))
     return next((one for one in alarms if one is not None), None)
 
 
-def _beyond(
-    history: Sequence[Mapping[str, float]], name: str, limit: float, setting: str, patience: int, sign: float
-) -> Alarm | None:
-    """sign: 1.0 for a maximum, -1.0 for a minimum."""
-    recorded = [(index, figures[name]) for index, figures in enumerate(history) if name in figures]
-    last = recorded[-patience:]
-    if len(last) < patience or any(math.isfinite(value) and sign * (value - limit) <= 0 for _, value in last):
+class _Limit(NamedTuple):
+    figure: str
+    value: float
+    setting: str
+    sign: float = 1.0
+    """1.0 for a maximum, -1.0 for a minimum."""
+
+    def is_passed(self, value: float) -> bool:
+        """Whether a value is beyond it; what is not finite is."""
+        if math.isinf(self.value):
+            return False
+        return not math.isfinite(value) or self.sign * (value - self.value) > 0
+
+
+def _limits(limits: AlarmSection) -> list[_Limit]:
+    return [
+        _Limit(MISMATCH, limits.max_mismatch, "max_mismatch"),
+        _Limit(ENTROPY, limits.min_entropy, "min_entropy", -1.0),
+        _Limit(of(CLIP, POSITIVE), limits.max_clip, "max_clip"),
+        _Limit(of(CLIP, NEGATIVE), limits.max_clip, "max_clip"),
+        _Limit(GRADIENT, limits.max_gradient, "max_gradient"),
+        _Limit(KL, limits.max_kl, "max_kl"),
+    ]
+
+
+def _streak(history: Sequence[Mapping[str, float]], limit: _Limit) -> list[int]:
+    """Indices of the last steps that recorded the figure, all of them beyond the limit."""
+    recorded = [index for index, figures in enumerate(history) if limit.figure in figures]
+    beyond = list(takewhile(lambda index: limit.is_passed(history[index][limit.figure]), reversed(recorded)))
+    return beyond[::-1]
+
+
+def _streaks(history: Sequence[Mapping[str, float]], limits: AlarmSection) -> Iterator[int]:
+    """The first step of each row of steps that is beyond a limit now."""
+    for limit in _limits(limits):
+        streak = _streak(history, limit)
+        if streak:
+            yield streak[0]
+
+
+def _beyond(history: Sequence[Mapping[str, float]], limit: _Limit, patience: int) -> Alarm | None:
+    streak = _streak(history, limit)
+    if len(streak) < patience:
         return None
-    if math.isinf(limit):
-        return None
-    return Alarm(name, last[-1][1], limit, setting, last[0][0])
+    return Alarm(limit.figure, history[streak[-1]][limit.figure], limit.value, limit.setting, streak[0])
 
 
 def _fallen_part(history: Sequence[Mapping[str, float]], limits: AlarmSection) -> Alarm | None:

@@ -94,8 +94,12 @@ def read_progress(folder: Path) -> dict[str, Any]:
         raise TrainingError(f"{folder}: no whole state ({error}); remove it, and the one before is used") from error
 
 
-def checkpoint(engine: Engine, folder: Path, progress: Mapping[str, Any]) -> str:
-    """Save a state beside those in `folder`, whole or not at all, and remove all but the last two; its sha256."""
+def checkpoint(engine: Engine, folder: Path, progress: Mapping[str, Any], *, good: int | None = None) -> str:
+    """Save a state beside those in `folder`, whole or not at all, and remove all but the last two; its sha256.
+
+    good: optimiser steps up to which nothing is in doubt; in place of the last but one, the newest checkpoint of no
+    more steps stays.
+    """
     place = folder / f"{engine.n_steps:08d}"
     ranks = engine.ranks
     with _disk(folder):
@@ -108,8 +112,13 @@ def checkpoint(engine: Engine, folder: Path, progress: Mapping[str, Any]) -> str
             ranks.wait()
         ranks.wait()
     if ranks.is_first:
-        for old in checkpoints(folder)[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+        *older, _ = checkpoints(folder)
+        kept = older[1 - KEPT :]
+        if good is not None:
+            kept = [path for path in older if int(path.name) <= good][-1:]
+        for old in older:
+            if old not in kept:
+                shutil.rmtree(old, ignore_errors=True)
     return state_hash
 
 

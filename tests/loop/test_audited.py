@@ -10,10 +10,12 @@ import pytest
 from agentloop.errors import ConfigError
 from agentloop.loop import audited as module
 from agentloop.loop.audited import audited, representatives
+from agentloop.loop.making import first_version, next_version
+from agentloop.loop.project import Project
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.types import EnvironmentSpec, Part, Split, Task
+from agentloop.types import EnvironmentSpec, Part, Split, Task, VersionKind
 
-from .mini import Recorder, make_mini, opened
+from .mini import PlannedTrainer, Recorder, make_mini, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 LENIENT = """
@@ -63,6 +65,20 @@ def test_verifiers_that_a_cheat_fools_are_refused_every_time(tmp_path: Path, mon
     monkeypatch.setattr(module, "audit", None)
     with pytest.raises(ConfigError, match=r'trusted_verifiers = \["lenient.py:Lenient"\]$'):
         audit_of(tmp_path)
+
+
+def test_weights_are_not_trained_on_a_suite_whose_verifiers_are_fooled(tmp_path: Path) -> None:
+    async def train(project: Project) -> None:
+        trainer = PlannedTrainer(project, (0, 1))
+        first = await first_version(project, trainer)
+        trainer.makes = VersionKind.weights
+        try:
+            await next_version(project, trainer, first)
+        finally:
+            await project.pool.close()
+
+    with opened(lenient(tmp_path)) as project, pytest.raises(ConfigError, match=r"^cheats fool the verifiers"):
+        asyncio.run(train(project))
 
 
 @pytest.mark.parametrize("name", ["lenient.py:Lenient", "*"])

@@ -91,11 +91,13 @@ def test_a_watch_forgets_what_was_not_good_halves_the_rate_and_gives_up() -> Non
     for n_returns in (1, 2):
         assert watch.after({"kl": 0.1 * n_returns}) is None
         assert watch.after({"kl": 2.0}) is None
+        assert watch.good == n_returns - 1
         raised = watch.after({"kl": 2.0})
         assert raised is not None
-        assert raised.since == n_returns
+        assert (raised.since, raised.back_to) == (n_returns, n_returns - 1)
         assert (watch.rate, watch.n_returns) == (0.5**n_returns, n_returns)
     assert watch.history == [{"kl": 0.1}, {"kl": 0.2}]
+    assert watch.good is None
     resumed = AlarmWatch(LIMITS, watch.history, watch.n_returns)
     resumed.after({"kl": 2.0})
     with pytest.raises(TrainingError, match=r"\[train.alarms\] max_kl = 1; the turn went back 2 times already"):

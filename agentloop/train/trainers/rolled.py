@@ -42,7 +42,7 @@ from agentloop.train.mismatch import Tolerance
 from agentloop.train.trainers.groups import Group, Groups, Plan, Rounds, Stream
 from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.revival import Revival
-from agentloop.train.trainers.training import Training
+from agentloop.train.trainers.training import GOES_BACK, Training
 from agentloop.types import Attempt, PolicyVersion
 
 N_SAMPLE = 16
@@ -117,6 +117,7 @@ class RolledTurn:
 
     async def _step(self, step: int, groups: Groups) -> None:
         state = self.training.state
+        mark = self.training.engine.n_steps
         started = time.perf_counter()
         taken = await groups.take(step)
         waited_s = time.perf_counter() - started
@@ -128,18 +129,23 @@ class RolledTurn:
         else:
             figures = await asyncio.to_thread(self._learn, step, taken, cut)
         trained_s = time.perf_counter() - started
+        figures |= _figures(taken, cut)
         state.n_steps = step + 1
         state.consumed += [group.number for group in taken]
         state.discarded = sorted(groups.discarded)
         state.sample = [row.token_ids.tolist() for row in cut.rows[:N_SAMPLE]] or state.sample
         state.episodes += [attempt.episode.id for attempt in attempts]
         state.rates.append(self._curriculum.rates)
+        raised = self.training.watch(figures, mark)
+        if raised is not None:
+            self._draft.progress.say(f"step {step + 1}: {raised.line}; {GOES_BACK}")
         self.training.checkpoint()
         published_s = await self._publish(step + 1) if step + 1 < self._learning.steps_per_turn else 0.0
         groups.announce(step + 1)
         phase = StepPhase.generate if self._host.answers_in_process else StepPhase.wait
         seconds = {str(phase): waited_s, str(StepPhase.train): trained_s, str(StepPhase.publish): published_s}
-        self._draft.record(step + 1, **figures, **counts(SECONDS, seconds), **_figures(taken, cut))
+        seconds[str(StepPhase.judge)] = sum(attempt.judge_s for attempt in attempts)
+        self._draft.record(step + 1, **figures, **counts(SECONDS, seconds))
         self._draft.progress.advance(0, reward=figures[REWARD], entropy=figures.get("entropy", 0.0))
 
     def _learn(self, step: int, taken: Sequence[Group], cut: Cut) -> dict[str, float]:
@@ -152,7 +158,7 @@ class RolledTurn:
         units, flat = training.algorithm.prepare(cut.rows)
         training.state.dropped.update({str(reason): n for reason, n in cut.excluded.items()})
         training.state.dropped.update(flat)
-        rate = min(1.0, max(MIN_RATE, 4.0 * self._curriculum.remaining))
+        rate = min(1.0, max(MIN_RATE, 4.0 * self._curriculum.remaining)) * training.alarms.rate
         if units:
             figures |= training.update(units, rng, rate)
             used = {row.trajectory for unit in units for row in unit}

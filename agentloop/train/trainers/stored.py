@@ -14,7 +14,7 @@ from agentloop.train.data.row import Row, Unit
 from agentloop.train.data.text_rows import text_rows_of
 from agentloop.train.figures import RATE, ROWS
 from agentloop.train.trainers.hosts import Host
-from agentloop.train.trainers.training import Training, parts
+from agentloop.train.trainers.training import GOES_BACK, Training, parts
 
 N_SAMPLE = 16
 """Rows on which a server that gets the result is checked."""
@@ -47,10 +47,16 @@ class StoredTurn:
         updates = list(self._updates(units))
         n_left = len(updates) - state.n_steps
         self._draft.progress.start(f"turn {self._draft.number - 1}: train on stored traces", n_left)
+        if not training.is_resumed:
+            training.checkpoint()
         for step in range(state.n_steps, len(updates)):
-            figures = training.step(updates[step], 1.0)
+            mark = training.engine.n_steps
+            figures = training.step(updates[step], training.alarms.rate)
             state.n_steps = step + 1
-            if state.n_steps % SAVE_EVERY == 0:
+            raised = training.watch(figures, mark)
+            if raised is not None:
+                self._draft.progress.say(f"step {step + 1}: {raised.line}; {GOES_BACK}")
+            if raised is not None or state.n_steps % SAVE_EVERY == 0:
                 training.checkpoint()
             own = {RATE: self._host.learning_rate, ROWS: float(sum(map(len, updates[step])))}
             self._draft.record(step + 1, **figures, **own)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from agentloop.config.sections import AlarmSection
 from agentloop.errors import TrainingError, boundary
 from agentloop.protocols import Draft
+from agentloop.train.alarms import Alarm, AlarmWatch
 from agentloop.train.algorithms.algorithm import Algorithm, Need
 from agentloop.train.algorithms.sft import Sft
 from agentloop.train.curriculum import Rates
@@ -24,6 +26,10 @@ from agentloop.train.trainers.learning import Learning
 
 TRAINER = "trainer"
 """Folder of a version, with the optimiser's moments and the curriculum for the turn after it."""
+
+
+GOES_BACK = "the turn goes on from the last good weights, at half the learning rate"
+"""What follows from an alarm."""
 
 
 @dataclass
@@ -46,6 +52,12 @@ class TurnState:
     """Token ids of a few rows of the last step, on which a server that gets its update is checked."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Rows and trajectories that did not train, by reason."""
+    watched: list[dict[str, float]] = field(default_factory=list)
+    """Figures of the steps that count for alarms."""
+    marks: list[int] = field(default_factory=list)
+    """Optimiser steps before each of those."""
+    n_returns: int = 0
+    """How often an alarm sent the turn back."""
 
     def learn_from(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Count each pair once."""
@@ -56,7 +68,14 @@ class Training:
     """What is trained in a turn, and by what."""
 
     def __init__(
-        self, host: Host, algorithm: Algorithm, learning: Learning, draft: Draft, parent: Path | None, made_from: str
+        self,
+        host: Host,
+        algorithm: Algorithm,
+        learning: Learning,
+        draft: Draft,
+        parent: Path | None,
+        made_from: str,
+        limits: AlarmSection,
     ) -> None:
         """parent: folder of the version that it goes on from. made_from: see `TurnState`."""
         self.algorithm = algorithm
@@ -72,6 +91,7 @@ class Training:
         self.engine = Engine(self.trainable, algorithm, settings)
         self.state = TurnState(made_from)
         self.is_resumed = self._restore(parent)
+        self.alarms = AlarmWatch(limits, self.state.watched, self.state.n_returns)
 
     def _restore(self, parent: Path | None) -> bool:
         """Go on from the checkpoint of an interrupted process, else from the moments of the parent. Whether the first.
@@ -94,7 +114,36 @@ class Training:
 
     def checkpoint(self) -> None:
         """Make this the state from which an interrupted process goes on. Raises TrainingError on a full disk."""
-        checkpoint(self.engine, self._draft.workspace, vars(self.state))
+        good = self.alarms.good
+        mark = None if good is None else self.state.marks[good]
+        checkpoint(self.engine, self._draft.workspace, vars(self.state), good=mark)
+
+    def watch(self, figures: Mapping[str, float], mark: int) -> Alarm | None:
+        """Look at the figures of a step; where they raise an alarm, put back the weights before the last good step.
+
+        mark: optimiser steps before it. The turn goes on: what it has used stays used. Raises TrainingError at one
+        alarm too many.
+        """
+        state = self.state
+        state.marks.append(mark)
+        raised = self.alarms.after(figures)
+        if raised is not None:
+            self._go_back(state.marks[raised.back_to])
+            state.n_returns = self.alarms.n_returns
+            del state.marks[raised.since :]
+        state.watched = self.alarms.history
+        return raised
+
+    def _go_back(self, mark: int) -> None:
+        """To the newest checkpoint of at most `mark` optimiser steps, else the oldest; later ones are removed."""
+        places = checkpoints(self._draft.workspace)
+        older = [path for path in places if int(path.name) <= mark]
+        chosen = older[-1] if older else places[0]
+        restore(self.engine, chosen)
+        self.engine.ranks.wait()
+        for path in places:
+            if self.engine.ranks.is_first and int(path.name) > int(chosen.name):
+                shutil.rmtree(path)
 
     def step(self, units: Sequence[Unit], rate: float) -> dict[str, float]:
         """One optimiser step at `rate` times the learning rate; its figures."""

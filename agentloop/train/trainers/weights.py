@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
+from agentloop.config.sections import AlarmSection
 from agentloop.errors import counted
 from agentloop.protocols import Draft, Experience
 from agentloop.train.algorithms.algorithm import Algorithm
@@ -26,6 +27,7 @@ VALIDATION = "validation"
 """Name of the figure that says how a version does on the validation split."""
 N_VALIDATIONS = 3
 """Attempts at each validation task."""
+LIMITS = AlarmSection()
 
 
 class WeightsTrainer:
@@ -41,8 +43,12 @@ class WeightsTrainer:
         admission: Admission,
         folder_of: Callable[[PolicyVersion], Path],
         settings: str,
+        limits: AlarmSection = LIMITS,
     ) -> None:
-        """admission: of rows. folder_of: the folder of a version. settings: hash of everything that is set."""
+        """admission: of rows. folder_of: the folder of a version. settings: hash of everything that is set.
+
+        limits: of figures, beyond which a turn goes back.
+        """
         self.name = algorithm.name
         self.makes: VersionKind = host.makes
         self._algorithm = algorithm
@@ -51,6 +57,7 @@ class WeightsTrainer:
         self._admission = admission
         self._folder_of = folder_of
         self._settings = settings
+        self._limits = limits
 
     async def first(self, draft: Draft, experience: Experience) -> str | None:
         """The model as the server has it: the settings are version 1."""
@@ -65,6 +72,7 @@ class WeightsTrainer:
             draft,
             self._folder(parent),
             self._made_from(parent, experience),
+            self._limits,
         )
         await experience.resume(training.state.episodes if training.is_resumed else None)
         if self.name in STORED_ONLY or experience.filter or not experience.tasks:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentloop.config.sections import AlarmSection
 from agentloop.errors import ConfigError, TrainingError
 from agentloop.policies.tiny import TinyPolicy
 from agentloop.registry.artifacts import WEIGHTS, weights_hash
@@ -61,6 +62,45 @@ def test_a_checkpoint_of_other_options_is_not_used(tmp_path: Path) -> None:
     draft = draft_in(tmp_path / "v2")
     improved(trainer("grpo", parent, learning_rate=3e-3), draft, world)
     assert hash_of(draft) == hash_of(expected)
+
+
+ALARMING = AlarmSection(patience=2, max_gradient=1e-9)
+"""Every step is beyond it."""
+
+
+def test_an_alarm_puts_the_last_good_weights_back(tmp_path: Path) -> None:
+    """Two alarms in four steps: nothing of them stays."""
+    parent = first_weights(tmp_path / "v1")
+    draft = draft_in(tmp_path / "v2")
+    improved(trainer("grpo", parent, limits=ALARMING), draft, experience())
+    assert isinstance(draft.progress, Lines)
+    alarms = [line for line in draft.progress.lines if "alarm" in line]
+    assert [line.partition(":")[0] for line in alarms] == ["step 2", "step 4"]
+    assert "[train.alarms] max_gradient = 1e-09; the turn goes on from the last good weights" in alarms[0]
+    assert hash_of(draft) == weights_hash(parent / WEIGHTS)
+    rates = [figures["rate"] for _, figures in sorted(draft.steps.items())]
+    assert rates[2] == pytest.approx(rates[0] / 2, rel=0.5)
+
+
+def test_a_third_alarm_ends_the_turn(tmp_path: Path) -> None:
+    made = trainer("grpo", first_weights(tmp_path / "v1"), limits=ALARMING, steps_per_turn=6)
+    with pytest.raises(TrainingError, match="went back 2 times already: lower learning_rate"):
+        improved(made, draft_in(tmp_path / "v2"), experience())
+
+
+def test_a_turn_that_went_back_and_was_killed_ends_in_the_same_version(tmp_path: Path) -> None:
+    parent = first_weights(tmp_path / "v1")
+    options = {"limits": ALARMING, "steps_per_turn": 3}
+    whole = draft_in(tmp_path / "whole")
+    improved(trainer("grpo", parent, **options), whole, experience())
+    assert hash_of(whole) != weights_hash(parent / WEIGHTS)
+    for stop_after in (1, 2):
+        world = experience()
+        with pytest.raises(Interrupted):
+            improved(trainer("grpo", parent, **options), draft_in(tmp_path / str(stop_after), stop_after), world)
+        again = draft_in(tmp_path / str(stop_after))
+        improved(trainer("grpo", parent, **options), again, world)
+        assert hash_of(again) == hash_of(whole)
 
 
 def test_without_a_gradient_there_is_no_version_and_every_row_is_counted(tmp_path: Path) -> None:

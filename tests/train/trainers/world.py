@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from agentloop.config.sections import AlarmSection
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.tiny import TinyPolicy, new_model
 from agentloop.progress import Silent
@@ -23,7 +24,7 @@ from agentloop.train.algorithms.kinds import algorithm
 from agentloop.train.data.admission import Admission
 from agentloop.train.trainers.hosts import InProcess
 from agentloop.train.trainers.learning import Learning
-from agentloop.train.trainers.weights import WeightsTrainer
+from agentloop.train.trainers.weights import LIMITS, WeightsTrainer
 from agentloop.types import (
     Judged,
     Message,
@@ -103,12 +104,14 @@ def first_weights(folder: Path) -> Path:
     return folder
 
 
-def trainer(kind: str, parent: Path, options: Mapping[str, Any] = {}, **learning: Any) -> WeightsTrainer:
+def trainer(
+    kind: str, parent: Path, options: Mapping[str, Any] = {}, limits: AlarmSection = LIMITS, **learning: Any
+) -> WeightsTrainer:
     """Of the algorithm `kind`, on weights in this process."""
     settings = Learning(**{**SMALL, **learning})
     admission = Admission(temperature=1.0, unconfined=True)
     host = InProcess(settings, 1.0)
-    return WeightsTrainer(algorithm(kind, options), settings, host, admission, lambda _: parent, repr(learning))
+    return WeightsTrainer(algorithm(kind, options), settings, host, admission, lambda _: parent, repr(learning), limits)
 
 
 class Interrupted(BaseException):
