@@ -17,7 +17,9 @@ NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(gt=0.0, le=1.0)]
 STORED_ONLY = ("sft", "reward_model")
 """Kinds that learn from stored traces alone; the others also roll out attempts of their own."""
-ROLLED = ("steps_per_turn", "n_tasks", "group_size", "max_lag", "over_commit", "stop_at")
+CREDITED = ("grpo",)
+"""Kinds whose loss takes advantages by turn."""
+ROLLED = ("steps_per_turn", "n_tasks", "group_size", "forks", "max_lag", "over_commit", "stop_at")
 """Options that only attempts of a turn's own need."""
 SERVED = ("model", "lora", "device", "dtype", "checkpointing", "max_lag", "over_commit")
 """Options that the tiny policy does not have: it is made here, and answers in this process."""
@@ -48,6 +50,9 @@ class Learning:
     """Tasks of one round, each a group."""
     group_size: Annotated[int, Field(ge=2)] = 16
     """Attempts a task; their rewards are compared with each other."""
+    forks: NotNegative = 0
+    """Continuations of each turn of one failed attempt a group. Its turns then have advantages of their own, so that
+    the one that lost the reward carries the blame. 0: all turns have that of the attempt."""
     max_lag: NotNegative = 0
     """Updates that an attempt may be behind when it is trained on. Above 0, attempts go on during an update."""
     over_commit: NotNegative = 0
@@ -94,4 +99,6 @@ def refuse_foreign(kind: str, options: Iterable[str]) -> None:
 def options_of(kind: str) -> tuple[str, ...]:
     """Names of the options of `kind`: those of training, and those of its algorithm."""
     unused = ROLLED if kind in STORED_ONLY else ()
+    if kind not in CREDITED:
+        unused = (*unused, "forks")
     return (*(name for name in NAMES if name not in unused), *KINDS[kind].names)

@@ -39,6 +39,7 @@ from agentloop.train.figures import (
     of,
 )
 from agentloop.train.mismatch import Tolerance
+from agentloop.train.trainers.credit import credited
 from agentloop.train.trainers.groups import Group, Groups, Plan, Rounds, Stream
 from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.revival import Revival
@@ -123,6 +124,8 @@ class RolledTurn:
         waited_s = time.perf_counter() - started
         attempts = [attempt for group in taken for attempt in group.attempts]
         cut = rows_of_all(map(judged_of, attempts), self._admission)
+        if self._learning.forks:
+            await self._credit(step, taken, cut)
         started = time.perf_counter()
         if self._host.answers_in_process:
             figures = self._learn(step, taken, cut)
@@ -147,6 +150,19 @@ class RolledTurn:
         seconds[str(StepPhase.judge)] = sum(attempt.judge_s for attempt in attempts)
         self._draft.record(step + 1, **figures, **counts(SECONDS, seconds))
         self._draft.progress.advance(0, reward=figures[REWARD], entropy=figures.get("entropy", 0.0))
+
+    async def _credit(self, step: int, taken: Sequence[Group], cut: Cut) -> None:
+        """Give the turns of some failed attempts advantages of their own."""
+        done = await credited(
+            cut.rows,
+            [group.attempts for group in taken],
+            self._experience,
+            self._host.policy(self._name(step)),
+            part=("credit", step),
+            n=self._learning.forks,
+        )
+        cut.rows[:] = done.rows
+        self.training.state.episodes += [fork.episode.id for fork in done.forks]
 
     def _learn(self, step: int, taken: Sequence[Group], cut: Cut) -> dict[str, float]:
         """Train on what the groups show; figures of the step."""

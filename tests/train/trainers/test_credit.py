@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
+import pytest
+
+from agentloop.errors import ConfigError
 from agentloop.protocols import Policy, Record, Sandbox
 from agentloop.testing.experience import MemoryExperience
 from agentloop.train.data.admission import Admission, judged_of
 from agentloop.train.data.chains import rows_of_all
 from agentloop.train.trainers.credit import credited
+from agentloop.train.trainers.learning import refuse_foreign
 from agentloop.types import Attempt, Completion, Message, Sampling, Step, StopReason, Task, ToolSpec
 
-from .world import task
+from .world import Interrupted, draft_in, first_weights, hash_of, improved, task, trainer
 
 N_TURNS = 3
 IDS = {"yes": 1, "no": 2}
@@ -95,3 +100,30 @@ def test_groups_of_equal_rewards_are_not_measured() -> None:
         return len((await credited(rows, [group], world, world._policy, part="f", n=4)).forks)
 
     assert asyncio.run(go()) == 0
+
+
+def test_a_turn_with_forks_that_is_killed_ends_in_the_same_version(tmp_path: Path) -> None:
+    parent = first_weights(tmp_path / "v1")
+    tasks = [task(f"{pool}{n}", pattern="[a-z].*") for pool in "abc" for n in range(2)]
+
+    def world() -> MemoryExperience:
+        return MemoryExperience(tasks, [], Walker(), Wavering())
+
+    plain, whole, cut = (draft_in(tmp_path / name) for name in ("plain", "whole", "cut"))
+    without = world()
+    improved(trainer("grpo", parent, steps_per_turn=2), plain, without)
+    done = world()
+    improved(trainer("grpo", parent, steps_per_turn=2, forks=2), whole, done)
+    assert hash_of(whole) != hash_of(plain)
+    assert len(done.done) > len(without.done)
+    interrupted = world()
+    with pytest.raises(Interrupted):
+        improved(trainer("grpo", parent, steps_per_turn=2, forks=2), draft_in(tmp_path / "cut", 1), interrupted)
+    improved(trainer("grpo", parent, steps_per_turn=2, forks=2), cut, interrupted)
+    assert hash_of(cut) == hash_of(whole)
+    assert interrupted.done.keys() == done.done.keys()
+
+
+def test_only_losses_over_groups_take_forks() -> None:
+    with pytest.raises(ConfigError, match="forks is an option of grpo, and 'kto' does not use it"):
+        refuse_foreign("kto", ["forks"])
