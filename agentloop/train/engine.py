@@ -79,7 +79,6 @@ class Engine:
         self.n_skipped = 0
         """Skipped updates since the last one that was made."""
         self._costs = Costs.of(trainable.base) if settings.share_prefixes and trainable.follows_trees() else None
-        # After the line above: a frozen copy attends as the model does when it is copied.
         if Need.reference in algorithm.needs:
             trainable.keep_reference()
         self.ranks = ranks

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, TrainingError
 from agentloop.train.algorithms.algorithm import Scored
-from agentloop.train.attention import Segments
+from agentloop.train.attention import NAME, Segments
 
 CHUNK_ELEMENTS = 1 << 25
 """Logits that are in memory at once: 128 MiB in fp32, a few times over."""
@@ -93,6 +93,8 @@ class Actor(nn.Module):
         base = self._base[0]
         extras: dict[str, Any] = {}
         if layout.segments is not None:
+            if base.config._attn_implementation != NAME:
+                raise TrainingError(f"{type(base).__name__} cannot attend by segments; set share_prefixes to false")
             # A mask of four dimensions is passed on as it is, and the segments are looked at in its place.
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=layout.ids_SL.device)
             extras = {"segments": layout.segments, "attention_mask": mask, "position_ids": layout.positions_SL}

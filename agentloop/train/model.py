@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from agentloop.errors import ConfigError, TrainingError
 from agentloop.registry.artifacts import ADAPTER, ADAPTER_CONFIG, TENSORS, WEIGHTS, weights_hash
 from agentloop.train.algorithms.algorithm import Scored
+from agentloop.train.attention import use_segments
 from agentloop.train.distributed import ALONE, Ranks, like, whole
 from agentloop.train.forward import LOGPROBS, Actor, Asked, Layout
 from agentloop.train.trees import follows_trees
@@ -104,6 +105,8 @@ class Trainable:
         self._ranks = ALONE
         _remove_dropout(model)
         self.base = model.to(self.device)
+        # Before a reference is copied from it: a copy attends as its model does.
+        self._can_share = use_segments(self.base)
         self.model: Any = self.base
         if lora is not None:
             self.base.to(self.dtype)
@@ -205,7 +208,7 @@ class Trainable:
         """Whether rows that begin alike may share those tokens; see `trees.py`."""
         tolerance = 1e-4 if self.dtype == torch.float32 else 0.2
         with self.precision():
-            return follows_trees(self.actor, self.base, self.n_vocab, tolerance)
+            return self._can_share and follows_trees(self.actor, self.base, self.n_vocab, tolerance)
 
     def save(self, folder: Path) -> str:
         """Write `adapter/` or `weights/` into `folder`; the sha256 of it (`registry/artifacts.weights_hash`).

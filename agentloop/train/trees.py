@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentloop.train.attention import use_segments
 from agentloop.train.batches import Shapes, make_batch, padded_layout
 from agentloop.train.data.row import Row
 from agentloop.train.forward import Actor
@@ -25,7 +24,7 @@ def follows_trees(actor: Actor, model: Any, n_vocab: int, tolerance: float) -> b
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     has_window = getattr(config, "sliding_window", None) is not None and not getattr(config, "layer_types", None)
-    if kinds != {"full_attention"} or has_window or not use_segments(model):
+    if kinds != {"full_attention"} or has_window:
         return False
     ids = np.arange(2 * N_TOKENS, dtype=np.int32).reshape(2, N_TOKENS) * 5 % n_vocab
     ids[1, :4] = ids[0, :4]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentloop.errors import ConfigError
-from agentloop.train.algorithms.algorithm import Need
+from agentloop.train.algorithms.algorithm import Batch, Need
 from agentloop.train.batches import Shapes, make_batch, padded_layout
 from agentloop.train.engine import Engine, EngineSettings
+from agentloop.train.forward import Layout
 from agentloop.train.model import Lora, Placement, Trainable
+from agentloop.train.prefixes import tree_layout
 
 from .small import N_VOCAB, Plain, rows_of, small_model, units_of
+from .test_prefixes import family
 
 LORA = Lora(rank=2, alpha=8)
 
@@ -85,11 +89,16 @@ def test_an_adapter_has_the_same_files_in_every_process(tmp_path: Path) -> None:
         assert (tmp_path / "1" / "adapter" / name).read_bytes() == (tmp_path / "2" / "adapter" / name).read_bytes()
 
 
+@pytest.mark.parametrize("layout_of", [padded_layout, tree_layout])
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_the_reference_stays_as_it_was(lora: Lora | None) -> None:
-    rows = units_of(rows_of([9, 5, 12]))
-    layout = padded_layout(make_batch(rows, {}, Shapes(torch.device("cpu"))))
+def test_the_reference_stays_as_it_was(lora: Lora | None, layout_of: Callable[[Batch], Layout]) -> None:
+    rows = units_of(family())
+    batch = make_batch(rows, {}, Shapes(torch.device("cpu")))
+    layout = layout_of(batch)
     trainable = Trainable(small_model(), lora=lora)
+    trainable.keep_reference()
+    expected = trainable.actor(padded_layout(batch)).logprobs_N
+    assert torch.allclose(trainable.reference(layout), expected, atol=1e-5)
     engine = Engine(trainable, Plain(Need.reference), EngineSettings(learning_rate=1e-2))
     before = trainable.reference(layout)
     engine.step(rows)
