@@ -64,13 +64,15 @@ def vllm_command(
 ) -> tuple[list[str], dict[str, str]]:
     """(command, variables) that serve the model in folder `model` as `name`.
 
-    Log-probabilities are those of the distribution that was sampled from, temperature included. more: further
-    arguments of vLLM's; they outrank these.
+    Log-probabilities are those of the distribution that was sampled from, temperature included. Keys that a request
+    lacks are neutral, where the model's generation_config.json may cut the distribution (`plain.py` finds that).
+    more: further arguments of vLLM's; they outrank these.
     """
     on_cpu = vllm.device == "cpu"
     command = [vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", name, "--host", host, "--port", str(port)]
     command += ["--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
+    command += ["--generation-config", "vllm"]
     command += ["--enable-lora", "--max-loras", str(SLOTS), "--max-lora-rank", str(MAX_RANK)]
     command += ["--dtype", "float32", "--enforce-eager"] if on_cpu else []
     variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}

@@ -103,6 +103,7 @@ def make_model(folder: Path, *, seed: int = 0) -> Path:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    model.generation_config.update(do_sample=True, top_k=20, repetition_penalty=1.1)  # as many a model's file has it
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
