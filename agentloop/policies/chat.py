@@ -58,8 +58,11 @@ def _parse_call(call_id: str, body: str, close: str) -> ToolCall:
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 448) -> Tokenizer:
     """A byte-level BPE made from `texts`, in which words and punctuation never merge with each other.
 
-    Any text can be encoded, because the alphabet is all 256 bytes. Digits stay single: with pairs of
-    them as tokens, a small model cannot copy the numbers that it has not practised.
+    Any text can be encoded, because the alphabet is all 256 bytes; NFC is its normal form. Digits stay single: with
+    pairs of them as tokens, a small model cannot copy the numbers that it has not practised.
+
+    The merges come from pieces that are smaller than those of Qwen2's tokenizer, which splits a text once they are
+    made: transformers reads the tokenizer of every Qwen2 model as such a one, whatever its file says.
     """
     tokenizer = Tokenizer(models.BPE())
     pieces = Regex(r"\d| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+")
@@ -78,6 +81,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 448) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in SCAFFOLD])
+    from transformers import Qwen2Tokenizer  # seconds, which who only reads a conversation does not need
+
+    reader = Qwen2Tokenizer().backend_tokenizer
+    tokenizer.normalizer = reader.normalizer
+    tokenizer.pre_tokenizer = reader.pre_tokenizer
     return tokenizer
 
 

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentloop.errors import ConfigError
 from agentloop.policies.chat import ChatTemplate, parse
+from agentloop.policies.chat_files import save_chat
 from agentloop.policies.lockstep import Request
 from agentloop.types import Completion, Message, Sampling, ToolSpec
 
@@ -81,14 +82,16 @@ class TinyPolicy:
         return policy
 
     def save(self, folder: Path) -> None:
-        """Write weights, config and tokenizer in the Hugging Face layout; the same weights give the same bytes."""
+        """Write a whole Hugging Face folder, which vLLM serves as it is; the same weights give the same bytes."""
         transformers_logging.disable_progress_bar()  # theirs; the loop shows its own
+        self.model.config.eos_token_id = self.chat.end
+        self.model.config.pad_token_id = self.chat.pad
         self.model.save_pretrained(folder)
         self.save_companions(folder)
 
     def save_companions(self, folder: Path) -> None:
-        """Write everything of the folder but weights and config: the tokenizer."""
-        self.chat.tokenizer.save(str(folder / "tokenizer.json"))
+        """Write everything of the folder but weights and config: tokenizer, chat template and end mark."""
+        save_chat(self.chat, folder, context=self.model.config.max_position_embeddings)
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
