@@ -94,7 +94,7 @@ def trainer_of(kind: str) -> Callable[..., ProjectTrainer]:
         [inspect.Parameter(name, keyword, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
     )
     make.__name__ = kind
-    make.__doc__ = KINDS[kind].make.__doc__
+    make.__doc__ = KINDS[kind].purpose
     return make
 
 

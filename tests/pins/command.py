@@ -38,8 +38,10 @@ def entry_point() -> Callable[[], None]:
 
 
 def typer_app() -> Any:
-    """The typer app that the entry point runs, whatever its module is called."""
-    return entry_point().__globals__["app"]
+    """The typer app that the entry point runs."""
+    from agentloop_cli.main import app
+
+    return app
 
 
 @cache

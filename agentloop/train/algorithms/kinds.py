@@ -21,6 +21,8 @@ class AlgorithmKind(NamedTuple):
 
     make: Callable[[Any], Algorithm]
     options: type[Any]
+    purpose: str
+    """One line for `agentloop train kinds`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -29,13 +31,33 @@ class AlgorithmKind(NamedTuple):
 
 
 KINDS = {
-    "dpo": AlgorithmKind(Dpo, DpoOptions),
-    "grpo": AlgorithmKind(Grpo, GrpoOptions),
-    "kto": AlgorithmKind(Kto, KtoOptions),
-    "ppo": AlgorithmKind(Ppo, PpoOptions),
-    "reward_model": AlgorithmKind(RewardModel, RewardModelOptions),
-    "rft": AlgorithmKind(Rft, RftOptions),
-    "sft": AlgorithmKind(Sft, SftOptions),
+    "dpo": AlgorithmKind(
+        Dpo, DpoOptions, "Learns from pairs at one task, an attempt that passed and one that failed (DPO, IPO)."
+    ),
+    "grpo": AlgorithmKind(
+        Grpo,
+        GrpoOptions,
+        "Learns from its own attempts, each compared with the others at the same task (GRPO and its variants).",
+    ),
+    "kto": AlgorithmKind(
+        Kto, KtoOptions, "Learns from single traces that are good or bad, such as live traffic (KTO)."
+    ),
+    "ppo": AlgorithmKind(
+        Ppo,
+        PpoOptions,
+        "Learns from its own attempts, compared with what a critic expects, which is trained beside it (PPO).",
+    ),
+    "reward_model": AlgorithmKind(
+        RewardModel,
+        RewardModelOptions,
+        "Makes a model of rewards from pairs at one task, one that passed and one that failed.",
+    ),
+    "rft": AlgorithmKind(
+        Rft, RftOptions, "Imitates those attempts that earned a reward of at least `threshold` (rejection sampling)."
+    ),
+    "sft": AlgorithmKind(
+        Sft, SftOptions, "Imitates stored traces: what the assistant said becomes more likely (supervised)."
+    ),
 }
 
 
