@@ -59,6 +59,8 @@ MARGIN = "margin"
 """Mean lead of the chosen trajectory of a pair, in units of the loss."""
 VALUE_LOSS, VALUE_CLIP = "value_loss", "value_clip"
 """Of a critic: its loss, and the share of its values that were clipped."""
+FORKED = "forked"
+"""Attempts that went on from the last good step of a task in which all others fail."""
 REVIVED = "revived"
 """Rows that were imitated because every trajectory of a group failed."""
 
@@ -110,6 +112,7 @@ ABOUT: Mapping[str, About] = {
     MARGIN: About("lead of the chosen trajectory of a pair"),
     VALUE_LOSS: About("loss of the critic"),
     VALUE_CLIP: About("values of the critic that were clipped", SHARE),
+    FORKED: About("attempts that went on from the last good step of a dead task", "attempts"),
     REVIVED: About("rows imitated because whole groups failed", "rows"),
 }
 """Every figure and family, in the order in which they are shown; figures of other names come after them."""

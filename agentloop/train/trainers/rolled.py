@@ -22,6 +22,7 @@ from agentloop.train.data.chains import Cut, rows_of_all
 from agentloop.train.data.row import Row
 from agentloop.train.figures import (
     EXCLUDED,
+    FORKED,
     LAG,
     LENGTH,
     LONGEST,
@@ -40,6 +41,7 @@ from agentloop.train.figures import (
 )
 from agentloop.train.mismatch import Tolerance
 from agentloop.train.trainers.credit import credited
+from agentloop.train.trainers.forks import Forked, forked
 from agentloop.train.trainers.groups import Group, Groups, Plan, Rounds, Stream
 from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.revival import Revival
@@ -121,16 +123,18 @@ class RolledTurn:
         mark = self.training.engine.n_steps
         started = time.perf_counter()
         taken = await groups.take(step)
+        policy = self._host.policy(self._name(step))
+        forks = await forked(self._experience, taken, self._curriculum, policy, step)
         waited_s = time.perf_counter() - started
-        attempts = [attempt for group in taken for attempt in group.attempts]
+        attempts = [attempt for group in (*taken, *(each.group for each in forks)) for attempt in group.attempts]
         cut = rows_of_all(map(judged_of, attempts), self._admission)
         if self._learning.forks:
             await self._credit(step, taken, cut)
         started = time.perf_counter()
         if self._host.answers_in_process:
-            figures = self._learn(step, taken, cut)
+            figures = self._learn(step, taken, forks, cut)
         else:
-            figures = await asyncio.to_thread(self._learn, step, taken, cut)
+            figures = await asyncio.to_thread(self._learn, step, taken, forks, cut)
         trained_s = time.perf_counter() - started
         figures |= _figures(taken, cut)
         state.n_steps = step + 1
@@ -164,26 +168,29 @@ class RolledTurn:
         cut.rows[:] = done.rows
         self.training.state.episodes += [fork.episode.id for fork in done.forks]
 
-    def _learn(self, step: int, taken: Sequence[Group], cut: Cut) -> dict[str, float]:
+    def _learn(self, step: int, taken: Sequence[Group], forks: Sequence[Forked], cut: Cut) -> dict[str, float]:
         """Train on what the groups show; figures of the step."""
         training = self.training
         rng = self._draft.rng("update", step)
-        fresh = {attempt.trace.id for group in taken if group.lag == 0 for attempt in group.attempts}
+        every = [*taken, *(each.group for each in forks)]
+        fresh = {attempt.trace.id for group in every if group.lag == 0 for attempt in group.attempts}
         figures = self._compare(cut.rows, fresh)
-        revival = self._observe(taken, rng)
-        units, flat = training.algorithm.prepare(cut.rows)
+        revival = self._observe(taken, forks, rng)
+        units, flat = training.algorithm.prepare(self._credited(cut.rows, forks))
         training.state.dropped.update({str(reason): n for reason, n in cut.excluded.items()})
         training.state.dropped.update(flat)
         rate = min(1.0, max(MIN_RATE, 4.0 * self._curriculum.remaining)) * training.alarms.rate
         if units:
             figures |= training.update(units, rng, rate)
             used = {row.trajectory for unit in units for row in unit}
-            pairs = [a.pair for group in taken for a in group.attempts if a.trace.id in used]
+            pairs = [a.pair for group in every for a in group.attempts if a.trace.id in used]
             training.state.learn_from(pairs)
         if revival:
             skipped = training.imitate(revival, rate)["skipped"]
             figures["skipped"] = figures.get("skipped", 0.0) + skipped
             figures["revived"] = float(len(revival))
+        if forks:
+            figures[FORKED] = float(sum(len(each.group.attempts) for each in forks))
         rewards = [reward for group in taken for reward in _rewards(group.attempts)]
         return figures | {
             REWARD: fmean(rewards) if rewards else 0.0,
@@ -203,8 +210,19 @@ class RolledTurn:
         mismatch = self.training.engine.guard([row for row in rows if row.trajectory in fresh], tolerance)
         return {MISMATCH: mismatch.mean, of(MISMATCH, WORST): mismatch.worst} if mismatch.n_tokens else {}
 
-    def _observe(self, taken: Sequence[Group], rng: Random) -> list[Row]:
-        """Tell the curriculum how each group did; for groups that failed whole, rows that once passed in their pool."""
+    def _credited(self, rows: Sequence[Row], forks: Sequence[Forked]) -> Sequence[Row]:
+        """With advantages by step where forks show them, and the algorithm takes a group as the baseline."""
+        if Need.groups in self.training.algorithm.needs:
+            for each in forks:
+                rows = each.credited(rows)
+        return rows
+
+    def _observe(self, taken: Sequence[Group], forks: Sequence[Forked], rng: Random) -> list[Row]:
+        """Tell the curriculum how each group did; rows that once passed in the pool of each group that failed whole.
+
+        Tasks whose forks carry a gradient need none.
+        """
+        revived = {each.origin.task.id for each in forks if each.has_spread}
         revival: list[Row] = []
         for group in taken:
             rewards = _rewards(group.attempts)
@@ -212,7 +230,7 @@ class RolledTurn:
                 continue
             task = group.attempts[0].task
             self._curriculum.observe(task, rewards)
-            if max(rewards) <= 0.0:
+            if max(rewards) <= 0.0 and task.id not in revived:
                 revival += self._revival.rows(task.pool, rng, self._draft)
         return revival
 
