@@ -61,6 +61,11 @@ def load_options(
     return load_part(group, kind, _arguments(table, kind, make, options, base, ours), base=base)
 
 
+def option_names(group: str, kind: str, base: Path) -> frozenset[str]:
+    """The options of `kind` of `agentloop.<group>`; empty where it takes whatever it is given. Raises PluginError."""
+    return frozenset(_parameters(load_object(group, kind, base=base)) or ())
+
+
 def _arguments(
     table: str, kind: str, make: Callable[..., Any], options: Mapping[str, Any], base: Path, ours: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -4,8 +4,9 @@
 
 ENV has vLLM. Each seed makes a world of words from sha256(commit): which tool an operation needs, and what a tool
 gives, are drawn from it. A model from scratch (under 0.2 M parameters) imitates a demonstrator that takes the wrong
-tool in 63 of 100 runs, and is served by `agentloop policies serve`. The agent is the program below, in a sandbox. Held-out
-tasks are pairs of operation and name that neither demonstrations nor training had. Exits 1 when a bound is missed.
+tool in 63 of 100 runs, and is served by `agentloop policies serve`. The agent is the program below, in a sandbox.
+Held-out tasks are pairs of operation and name that neither demonstrations nor training had. Exits 1 when a bound is
+missed.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ learning_rate = {rate}
 n_tasks = 8
 group_size = 8
 steps_per_turn = {steps}
+n_threads = 1
 entropy_floor = 0.02
 entropy_weight = 0.05
 """
@@ -196,6 +198,7 @@ def make_base(world: World, tasks: list[Task], folder: Path, seed: int) -> int:
     rng = random.Random(seed)
     train = [task for task in tasks if task.split is Split.train]
     tokenizer = make_tokenizer(world.demonstration(task, rng) for task in train for _ in range(8))
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,

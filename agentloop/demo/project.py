@@ -37,6 +37,7 @@ This project uses the image `host`: the machine's own /usr, read-only, so nothin
 What runs in a sandbox sees no network, no home folder and no environment of yours; it can write only to a
 tmpfs of limited size, which is discarded with the episode.
 """
+ALGORITHMS = ("grpo", "ppo", "rft", "sft", "dpo", "kto")
 TRACES = """\
 # Traces
 
@@ -45,17 +46,21 @@ it failed. `agentloop traces ls` and `agentloop traces show ID` read it.
 """
 
 
-def prepare_demo(folder: Path, seed: int) -> bool:
+def prepare_demo(folder: Path, seed: int, algorithm: str | None = None) -> bool:
     """Make the demo project in `folder`; False when it is there already and is to be continued.
 
-    Raises ConfigError for a folder with something else in it, or with another seed.
+    algorithm: kind of the trainer; None is `grpo`. Raises ConfigError for a folder with something else in it, or with
+    another seed or algorithm, and for an algorithm that the demo cannot show.
     """
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        raise ConfigError(f"--algorithm {algorithm}: the demo has {', '.join(ALGORITHMS)}; choose one of them")
     if (folder / CONFIG_FILE).is_file():
-        _same_demo(folder, seed)
+        _same_demo(folder, seed, algorithm)
         return False
 
     def fill(draft: Path) -> None:
-        (draft / CONFIG_FILE).write_text(SETTINGS.format(seed=seed))
+        kind = f'\n[train]\nkind = "{algorithm}"\n' if algorithm else ""
+        (draft / CONFIG_FILE).write_text(SETTINGS.format(seed=seed) + kind)
         suite = draft / "evals" / "files"
         write_suite(suite, "files", make_tasks(suite / "files", seed))
 
@@ -107,11 +112,15 @@ def _put_in_place(draft: Path, folder: Path) -> None:
         shutil.move(entry, folder / entry.name)
 
 
-def _same_demo(folder: Path, seed: int) -> None:
-    there = load_config(folder).project
+def _same_demo(folder: Path, seed: int, algorithm: str | None) -> None:
+    config = load_config(folder)
+    there = config.project
     if there.name != "demo":
         raise ConfigError(
             f"{folder} holds the project {there.name!r}; run `agentloop loop {folder}`, or name another --out"
         )
     if there.seed != seed:
         raise ConfigError(f"{folder} holds the demo with seed {there.seed}; use --seed {there.seed}, or another --out")
+    kind = config.train.kind or ALGORITHMS[0]
+    if algorithm not in (None, kind):
+        raise ConfigError(f"{folder} holds the demo with {kind}; use --algorithm {kind}, or another --out")

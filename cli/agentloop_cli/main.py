@@ -37,6 +37,7 @@ from agentloop_cli.stores import Where, loop_command
 from agentloop_cli.tasks import run
 from agentloop_cli.traces import traces
 from agentloop_cli.train import train
+from agentloop_cli.train_options import Kind, TrainOptions, train_settings
 from agentloop_cli.upgrade import upgrade
 
 INTERRUPTED = 130
@@ -69,12 +70,15 @@ def demo(
     overlay: Annotated[
         bool, typer.Option("--overlay", help="Improve the texts of an agent whose weights are not yours; two minutes.")
     ] = False,
+    algorithm: Annotated[
+        str | None, typer.Option(help="grpo, ppo, rft, sft, dpo or kto. Default: grpo.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch a tiny policy learn to use tools from scratch: needs no GPU and no key, takes a few minutes."""
     from agentloop_cli.demo import run_demo
 
-    run_demo(seed, sandbox, out, overlay=overlay, as_json=as_json)
+    run_demo(seed, sandbox, out, algorithm, overlay=overlay, as_json=as_json)
 
 
 @app.command()
@@ -92,6 +96,8 @@ def init(folder: Annotated[Path, typer.Argument(help="Folder for the project, ne
 def loop(
     folder: Annotated[Path, typer.Argument(help="Project folder.")] = Path(),
     sandbox: Annotated[str | None, typer.Option(help="auto, docker or bubblewrap; overrides the settings.")] = None,
+    kind: Kind = None,
+    options: TrainOptions = None,
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -100,7 +106,8 @@ def loop(
     from agentloop_cli.run import run_project
 
     backend = loop_backend(folder, sandbox)
-    run_project(folder, backend, where, command=loop_command(folder, where), as_json=as_json)
+    settings = train_settings(folder, kind, options)
+    run_project(folder, backend, where, command=loop_command(folder, where), as_json=as_json, settings=settings)
 
 
 app.command()(run)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from agentloop.errors import counted
 from agentloop.loop.project import open_project
@@ -17,13 +19,22 @@ from agentloop_cli.render import LiveProgress, print_json, print_summary, stdout
 
 
 def run_project(
-    folder: Path, backend: SandboxBackend, where: str | None = None, *, command: str, as_json: bool
+    folder: Path,
+    backend: SandboxBackend,
+    where: str | None = None,
+    *,
+    command: str,
+    as_json: bool,
+    settings: Mapping[str, dict[str, Any]] = {},
 ) -> None:
     """Continue the project's loop to its end; the report and the summary are made anew each time.
 
-    where: a store in place of the one that the settings name.
+    where: a store in place of the one that the settings name. settings: in place of the file's; see `open_project`.
     """
-    with LiveProgress() as progress, open_project(folder, backend, progress, store_name=where) as project:
+    with (
+        LiveProgress() as progress,
+        open_project(folder, backend, progress, store_name=where, is_gated=True, **settings) as project,
+    ):
         asyncio.run(run_loop(project, make_trainer(project)))
         summary = Summary(project, command=command)
         report = summary.write_report()

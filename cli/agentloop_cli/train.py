@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -12,12 +14,16 @@ from agentloop.errors import counted
 from agentloop_cli.groups import FilterOrCommand
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
 from agentloop_cli.stores import ProjectFolder, Where
+from agentloop_cli.train_options import Kind, TrainOptions, train_settings
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from agentloop.loop.project import Project
     from agentloop.types import PolicyVersion, Rehearsal
+
+    Opened: TypeAlias = Callable[[LiveProgress], AbstractContextManager[Project]]
+    """Opens the project."""
 
 CANDIDATE = "candidate"
 GROUP = "trainers"
@@ -45,6 +51,8 @@ def make_candidate(
         ),
     ] = False,
     sandbox: Annotated[str | None, typer.Option(help="auto, docker or bubblewrap; overrides the settings.")] = None,
+    kind: Kind = None,
+    options: TrainOptions = None,
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -53,11 +61,14 @@ def make_candidate(
     agentloop train --dry-run
 
     agentloop train 'source:gateway reward<1'
+
+    agentloop train 'source:atif reward>=1' --kind sft -o model=models/Qwen3-8B
     """
+    opened = partial(_opened, project, sandbox, where, train_settings(project, kind, options))
     if dry_run:
-        _show_rehearsal(_rehearsal(project, sandbox, where, filter), as_json)
+        _show_rehearsal(_rehearsal(opened, filter), as_json)
         return
-    version = _candidate(project, sandbox, where, filter)
+    version = _candidate(opened, filter)
     _show_candidate(version, as_json)
     if version is None:
         raise typer.Exit(NOTHING)
@@ -73,29 +84,33 @@ def _show_candidate(version: PolicyVersion | None, as_json: bool) -> None:
             stdout.print(f"v{version.number} is unproven; only a canary can prove it: {canary}", markup=False)
 
 
-def _candidate(folder: Path, sandbox: str | None, where: str | None, filter: str) -> PolicyVersion | None:
+def _candidate(opened: Opened, filter: str) -> PolicyVersion | None:
     from agentloop.loop.making import train_once
     from agentloop.loop.trainers import make_trainer
 
-    with LiveProgress() as progress, _opened(folder, sandbox, where, progress) as project:
+    with LiveProgress() as progress, opened(progress) as project:
         return asyncio.run(train_once(project, make_trainer(project), filter))
 
 
-def _rehearsal(folder: Path, sandbox: str | None, where: str | None, filter: str) -> Rehearsal:
+def _rehearsal(opened: Opened, filter: str) -> Rehearsal:
     from agentloop.loop.making import rehearse
     from agentloop.loop.trainers import make_trainer
 
-    with LiveProgress() as progress, _opened(folder, sandbox, where, progress) as project:
+    with LiveProgress() as progress, opened(progress) as project:
         return asyncio.run(rehearse(project, make_trainer(project), filter))
 
 
 def _opened(
-    folder: Path, sandbox: str | None, where: str | None, progress: LiveProgress
+    folder: Path,
+    sandbox: str | None,
+    where: str | None,
+    settings: Mapping[str, dict[str, Any]],
+    progress: LiveProgress,
 ) -> AbstractContextManager[Project]:
     """The project; a candidate needs no held-out tasks to be made."""
     from agentloop.loop.project import loop_backend, open_project
 
-    return open_project(folder, loop_backend(folder, sandbox), progress, store_name=where, is_gated=False)
+    return open_project(folder, loop_backend(folder, sandbox), progress, store_name=where, is_gated=False, **settings)
 
 
 @train.command("kinds")

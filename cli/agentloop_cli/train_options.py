@@ -1,0 +1,52 @@
+"""`--kind` and `-o NAME=VALUE` of a command -> the project's `[train]` settings."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from agentloop.errors import ConfigError
+
+Kind: TypeAlias = Annotated[
+    str | None, typer.Option("--kind", help="Trainer; overrides the settings. `agentloop train kinds` lists them.")
+]
+TrainOptions: TypeAlias = Annotated[
+    list[str] | None, typer.Option("-o", metavar="NAME=VALUE", help="Option of the trainer; may be repeated.")
+]
+
+
+def train_settings(folder: Path, kind: str | None, options: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """For `open_project`: what the flags change of `[train]`; nothing without flags.
+
+    Another kind keeps those options of the file that it has, such as the model. Raises ConfigError, PluginError.
+    """
+    if kind is None and not options:
+        return {}
+    from agentloop.config.settings import load_config
+    from agentloop.options import option_names
+
+    section = load_config(folder).train
+    chosen = dict(section.options)
+    if kind is not None and kind != section.kind:
+        names = option_names("trainers", kind, folder)
+        chosen = {name: value for name, value in chosen.items() if name in names}
+    chosen |= dict(map(_parsed, options or ()))
+    changed: dict[str, Any] = {"options": chosen}
+    if kind is not None:
+        changed["kind"] = kind
+    return {"train": changed}
+
+
+def _parsed(word: str) -> tuple[str, Any]:
+    """`rank=8` -> ("rank", 8). A value is read as TOML, else it is text."""
+    name, equals, value = word.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"-o {word}: no NAME=VALUE; write for example -o learning_rate=1e-5")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
