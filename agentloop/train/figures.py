@@ -61,6 +61,12 @@ VALUE_LOSS, VALUE_CLIP = "value_loss", "value_clip"
 """Of a critic: its loss, and the share of its values that were clipped."""
 FORKED = "forked"
 """Attempts that went on from the last good step of a task in which all others fail."""
+RATIO = "ratio"
+"""Mean importance ratio of the trained model to the sampler; 1 on policy."""
+SAMPLER_KL = "sampler_kl"
+"""Mean KL divergence of the trained model from the sampler at a sampled token, in nats (k3)."""
+MASKED = "masked"
+"""Share of the sampled tokens to which a correction for mismatch gave no weight."""
 REVIVED = "revived"
 """Rows that were imitated because every trajectory of a group failed."""
 
@@ -113,6 +119,9 @@ ABOUT: Mapping[str, About] = {
     VALUE_LOSS: About("loss of the critic"),
     VALUE_CLIP: About("values of the critic that were clipped", SHARE),
     FORKED: About("attempts that went on from the last good step of a dead task", "attempts"),
+    RATIO: About("importance ratio of the trained model to the sampler"),
+    SAMPLER_KL: About("distance of the trained model from the sampler at a token", "nats"),
+    MASKED: About("tokens that a correction gave no weight", SHARE),
     REVIVED: About("rows imitated because whole groups failed", "rows"),
 }
 """Every figure and family, in the order in which they are shown; figures of other names come after them."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 from rich.table import Table
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 NOT_FINITE = "!"
+MISSING: Literal[" "] = " "
+Value: TypeAlias = "float | Literal[' '] | None"
+"""Of a step: None where it was not finite, a blank where it was not recorded."""
 NAME_WIDTH, NUMBERS_WIDTH, GAP = 22, 34, 2
 """Columns of a terminal that a row needs besides its sparklines."""
 MIN_BARS, MAX_BARS = 4, 30
@@ -104,15 +107,14 @@ def _print_table(whole: TrainingCurves) -> None:
         stderr.print(f"v{left_out[0]} to v{left_out[-1]} have no room here; name them, as in ..v{left_out[-1]}")
 
 
-def _column(steps: Sequence[TrainingStep], name: str) -> list[float | None]:
-    """A value a step that recorded the figure; None where it was not finite."""
-    return [step.figures[name] for step in steps if name in step.figures]
+def _column(steps: Sequence[TrainingStep], name: str) -> list[Value]:
+    return [step.figures.get(name, MISSING) for step in steps]
 
 
-def sparkline(values: Sequence[float | None], scale: Sequence[float], n_bars: int) -> str:
+def sparkline(values: Sequence[Value], scale: Sequence[float], n_bars: int) -> str:
     """`values` as at most `n_bars` characters, each the mean of its steps, between the extremes of `scale`.
 
-    A step whose value is not finite shows as `!`.
+    A step whose value is not finite shows as `!`, one that did not record the figure as a blank.
     """
     if not values:
         return ""
@@ -122,10 +124,12 @@ def sparkline(values: Sequence[float | None], scale: Sequence[float], n_bars: in
     return "".join(_bar(values[start:end], low, high) for start, end in pairwise(bounds))
 
 
-def _bar(values: Sequence[float | None], low: float, high: float) -> str:
-    finite = [value for value in values if value is not None]
-    if len(finite) < len(values):
+def _bar(values: Sequence[Value], low: float, high: float) -> str:
+    if None in values:
         return NOT_FINITE
+    finite = [value for value in values if isinstance(value, float)]
+    if not finite:
+        return MISSING
     if high <= low:
         return BARS[len(BARS) // 2]
     return BARS[min(len(BARS) - 1, int((fmean(finite) - low) / (high - low) * len(BARS)))]

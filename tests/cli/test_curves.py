@@ -39,7 +39,7 @@ def test_a_table_has_a_line_for_each_figure_that_was_recorded(agentloop: Run) ->
         "reward         ▁▃▆  ▃█   0.25      1   0.25      1",
         "reward/exact   ▁▃▆  ▃█  0.125    0.5  0.125    0.5",
         "clip/positive  ▅▅▅  ▅▅  12.5%  12.5%  12.5%  12.5%",
-        "gradient            !     nan    nan    nan    nan",
+        "gradient             !    nan    nan    nan    nan",
         "steps: v2 3, v3 2",
     ]
 
@@ -78,6 +78,8 @@ def test_a_sparkline_joins_steps_and_marks_what_is_not_finite() -> None:
     assert sparkline([0.0, 1.0, 2.0, 3.0], [0.0, 3.0], 2) == "▂▇"
     assert sparkline([0.0, None, 7.0], [0.0, 7.0], 9) == "▁!█"
     assert sparkline([2.0, 2.0], [2.0, 2.0], 4) == "▅▅"
+    assert sparkline([0.0, " ", 7.0, " "], [0.0, 7.0], 4) == "▁ █ "
+    assert sparkline([0.0, " ", 7.0, " "], [0.0, 7.0], 2) == "▁█"
     assert sparkline([], [1.0], 4) == ""
 
 

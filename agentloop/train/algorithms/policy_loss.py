@@ -164,7 +164,7 @@ class PolicyLoss:
                 "sampler_kl": (weight_N - 1.0 - log_weight_N).sum(),
                 "weight": weight_N.sum(),
                 "weight_square": weight_N.square().sum(),
-                "left_out": (keep_N == 0.0).sum(),
+                "masked": (keep_N == 0.0).sum(),
             }
             if self.clip.low is not None:
                 sums["clip/negative"] = ((ratio_N < 1.0 - self.clip.low) & is_bad_N).sum()

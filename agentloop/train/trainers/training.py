@@ -20,6 +20,7 @@ from agentloop.train.algorithms.sft import Sft
 from agentloop.train.curriculum import Rates
 from agentloop.train.data.row import Row, Unit
 from agentloop.train.engine import Engine, EngineSettings
+from agentloop.train.figures import SKIPPED, TOKENS, StepPhase, of
 from agentloop.train.state import checkpoint, checkpoints, read_progress, restore, save
 from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.learning import Learning
@@ -152,7 +153,7 @@ class Training:
         return figures
 
     def update(self, units: Sequence[Unit], rng: random.Random, rate: float) -> dict[str, float]:
-        """Optimiser steps on `units`, each on a mixture of them; their figures, means by step.
+        """Optimiser steps on `units`, each on a mixture of them; their figures, means by step, of counts the sums.
 
         Were units sorted by length to save padding, a step would see a group's failures without its successes.
         """
@@ -164,7 +165,7 @@ class Training:
             totals.update(self.engine.step(step, rate))
             self.state.n_updates += 1
         means = {name: total / len(steps) for name, total in totals.items()}
-        return means | {"skipped": totals["skipped"]}
+        return means | {name: totals[name] for name in (SKIPPED, of(TOKENS, StepPhase.train))}
 
     def imitate(self, rows: Sequence[Row], rate: float) -> dict[str, float]:
         """One supervised step on rows that once succeeded: how a pool that only fails is revived."""

@@ -103,6 +103,16 @@ def test_a_turn_that_went_back_and_was_killed_ends_in_the_same_version(tmp_path:
         assert hash_of(again) == hash_of(whole)
 
 
+def test_tokens_of_a_step_are_those_of_all_its_updates(tmp_path: Path) -> None:
+    parent = first_weights(tmp_path / "v1")
+    tokens = []
+    for n_rows in (4, 64):
+        draft = draft_in(tmp_path / str(n_rows))
+        improved(trainer("grpo", parent, steps_per_turn=1, rows_per_update=n_rows), draft, experience())
+        tokens.append(draft.steps[1]["tokens/train"])
+    assert tokens[0] == tokens[1] > 0
+
+
 def test_without_a_gradient_there_is_no_version_and_every_row_is_counted(tmp_path: Path) -> None:
     draft = draft_in(tmp_path / "v2")
     assert improved(trainer("grpo", first_weights(tmp_path / "v1")), draft, experience("never")) is None
