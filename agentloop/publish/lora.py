@@ -23,6 +23,8 @@ from agentloop.publish.server import VLLMControl
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
+MAX_HEADER = 100 << 20
+"""Bytes of the list of tensors in a safetensors file."""
 
 
 class LoraHotSwap:
@@ -90,7 +92,7 @@ class LoraHotSwap:
             )
 
     async def _check_base(self, probe: Probe) -> None:
-        """Show that the server's base model is the one that was trained on: equal ids mean equal text, too."""
+        """Show that the server's base model and its tokenizer are those that the adapter was trained with."""
         if probe.base is None or (probe.base_hash is not None and probe.base_hash in self._checked):
             return
         served = probe.at(await self.server.logprobs(self.base, probe.sequences))
@@ -99,6 +101,11 @@ class LoraHotSwap:
             raise PublishError(
                 f"{self.server.base_url}: {self.base!r} is not the model that the adapter was trained on (log-"
                 f"probabilities differ by {worst:.2g}, tolerance {probe.tolerance:.0e}); serve the same folder"
+            )
+        if probe.text is not None and await self.server.token_ids(self.base, probe.text) != list(probe.text_ids):
+            raise PublishError(
+                f"{self.server.base_url}: the tokenizer of {self.base!r} cuts text into other tokens than the one that "
+                "the adapter was trained with; serve the same folder"
             )
         if probe.base_hash is not None:
             self._checked.add(probe.base_hash)
@@ -112,10 +119,32 @@ def check_adapter(folder: Path, max_rank: int = MAX_RANK) -> None:
         raise PublishError(
             f"{folder / CONFIG}: cannot be read ({type(error).__name__}); save the adapter again"
         ) from None
-    if not (folder / TENSORS).is_file():
-        raise PublishError(f"{folder}: no {TENSORS}; save the adapter again")
+    shapes = _shapes(folder / TENSORS)
     if settings.get("modules_to_save"):
         raise PublishError(f"{folder}: modules_to_save are not served by vLLM; train without them")
     rank = settings.get("r")
     if not isinstance(rank, int) or rank > max_rank:
         raise PublishError(f"{folder}: rank {rank}, and the server takes at most {max_rank} (--max-lora-rank)")
+    ranks = {rank, *(settings.get("rank_pattern") or {}).values()}
+    for name, shape in shapes.items():
+        tensor_rank = shape[0] if ".lora_A." in name else shape[-1]
+        if (".lora_A." in name or ".lora_B." in name) and tensor_rank not in ranks:
+            raise PublishError(f"{folder}: {name} has rank {tensor_rank}, its {CONFIG} {rank}; save the adapter again")
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
+    """Shape of each tensor of a safetensors file, by its header. Raises PublishError for one that is not whole."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(min(size, MAX_HEADER)))
+        header.pop("__metadata__", None)
+        end = 8 + size + max(tensor["data_offsets"][1] for tensor in header.values())
+        if path.stat().st_size == end:
+            return {name: tensor["shape"] for name, tensor in header.items()}
+        problem = f"{path.stat().st_size} bytes, its header {end}"
+    except OSError as error:
+        problem = str(error.strerror)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"its header cannot be read ({type(error).__name__})"
+    raise PublishError(f"{path}: {problem}; save the adapter again")

@@ -33,6 +33,10 @@ class Probe(Frozen):
     """Under the model that an adapter stands on; None for a whole model."""
     base_hash: str | None = None
     """Of that model's folder (`registry/artifacts.weights_hash`)."""
+    text: str | None = None
+    """What the tokenizer of that model was tried on; None for a model without one."""
+    text_ids: tuple[int, ...] = ()
+    """Its ids, without special tokens."""
     tolerance: float
     """Largest difference in nats that precision explains: 1e-4 in fp32."""
 

@@ -16,6 +16,8 @@ from agentloop.errors import PublishError
 TIMEOUT_S = 60.0
 RETRIES = 2
 """Of questions, which change nothing at the server."""
+NOT_FINITE = "Out of range float values"
+"""What vLLM answers in place of log-probabilities that JSON has no number for."""
 
 
 class VLLMControl:
@@ -55,7 +57,15 @@ class VLLMControl:
             "temperature": 1.0,
             "prompt_logprobs": 0,
         }
-        answer = await self._ask("POST", f"{self.base_url}/completions", body)
+        try:
+            answer = await self._ask("POST", f"{self.base_url}/completions", body)
+        except PublishError as error:
+            if NOT_FINITE not in str(error):
+                raise
+            raise PublishError(
+                f"{self.base_url}: {model} has log-probabilities that are not finite; its weights have NaN or infinity "
+                "inside"
+            ) from None
         try:
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             return [
@@ -66,6 +76,19 @@ class VLLMControl:
             raise PublishError(
                 f"{self.base_url}/completions gives no prompt_logprobs of {model} ({type(error).__name__}), so nothing "
                 "can be checked there; use vLLM 0.10 or newer"
+            ) from None
+
+    async def token_ids(self, model: str, text: str) -> list[int]:
+        """Ids of a text as the server's tokenizer cuts it, without special tokens."""
+        answer = await self._ask(
+            "POST", f"{self.root}/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}
+        )
+        try:
+            return [int(each) for each in answer["tokens"]]
+        except (KeyError, TypeError, ValueError):
+            raise PublishError(
+                f"{self.root}/tokenize gives no ids, so the tokenizer cannot be checked; name the address of a vLLM "
+                "server"
             ) from None
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -90,7 +113,7 @@ class VLLMControl:
                     if response.status < 500:
                         break
             except (aiohttp.ClientError, TimeoutError) as error:
-                problem = f"{type(error).__name__}: {error}"
+                problem = f"no answer ({type(error).__name__}: {error}); look whether the server runs"
         raise PublishError(f"{url}: {problem}")
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from agentloop.errors import TrainingError
 from agentloop.publish.probe import MIN_TOKENS, Probe
@@ -23,6 +27,13 @@ MAX_LENGTH = 1024
 """Tokens of a sequence; a longer row is cut off behind them."""
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Nats that precision explains, by the type of computation."""
+TEXT = (
+    'The quick brown fox: 0123456789, 3.14e-5 and 2^10!\n\n\tdef f(x_1, *args):\n        return [x_1 // 2, "a"]\n'
+    '{"name": "search", "arguments": {"query": "caf\u00e9 \u00fcber na\u00efve", "n": -7}}\n'
+    "<tag/> \u4f60\u597d \u043f\u0440\u0438\u0432\u0435\u0442 \u0645\u0631\u062d\u0628\u0627 \U0001f642"
+    " don't I'LL  spaces   end"
+)
+"""Letters, figures, code and other scripts, for the tokenizer's part of a probe."""
 
 
 def make_probe(
@@ -51,6 +62,7 @@ def make_probe(
     assert before is not None  # noqa: S101 - of the reference, or of the parent
     apart = [np.abs(one - other) for one, other in zip(own, before, strict=True)]
     chosen = _most_telling(apart)
+    text = _spelled(trainable.source, sequences[chosen[0]]) if trainable.source is not None else None
     found = [(n, int(t)) for n in range(len(chosen)) for t in range(1, len(sequences[chosen[n]]))]
     found.sort(key=lambda at: (-float(apart[chosen[at[0]]][at[1]]), at))
     positions = tuple(sorted(found[:MAX_TOKENS]))
@@ -65,6 +77,8 @@ def make_probe(
         parent=at(before),
         base=at(base) if base is not None and trainable.lora is not None else None,
         base_hash=base_hash,
+        text=None if text is None else text[0],
+        text_ids=() if text is None else text[1],
         tolerance=TOLERANCES[trainable.dtype],
     )
 
@@ -78,6 +92,24 @@ def _most_telling(apart: Sequence[np.ndarray]) -> list[int]:
             break
         chosen.append(n)
     return chosen
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model's folder; None where it has none."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+
+
+def _spelled(folder: Path, ids: Sequence[int]) -> tuple[str, tuple[int, ...]] | None:
+    """(text, its ids) by the tokenizer of a model's folder: a fixed text and the one of `ids`."""
+    tokenizer = _tokenizer(folder)
+    if tokenizer is None:
+        return None
+    text = TEXT + tokenizer.decode(list(ids), skip_special_tokens=True)
+    return text, tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 @torch.no_grad()
