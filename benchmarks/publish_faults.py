@@ -232,7 +232,7 @@ def name_taken(scene: Scene, folder: Path) -> Case:
 
 def no_free_slot(scene: Scene, folder: Path) -> Case:
     """Episodes would go on with the parent."""
-    loaded = tuple(f"policy-v{n + 2}" for n in range(SLOTS))
+    loaded = tuple(f"policy-v{n + 2}" for n in range(SLOTS - 1))
     return Case(folder, scene.probe, loaded=loaded, drift=scene.probe.apart)
 
 

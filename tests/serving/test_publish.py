@@ -101,8 +101,8 @@ def test_an_adapter_is_loaded_checked_and_taken_back(
     [
         (with_setting(lora_alpha=16), "does not answer as"),
         (zeroed, "does not answer as"),
-        (not_finite, "does not answer as|HTTP"),
-        (cut_off, "HTTP"),
+        (not_finite, "NaN or infinity"),
+        (cut_off, "its header"),
         (with_setting(modules_to_save=["lm_head"]), "modules_to_save"),
         (with_setting(r=999), "rank 999"),
         (lambda folder: shutil.rmtree(folder), "cannot be read"),
@@ -134,5 +134,20 @@ def test_another_base_model_is_refused_before_anything_is_loaded(
     other = Probe.model_validate(probe.model_dump() | {"base": [each - 0.01 for each in probe.base]})
     publisher = LoraHotSwap(vllm.url, tiny_model.NAME)
     with pytest.raises(PublishError, match="not the model that the adapter was trained on"):
+        asyncio.run(publisher.publish("policy-v9", tmp_path / "adapter", other))
+    assert names(publisher) == {tiny_model.NAME}
+
+
+def test_another_tokenizer_is_refused_before_anything_is_loaded(
+    vllm: Running, trained: tuple[Trainable, list[Row]], tmp_path: Path
+) -> None:
+    trainable, rows = trained
+    trainable.save(tmp_path)
+    probe = make_probe(trainable, rows)
+    ids = probe.text_ids
+    assert ids
+    other = probe.model_copy(update={"text_ids": (ids[1], ids[0], *ids[2:])})
+    publisher = LoraHotSwap(vllm.url, tiny_model.NAME)
+    with pytest.raises(PublishError, match="the tokenizer of 'tiny' cuts text into other tokens"):
         asyncio.run(publisher.publish("policy-v9", tmp_path / "adapter", other))
     assert names(publisher) == {tiny_model.NAME}
