@@ -55,6 +55,8 @@ class VLLMServer:
         """Those that a restart loads again: without one of them it is not up."""
         self.others: dict[str, Path] = {}
         """The same of those that somebody else has loaded; one that it does not take is left out."""
+        self.wanted: Callable[[], Mapping[str, Path]] = dict
+        """Adapters that are loaded at each start, beside those of others; one that it does not take is left out."""
         self.check: Callable[[str], None] = lambda name: None
         """Called with the name of each that was loaded; raises PolicyError for one that answers wrongly."""
         self.last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
@@ -105,6 +107,8 @@ class VLLMServer:
                 raise PolicyError(f"the server did not answer {self.url}/health within {timeout_s:.0f} s{self._tail()}")
             waiting(waited)
             time.sleep(min(1.0, max(0.05, waited)))
+        wanted = self.wanted()
+        self.others |= {name: folder for name, folder in wanted.items() if name not in self.adapters}
         for name, folder in [*self.adapters.items(), *self.others.items()]:
             try:
                 self._load(name, folder)

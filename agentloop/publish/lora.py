@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ MAX_HEADER = 100 << 20
 """Bytes of the list of tensors in a safetensors file."""
 
 
+def nobody(_: Sequence[str]) -> None:
+    """Where no adapter may go."""
+
+
 class LoraHotSwap:
     """See `publisher.Publisher`: adapters on one base model of one server."""
 
@@ -40,12 +45,17 @@ class LoraHotSwap:
         api_key: SecretStr | None = None,
         slots: int = SLOTS,
         max_rank: int = MAX_RANK,
+        spare: Callable[[Sequence[str]], str | None] = nobody,
     ) -> None:
-        """base: what the server calls the base model. slots, max_rank: as the server was started."""
+        """base: what the server calls the base model. slots, max_rank: as the server was started.
+
+        spare: where no slot is free, which of the loaded adapters may go, or None.
+        """
         self.server = VLLMControl(base_url, api_key)
         self.base = base
         self._slots = slots
         self._max_rank = max_rank
+        self._spare = spare
         self._checked: set[str] = set()
         """Hashes of base models that this server was shown to have."""
 

@@ -65,7 +65,7 @@ def acting(
         tasks,
         suite,
         config.prices,
-        policy=_policy(version, base, folder, tasks, suite, config.prices),
+        policy=_policy(version, base, project, tasks, suite, config.prices),
     )
     whole = replace(base, has_agent=not plays(tasks)).identity(own)
     return replace(actor, identity=whole, version=version.number)
@@ -228,13 +228,14 @@ def with_secrets(base: Base, config: Config) -> Base:
 
 
 def _policy(
-    version: PolicyVersion, base: Base, folder: Path, tasks: Sequence[Task], suite: str, prices: Sequence[PriceSection]
+    version: PolicyVersion, base: Base, project: Path, tasks: Sequence[Task], suite: str, prices: Sequence[PriceSection]
 ) -> Policy:
     settings = base.policy
+    folder = version_folder(version, project)
     if version.kind is VersionKind.weights and settings.kind == "tiny":
         return _tiny(version, folder / WEIGHTS, settings.temperature)
     if version.kind in OF_WEIGHTS:
-        return choose_endpoint(loaded(version, folder, settings), prices)
+        return choose_endpoint(loaded(version, folder, settings, project), prices)
     policy, _ = fixed_policy(settings, base.folder, tasks, suite, prices)
     if version.kind is VersionKind.settings:
         return policy

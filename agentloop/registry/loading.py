@@ -7,8 +7,9 @@ server kept an old file, was started with other weights, or has another project'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from agentloop.config.sections import PolicySection
@@ -19,18 +20,22 @@ from agentloop.publish.lora import LoraHotSwap
 from agentloop.publish.probe import Probe, read_probe
 from agentloop.publish.server import VLLMControl
 from agentloop.registry.artifacts import ADAPTER
-from agentloop.types import PolicyVersion, VersionKind
+from agentloop.registry.versions import Registry
+from agentloop.store.place import open_store
+from agentloop.types import PolicyState, PolicyVersion, VersionKind
 
 OF_WEIGHTS = (VersionKind.weights, VersionKind.adapter)
 """Kinds of versions that have tensors of ours."""
 VLLM = "vllm"
+EPISODE = timedelta(hours=1)
+"""Longer than an episode goes on after its version was live."""
 
 
-def loaded(version: PolicyVersion, folder: Path, policy: PolicySection) -> PolicySection:
-    """`policy` with the name under which its server answers as `version`, which is in `folder`.
+def loaded(version: PolicyVersion, folder: Path, policy: PolicySection, project: Path) -> PolicySection:
+    """`policy` with the name under which its server answers as `version` of a project, which is in `folder`.
 
-    An adapter that the server does not list is loaded. Raises ConfigError where the server does not answer as the
-    version was trained.
+    An adapter that the server does not list is loaded; one that no episode uses makes room for it. Raises ConfigError
+    where the server does not answer as the version was trained.
     """
     if policy.kind != VLLM or policy.base_url is None:
         raise ConfigError(
@@ -41,7 +46,7 @@ def loaded(version: PolicyVersion, folder: Path, policy: PolicySection) -> Polic
         probe = read_probe(folder)
         if version.kind is VersionKind.adapter:
             _check_base(version, folder, probe)
-            name = _wait_for(_adapter(version, folder, policy, probe))
+            name = _wait_for(_adapter(version, folder, policy, probe, project))
         else:
             name = _wait_for(_weights(version, policy, probe))
     except PublishError as error:
@@ -49,9 +54,33 @@ def loaded(version: PolicyVersion, folder: Path, policy: PolicySection) -> Polic
     return policy.model_copy(update={"model": name})
 
 
-async def _adapter(version: PolicyVersion, folder: Path, policy: PolicySection, probe: Probe) -> str:
+def spare_in(project: Path) -> Callable[[Sequence[str]], str | None]:
+    """For `LoraHotSwap`: the oldest adapter of the project that is neither live nor canary, nor was moved lately.
+
+    Nothing lists the episodes that are between two calls, so an hour stands for the end of those with a retired one.
+    """
+
+    def spare(names: Sequence[str]) -> str | None:
+        store = open_store(project=project, create=False)
+        try:
+            registry = Registry(store)
+            versions = {version_model(version.number): version for version in registry.all()}
+            for name in sorted(names, key=lambda name: (len(name), name)):
+                version = versions.get(name)
+                if version is None or version.state in (PolicyState.live, PolicyState.canary):
+                    continue
+                if datetime.now(UTC) - registry.moves(version.number)[-1].at > EPISODE:
+                    return name
+        finally:
+            store.close()
+        return None
+
+    return spare
+
+
+async def _adapter(version: PolicyVersion, folder: Path, policy: PolicySection, probe: Probe, project: Path) -> str:
     name = version_model(version.number)
-    publisher = LoraHotSwap(policy.base_url or "", policy.model or "", api_key=policy.api_key)
+    publisher = LoraHotSwap(policy.base_url or "", policy.model or "", api_key=policy.api_key, spare=spare_in(project))
     if not await publisher.serves(name):
         try:
             await publisher.publish(name, folder / ADAPTER, probe)

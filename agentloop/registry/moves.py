@@ -309,7 +309,7 @@ def check_version(version: PolicyVersion, project: Path) -> None:
         raise ConfigError(f"v{version.number} cannot act: no folder {folder}; bring back what was there")
     if version.kind is VersionKind.adapter:
         for policy in _servers(base.policy, config):
-            loaded(version, folder, policy)
+            loaded(version, folder, policy, project)
 
 
 def _servers(policy: PolicySection, config: Config) -> Iterator[PolicySection]:

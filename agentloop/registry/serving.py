@@ -8,16 +8,14 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from agentloop.config.layout import LOGS
 from agentloop.config.sections import ServingSection
 from agentloop.config.settings import CONFIG_FILE, Config, load_config
-from agentloop.errors import ConfigError, PolicyError, PublishError, did_you_mean
+from agentloop.errors import ConfigError, PolicyError, PublishError, StoreError, did_you_mean
 from agentloop.gateway.routes import version_model
 from agentloop.policies.engine import find_vllm, vllm_command
 from agentloop.policies.serving import Patience, VLLMServer, supervise
@@ -65,14 +63,14 @@ def serve_model(options: ServeOptions, say: Callable[[str], None]) -> None:
     port = _free_port(options.host, options.port)
     vllm = find_vllm(settings.python)
     name = options.name or default_name
-    trained = adapters_on(folder, options.project, say)
     say(f"vLLM {vllm.version} on {vllm.device} serves {name}: {folder}")
     command, variables = vllm_command(vllm, folder, name, host=options.host, port=port, more=options.more)
     at = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
     server = VLLMServer(command, at, log=options.log or options.project / LOGS / LOG, variables=variables)
     server.adapters |= adapters
-    server.others |= {name: adapter.folder for name, adapter in trained.items() if name not in adapters}
-    server.check = partial(_check, trained, at)
+    trained = Trained(folder, options.project, at, say)
+    server.wanted = trained.adapters
+    server.check = trained.check
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: whoever ends us ends the server, too
     supervise(server, say, Patience(start_s=settings.start_timeout_s))
 
@@ -114,46 +112,53 @@ def _model(ref: str, project: Path) -> tuple[Path, str]:
     return _loadable(model_folder(version, project, _config(project)), ref), f"policy-v{version.number}"
 
 
-class _Adapter(NamedTuple):
-    folder: Path
-    probe: Probe
+class Trained:
+    """The adapters of a project for a server of one base model, as the registry has them whenever they are asked."""
 
+    def __init__(self, base: Path, project: Path, url: str, say: Callable[[str], None]) -> None:
+        """base: folder of the model. say: gets a line on each adapter that the server cannot have."""
+        self._base = base
+        self._project = project
+        self._url = url
+        self._say = say
+        self._probes: dict[str, Probe] = {}
 
-def adapters_on(base: Path, project: Path, say: Callable[[str], None]) -> dict[str, _Adapter]:
-    """Name -> the adapter, of the live version and the canary of `project` that stand on the model in folder `base`.
-
-    say: gets a line on each that does not, or that was changed.
-    """
-    adapters: dict[str, _Adapter] = {}
-    file = store_place(project).file
-    if file is not None and not file.exists():
-        return adapters
-    states = (PolicyState.live, PolicyState.canary)
-    trained = [version for version in project_versions(project) if version.kind is VersionKind.adapter]
-    served = [version for version in trained if version.state in states]
-    digest = artifacts.weights_hash(base) if served else None
-    for version in served:
-        name = version_model(version.number)
-        if version.lineage is None or version.lineage.base != digest:
-            say(f"{name} ({version.state}) is not loaded: it was trained on another model than {base}")
-            continue
+    def adapters(self) -> dict[str, Path]:
+        """Name -> folder, of the live version and the canary that stand on this base."""
+        file = store_place(self._project).file
+        if file is not None and not file.exists():
+            return {}
         try:
-            base_of(version, project, _config(project))
-            place = version_folder(version, project)
-            adapters[name] = _Adapter(place / artifacts.ADAPTER, read_probe(place))
-        except (ConfigError, PublishError) as error:
-            say(f"{name} ({version.state}) is not loaded: {error}")
-    return adapters
+            versions = project_versions(self._project)
+        except StoreError as error:
+            self._say(f"no adapter of the project is loaded: {error}")
+            return {}
+        trained = [version for version in versions if version.kind is VersionKind.adapter]
+        served = [version for version in trained if version.state in (PolicyState.live, PolicyState.canary)]
+        digest = artifacts.weights_hash(self._base) if served else None
+        adapters: dict[str, Path] = {}
+        for version in served:
+            name = version_model(version.number)
+            try:
+                if version.lineage is None or version.lineage.base != digest:
+                    raise ConfigError(f"it was trained on another model than {self._base}")
+                base_of(version, self._project, _config(self._project))
+                folder = version_folder(version, self._project)
+                self._probes[name] = read_probe(folder)
+            except (ConfigError, PublishError) as error:
+                self._say(f"{name} ({version.state}) is not loaded: {error}")
+                continue
+            adapters[name] = folder / artifacts.ADAPTER
+        return adapters
 
-
-def _check(adapters: Mapping[str, _Adapter], url: str, name: str) -> None:
-    """Raises PolicyError where the server answers as `name` otherwise than it was trained."""
-    if name not in adapters:
-        return
-    try:
-        asyncio.run(compare(VLLMControl(f"{url}/v1"), name, adapters[name].probe))
-    except PublishError as error:
-        raise PolicyError(str(error)) from None
+    def check(self, name: str) -> None:
+        """Raises PolicyError where the server answers as `name` otherwise than it was trained."""
+        if name not in self._probes:
+            return
+        try:
+            asyncio.run(compare(VLLMControl(f"{self._url}/v1"), name, self._probes[name]))
+        except PublishError as error:
+            raise PolicyError(str(error)) from None
 
 
 def _loadable(folder: Path, ref: str) -> Path:

@@ -22,7 +22,7 @@ from agentloop.registry.artifacts import weights_hash
 from agentloop.registry.loading import loaded
 from agentloop.registry.moves import moves_in
 from agentloop.registry.refs import resolve
-from agentloop.registry.serving import adapters_on
+from agentloop.registry.serving import Trained
 from agentloop.store.store import Store
 from agentloop.types import Lineage, Message, PolicyState, VersionKind
 from serving import tiny_model
@@ -87,21 +87,19 @@ def test_an_adapter_of_another_base_and_one_without_a_server_are_refused(vllm: R
     folder = project / ".agentloop" / "policies" / "v0002"
     policy = load_config(project).policy
     with pytest.raises(ConfigError, match=r"v2 is of kind adapter, .* its \[policy\] kind is 'tiny'; name that server"):
-        loaded(version, folder, policy.model_copy(update={"kind": "tiny"}))
+        loaded(version, folder, policy.model_copy(update={"kind": "tiny"}), project)
     nobody = policy.model_copy(update={"base_url": "http://127.0.0.1:9/v1"})
     with pytest.raises(ConfigError, match=r"v2 cannot act: http://127.0.0.1:9/v1/models: ClientConnector"):
-        loaded(version, folder, nobody)
+        loaded(version, folder, nobody, project)
     lines: list[str] = []
     other = project / "other"
     tiny_model.make_tokenizer().save_pretrained(other)
     store = Store(project / STORE)
     moves_in(project, store).promote(2, override="a test")
     store.close()
-    assert adapters_on(other, project, lines.append) == {}
+    assert Trained(other, project, vllm.url, lines.append).adapters() == {}
     assert lines == [f"policy-v2 (live) is not loaded: it was trained on another model than {other}"]
-    assert {name: each.folder for name, each in adapters_on(vllm.model, project, lines.append).items()} == {
-        "policy-v2": folder / "adapter"
-    }
+    assert Trained(vllm.model, project, vllm.url, lines.append).adapters() == {"policy-v2": folder / "adapter"}
     with pytest.raises(ConfigError, match=f"v2 is an adapter; .*: `agentloop policies serve {vllm.model}`"):
         model_folder(version, project, load_config(project))
     (folder / "probe.json").write_text("{}")

@@ -70,12 +70,12 @@ def test_whole_weights_are_reloaded_and_a_version_of_them_acts(
     with running(installed, model, tmp_path / "log", tiny_model.NAME) as url:
         policy = PolicySection(kind="vllm", base_url=url, model=tiny_model.NAME)
         with pytest.raises(ConfigError, match=r"v2 cannot act: .*`agentloop policies serve v2` serves it"):
-            loaded(version(2), tmp_path, policy)
+            loaded(version(2), tmp_path, policy, tmp_path)
         publisher = FullReload(url, tiny_model.NAME, model)
         published = asyncio.run(publisher.publish("policy-v2", tmp_path / "weights", probe))
         assert published.worst < 1e-4 < published.apart
         assert published.is_proven
-        assert loaded(version(2), tmp_path, policy).model == tiny_model.NAME
+        assert loaded(version(2), tmp_path, policy, tmp_path).model == tiny_model.NAME
         with pytest.raises(PublishError, match=r"policy-v3 is refused: .*; the server has the weights before again"):
             asyncio.run(publisher.publish("policy-v3", model, probe))  # a stale folder
         asyncio.run(compare(publisher.server, tiny_model.NAME, probe))
@@ -83,7 +83,7 @@ def test_whole_weights_are_reloaded_and_a_version_of_them_acts(
             asyncio.run(publisher.publish("policy-v4", tmp_path / "nowhere", probe))
         asyncio.run(compare(publisher.server, tiny_model.NAME, probe))
         with pytest.raises(ConfigError, match="v2 is of kind weights"):
-            loaded(version(2), tmp_path, policy.model_copy(update={"base_url": None}))
+            loaded(version(2), tmp_path, policy.model_copy(update={"base_url": None}), tmp_path)
 
 
 def test_a_reload_of_a_tied_head_answers_200_and_is_refused(installed: Installed, model: Path, tmp_path: Path) -> None:

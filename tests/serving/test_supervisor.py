@@ -128,7 +128,7 @@ def test_an_adapter_that_answers_wrongly_is_not_kept(scripted: Callable[..., Scr
     it = scripted("serve")
     for name in ("right", "wrong"):
         (tmp_path / name).mkdir()
-        it.server.others[name] = tmp_path / name
+    it.server.wanted = lambda: {name: tmp_path / name for name in ("right", "wrong")}
 
     def check(name: str) -> None:
         if name == "wrong":
