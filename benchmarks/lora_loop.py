@@ -232,7 +232,8 @@ def served(model: Path, python: str, folder: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     more = ["--max-model-len", "128", "--max-num-seqs", "64"]
-    command = [sys.executable, "-m", "agentloop_cli.main", "policies", "serve", str(model), "--name", "base"]
+    program = Path(sys.executable).with_name("agentloop")
+    command = [str(program), "policies", "serve", str(model), "--name", "base"]
     variables = {"AGENTLOOP_SERVING__PYTHON": python, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with (folder / "serve.log").open("w") as log:
         process = subprocess.Popen(
