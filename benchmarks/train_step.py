@@ -22,6 +22,8 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +84,16 @@ def alternating(steps: Sequence[Callable[[], object]], rounds: int) -> list[Cost
     return [Cost(*(float(np.median(column)) for column in zip(*sample, strict=True))) for sample in samples]
 
 
+def lacking(*names: str) -> str:
+    """Why TRL cannot run, or nothing."""
+    missing = [name for name in names if find_spec(name) is None]
+    return f"{', '.join(missing)} not installed" if missing else ""
+
+
 def beside_trl(rounds: int) -> dict[str, Any]:
     """Tokens a second of ours and of TRL's GRPO step on the same rows; DAPO's loss, clipped at .2 and .28."""
-    try:
-        import datasets
-        import trl
-    except ImportError as error:
-        return {"ran": False, "why_not": f"{error.name} is not installed"}
+    if reason := lacking("trl", "datasets"):
+        return {"ran": False, "why_not": reason}
     rng = np.random.default_rng(0)
     ids = rng.integers(3, N_VOCAB, (N_ROWS, N_PROMPT + N_COMPLETION))
     tool = rng.random((N_ROWS, N_COMPLETION)) < 0.6
@@ -99,13 +104,13 @@ def beside_trl(rounds: int) -> dict[str, Any]:
     engine = Engine(Trainable(new_model(N_VOCAB, seed=1)), Grpo(GrpoOptions(loss="dapo")), settings)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = trl_step(trl, datasets, folder, ids, tool, advantages)
+        theirs = trl_step(folder, new_model(N_VOCAB, seed=1), ids, tool, advantages)
         losses = engine.step(units)["loss"], theirs()
         ours, other = alternating([lambda: engine.step(units), theirs], rounds)
     tokens = ids.size
     return {
         "ran": True,
-        "trl": trl.__version__,
+        "trl": version("trl"),
         "tokens": tokens,
         "tokens_per_s": round(tokens / ours.wall_s),
         "trl_tokens_per_s": round(tokens / other.wall_s),
@@ -115,23 +120,33 @@ def beside_trl(rounds: int) -> dict[str, Any]:
     }
 
 
-def trl_step(trl: Any, datasets: Any, folder: str, ids: Any, tool: Any, advantages: Any) -> Callable[[], float]:
-    """One optimiser step of TRL's GRPO trainer on ready tensors; returns its loss."""
+def trl_step(folder: str, model: Any, ids: Any, tool: Any, advantages: Any) -> Callable[[], float]:
+    """One optimiser step of TRL's GRPO trainer on ready tensors; returns its loss.
+
+    ids: (rows, prompt + completion). tool: (rows, completion) bool, the sampled tokens. In bf16 on a GPU, else in fp32.
+    """
+    import datasets
+    import trl
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {f"w{index}": index for index in range(N_VOCAB)}
+    n_rows, n_completion = tool.shape
+    n_prompt = ids.shape[1] - n_completion
+    device = model.device
+    is_gpu = device.type == "cuda"
+    vocabulary = {f"w{index}": index for index in range(8)}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="w0")), pad_token="w1", eos_token="w2"
     )
     config = trl.GRPOConfig(
-        output_dir=folder, per_device_train_batch_size=N_ROWS, num_generations=8, max_completion_length=N_COMPLETION,
-        use_vllm=False, beta=0.0, use_cpu=True, bf16=False, report_to="none", loss_type="dapo", learning_rate=1e-6,
-        save_strategy="no", gradient_checkpointing=False, temperature=1.0, epsilon_high=0.28, disable_tqdm=True,
+        output_dir=folder, per_device_train_batch_size=n_rows, num_generations=8, max_completion_length=n_completion,
+        use_vllm=False, beta=0.0, use_cpu=not is_gpu, bf16=is_gpu, report_to="none", loss_type="dapo",
+        learning_rate=1e-6, save_strategy="no", gradient_checkpointing=False, temperature=1.0, epsilon_high=0.28,
+        disable_tqdm=True,
     )  # fmt: skip
-    prompts = datasets.Dataset.from_dict({"prompt": ["w5"] * N_ROWS})
+    prompts = datasets.Dataset.from_dict({"prompt": ["w5"] * n_rows})
     trainer = trl.GRPOTrainer(
-        model=new_model(N_VOCAB, seed=1),
+        model=model,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=config,
         train_dataset=prompts,
@@ -142,15 +157,16 @@ def trl_step(trl: Any, datasets: Any, folder: str, ids: Any, tool: Any, advantag
     trainer.model.train()
     mask = torch.from_numpy(tool).long()
     inputs = {
-        "prompt_ids": torch.from_numpy(ids[:, :N_PROMPT]),
-        "prompt_mask": torch.ones(N_ROWS, N_PROMPT, dtype=torch.long),
-        "completion_ids": torch.from_numpy(ids[:, N_PROMPT:]),
-        "completion_mask": torch.ones(N_ROWS, N_COMPLETION, dtype=torch.long),
+        "prompt_ids": torch.from_numpy(ids[:, :n_prompt]),
+        "prompt_mask": torch.ones(n_rows, n_prompt, dtype=torch.long),
+        "completion_ids": torch.from_numpy(ids[:, n_prompt:]),
+        "completion_mask": torch.ones(n_rows, n_completion, dtype=torch.long),
         "tool_mask": mask,
         "advantages": torch.from_numpy(advantages).float(),
-        "old_per_token_logps": torch.full((N_ROWS, N_COMPLETION), -3.0),
+        "old_per_token_logps": torch.full((n_rows, n_completion), -3.0),
         "num_items_in_batch": mask.sum(),
     }
+    inputs = {name: value.to(device) for name, value in inputs.items()}
 
     def step() -> float:
         loss = trainer._compute_loss(trainer.model, inputs)
@@ -158,7 +174,7 @@ def trl_step(trl: Any, datasets: Any, folder: str, ids: Any, tool: Any, advantag
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
         trainer.optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step
 
