@@ -16,6 +16,8 @@ from agentloop.errors import PublishError
 TIMEOUT_S = 60.0
 RETRIES = 2
 """Of questions, which change nothing at the server."""
+NO_ROUTE = "Not Found"
+"""What a server answers that was started without a route."""
 NOT_FINITE = "Out of range float values"
 """What vLLM answers in place of log-probabilities that JSON has no number for."""
 
@@ -42,7 +44,15 @@ class VLLMControl:
     async def load(self, name: str, folder: Path) -> None:
         """Load an adapter. folder: absolute; the server reads it itself."""
         body = {"lora_name": name, "lora_path": os.fspath(folder)}
-        await self._ask("POST", f"{self.base_url}/load_lora_adapter", body, retries=0)
+        try:
+            await self._ask("POST", f"{self.base_url}/load_lora_adapter", body, retries=0)
+        except PublishError as error:
+            if NO_ROUTE not in str(error):
+                raise
+            raise PublishError(
+                f"{self.base_url} takes no adapters while it runs; start it with `agentloop policies serve`, or with "
+                "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+            ) from None
 
     async def unload(self, name: str) -> None:
         """Forget an adapter."""
