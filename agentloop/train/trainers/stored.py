@@ -12,7 +12,7 @@ from agentloop.train.data.admission import Admission
 from agentloop.train.data.chains import rows_of
 from agentloop.train.data.row import Row, Unit
 from agentloop.train.data.text_rows import text_rows_of
-from agentloop.train.figures import RATE, ROWS
+from agentloop.train.figures import EXCLUDED, RATE, ROWS, counts
 from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.training import GOES_BACK, Training, parts
 
@@ -51,15 +51,17 @@ class StoredTurn:
             training.checkpoint()
         for step in range(state.n_steps, len(updates)):
             mark = training.engine.n_steps
-            figures = training.step(updates[step], training.alarms.rate)
+            rate = training.alarms.rate
+            figures = training.step(updates[step], rate)
+            figures |= {RATE: rate * self._host.learning_rate, ROWS: float(sum(map(len, updates[step])))}
             state.n_steps = step + 1
             raised = training.watch(figures, mark)
             if raised is not None:
                 self._draft.progress.say(f"step {step + 1}: {raised.line}; {GOES_BACK}")
             if raised is not None or state.n_steps % SAVE_EVERY == 0:
                 training.checkpoint()
-            own = {RATE: self._host.learning_rate, ROWS: float(sum(map(len, updates[step])))}
-            self._draft.record(step + 1, **figures, **own)
+            excluded = counts(EXCLUDED, state.dropped) if step == 0 else {}
+            self._draft.record(step + 1, **figures, **excluded)
             self._draft.progress.advance(loss=figures["loss"])
         what = f"{counted(len(used), 'stored trace')} in {counted(len(updates), 'update')}"
         return f"{training.algorithm.name.upper()} on {what}"

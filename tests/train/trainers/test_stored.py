@@ -1,0 +1,46 @@
+"""A turn on stored traces: it learns, and an alarm puts the last good weights back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentloop.config.sections import AlarmSection
+from agentloop.registry.artifacts import WEIGHTS, weights_hash
+from agentloop.train.data.admission import judged_of
+from agentloop.types import Judged, RewardState
+
+from .world import Lines, draft_in, experience, first_weights, hash_of, improved, trainer
+
+
+def traces(parent: Path, folder: Path) -> Sequence[Judged]:
+    """Attempts of an untrained model that passed."""
+    world = experience()
+    improved(trainer("grpo", parent, steps_per_turn=2), draft_in(folder), world)
+    return [judged_of(attempt) for attempt in world.done.values() if attempt.verdict.reward == 1.0]
+
+
+def test_an_imitation_of_stored_traces_learns(tmp_path: Path) -> None:
+    parent = first_weights(tmp_path / "v1")
+    draft = draft_in(tmp_path / "v2")
+    stored = traces(parent, tmp_path / "other")
+    unscored = stored[0]._replace(
+        verdict=stored[0].verdict.model_copy(update={"reward": None, "state": RewardState.unscored})
+    )
+    made = trainer("sft", parent, epochs=4, rows_per_update=4)
+    note = improved(made, draft, experience(stored=[*stored, unscored]))
+    assert note is not None
+    losses = [figures["loss"] for _, figures in sorted(draft.steps.items())]
+    assert losses[-1] < losses[0] - 1.0, losses
+    assert draft.steps[1]["excluded/unscored"] == 1.0
+
+
+def test_an_alarm_puts_the_last_good_weights_back(tmp_path: Path) -> None:
+    parent = first_weights(tmp_path / "v1")
+    draft = draft_in(tmp_path / "v2")
+    stored = traces(parent, tmp_path / "other")[:8]
+    limits = AlarmSection(patience=2, max_gradient=1e-9)
+    improved(trainer("sft", parent, limits=limits, rows_per_update=2), draft, experience(stored=stored))
+    assert isinstance(draft.progress, Lines)
+    assert [line.partition(":")[0] for line in draft.progress.lines if "alarm" in line] == ["step 2", "step 4"]
+    assert hash_of(draft) == weights_hash(parent / WEIGHTS)
