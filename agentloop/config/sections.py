@@ -245,6 +245,12 @@ class TrainSection(Section):
     trusted_verifiers: tuple[str, ...] = ()
     """Names of verifiers that are not audited before the first turn; `*` is all. Cheats that satisfy such a verifier
     are learned."""
+    variants: Path | None = None
+    """Folder of a suite whose train tasks are trained on as well, as `agentloop train variants` writes it; relative to
+    the project."""
+    rewriter: dict[str, Any] | None = None
+    """Table `[train.rewriter]`: the policy that words tasks anew, as keys of `[policy]`. Default: `rewriter` of
+    `[train.options]`, where the trainer has that option."""
 
 
 class GateSection(Section):

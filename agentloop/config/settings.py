@@ -109,7 +109,7 @@ class Config(_Settings):
                 "store": True,
                 "sandbox": True,
                 "policy": True,
-                "train": {"max_turns", "alarms", "trusted_verifiers"},
+                "train": {"max_turns", "alarms", "trusted_verifiers", "variants", "rewriter"},
                 "failures": True,
                 "gateway": True,
                 "feedback": True,

@@ -19,10 +19,12 @@ MIN_STEM = 3
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve"
 NUMBERS = {word: str(n) for n, word in enumerate(_NUMERALS.split(), 2)}
 """`one` is mostly no number."""
-_COMMON = """a an and any are as at be been by can do does each every for from give given gives had has have here how i
-if in into is it its just let many me more most much my no not of on one only or our out please put say show so some submit
-such tell than that the their them then there these they this those to us was we were what when where which who whose
-why will with would you your answer report"""
+_COMMON = """
+a an and any are as at be been by can do does each every for from give given gives had has have here how i if in into is
+it its just let many me more most much my no not of on one only or our out please put say show so some submit such tell
+than that the their them then there these they this those to us was we were what when where which who whose why will
+with would you your answer report
+"""
 COMMON = frozenset(_COMMON.split())
 _QUOTED = re.compile(r"[`\"“']([^`\"”'\s]+)[`\"”']")
 _WORD = re.compile(r"[^\W_](?:[\w./:@+-]*\w)?")

@@ -34,7 +34,7 @@ from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.place import claim_project, store_place
 from agentloop.store.store import Store
 from agentloop.suites.suite import Suite, load_suite
-from agentloop.types import PolicyVersion, Split
+from agentloop.types import PolicyVersion, Split, content_hash
 from agentloop.work.local import LocalWork
 from agentloop.work.work import Work
 
@@ -138,7 +138,7 @@ def open_project(
     _refuse_training_on_host(config, folder)
     if config.sandbox.journals is not None and backend.name != ReplayBackend.name:
         backend = Recording(backend, folder / config.sandbox.journals)
-    suite = _suite(folder, config, is_gated=is_gated)
+    suite = _with_variants(_suite(folder, config, is_gated=is_gated), folder, config)
     for split in _needed_splits(config, is_gated=is_gated):
         if not suite.split(split):
             raise ConfigError(_without(split, suite))
@@ -165,6 +165,23 @@ def _suite(folder: Path, config: Config, *, is_gated: bool) -> Suite:
             f"{UNPROVEN}"
         )
     return Suite(name=NO_SUITE, tasks=(), folder=(folder / EVALS / NO_SUITE).resolve())
+
+
+def _with_variants(suite: Suite, folder: Path, config: Config) -> Suite:
+    """`suite` with the train tasks of `[train] variants`. Raises ConfigError for a task that both have."""
+    if config.train.variants is None:
+        return suite
+    more = load_suite(folder / config.train.variants)
+    tasks = more.split(Split.train)
+    ids = {task.id for task in suite.tasks}
+    twice = next((task.id for task in tasks if task.id in ids), None)
+    if twice is not None:
+        raise ConfigError(
+            f"{place(folder / CONFIG_FILE, 'train', 'variants')}: {more.folder} and suite {suite.name!r} both have a "
+            f"task {twice!r}; rename one of them"
+        )
+    whole_hash = content_hash([suite.hash, more.hash])
+    return suite.model_copy(update={"tasks": (*suite.tasks, *tasks), "hash": whole_hash})
 
 
 def _needed_splits(config: Config, *, is_gated: bool) -> tuple[Split, ...]:

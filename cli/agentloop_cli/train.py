@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
+from rich.text import Text
 
 from agentloop.errors import counted
+from agentloop.printable import on_one_line
 from agentloop_cli.groups import FilterOrCommand
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
 from agentloop_cli.stores import ProjectFolder, Where
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from agentloop.loop.project import Project
+    from agentloop.loop.variants import Variants
     from agentloop.types import PolicyVersion, Rehearsal
 
     Opened: TypeAlias = Callable[[LiveProgress], AbstractContextManager[Project]]
@@ -125,6 +129,66 @@ def show_kinds(as_json: AsJson = False) -> None:
         return
     for name, kind in kinds.items():
         stdout.print(f"{name:12} {kind['purpose']}", soft_wrap=True)
+
+
+@train.command("variants")
+def make_variants(
+    n: Annotated[int, typer.Option("--n", min=1, help="Stop after this many admitted variants.")] = 20,
+    from_failures: Annotated[
+        bool, typer.Option("--from-failures", help="Only of tasks with a stored failure, the most failures first.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the variants; default: evals/SUITE-variants of the project.")
+    ] = None,
+    project: ProjectFolder = Path(),
+    sandbox: Annotated[str | None, typer.Option(help="auto, docker or bubblewrap; overrides the settings.")] = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    r"""Make variants of train tasks, and keep those that hold.
+
+    A variant has another value of a parameter, or other words from the model
+    that `\[train] rewriter` names. Its verifiers must give its solution 1 and no
+    cheat anything, and it must not ask for a held-out task, in any words.
+    `\[train] variants` names their folder for training.
+
+    Exit codes: 0 variants were admitted, 2 an argument is wrong, 4 no sandbox
+    starts, 5 nothing was admitted.
+    """
+    made = _variants(project, sandbox, where, n, from_failures, out)
+    _show_variants(made, project, as_json)
+    if not made.admitted:
+        raise typer.Exit(NOTHING)
+
+
+def _variants(
+    folder: Path, sandbox: str | None, where: str | None, n: int, from_failures: bool, out: Path | None
+) -> Variants:
+    from agentloop.loop.variants import make_variants
+
+    with LiveProgress() as progress, _opened(folder, sandbox, where, progress) as project:
+        return asyncio.run(make_variants(project, n, of_failures=from_failures, folder=out))
+
+
+def _show_variants(made: Variants, project: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(made.document())
+        return
+    for one in made.admitted:
+        stdout.print(Text(on_one_line(f"{one.task.id}  {one.change}: {one.task.instruction}")), soft_wrap=True)
+    reasons = ", ".join(f"{n} {check}" for check, n in made.refused.most_common())
+    line = f"{counted(len(made.admitted), 'variant')} admitted to {made.folder}"
+    if reasons:
+        line += f"; refused: {reasons}"
+    stdout.print(Text(line), soft_wrap=True)
+    if made.admitted:
+        hint = f'train on them: variants = "{_inside(made.folder, project)}" in [train] of agentloop.toml'
+        stdout.print(Text(hint), soft_wrap=True)
+
+
+def _inside(folder: Path, project: Path) -> Path:
+    """`folder` as the settings of `project` name it."""
+    return Path(os.path.relpath(folder.resolve(), project.resolve()))
 
 
 def _show_rehearsal(rehearsal: Rehearsal, as_json: bool) -> None:

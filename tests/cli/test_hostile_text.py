@@ -201,6 +201,7 @@ STORED: dict[Words, list[Words]] = {
     ("train", "candidate"): [("--dry-run", *HERE)],
     ("train", "kinds"): [(), ("--json",)],
     ("train", "curves"): [HERE, (*HERE, "--json"), (NAME, *HERE), (*HERE, "--name", NAME)],
+    ("train", "variants"): [HERE, (*HERE, "--json"), ("--from-failures", "--out", NAME, *HERE)],
     ("policies", "rollback"): [("--why", NAME, *HERE), ("--to", NAME, "--why", NAME, *HERE)],
     ("policies", "serve"): [("live", *HERE), (NAME, *HERE), ("--lora", f"{NAME}={NAME}", *HERE, NAME)],
     ("keys", "add"): [(NAME, *STORE), (NAME, *STORE, "--json")],

@@ -169,6 +169,8 @@ STEPS: tuple[Step, ...] = (
     Step("train curves --json"),
     Step("train curves x"),
     Step("train curves --name none"),
+    Step("train variants --n 1 --out variants --json"),
+    Step("train variants --n 0"),
     Step("policies serve"),
     Step("policies serve v9"),
     Step("policies serve live"),

@@ -89,7 +89,7 @@ class Rewriter:
         request = request_for(component, evidence)
         if request in self._useless:  # an equal request would be paid for to no other end
             return None
-        text = await self._answer(request)
+        text = await self.answer(request)
         if text is None:
             return None
         why = self._why_not(component, text)
@@ -101,7 +101,7 @@ class Rewriter:
 
     async def lesson(self, request: str) -> tuple[str, str] | None:
         """(kind of task, lesson); None where the answer is refused. Raises PolicyError."""
-        text = await self._answer(request)
+        text = await self.answer(request)
         if text is None:
             return None
         kind, _, lesson = text.strip().partition("\n")
@@ -112,7 +112,8 @@ class Rewriter:
             return None
         return kind.strip(), lesson.strip()
 
-    async def _answer(self, request: str) -> str | None:
+    async def answer(self, request: str) -> str | None:
+        """The fenced text of one recorded call; None for an answer without one. Raises PolicyError."""
         if isinstance(self._experience, Vets):
             request = self._experience.redacted(request)
         answer, cost_usd = await self._experience.propose(request, lambda: self._ask(request))

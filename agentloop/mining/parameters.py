@@ -1,0 +1,118 @@
+"""Tasks that differ from another in one parameter: a number or the name of a file, wherever the task has it.
+
+A parameter stands in the instruction and in a command of the solution, as a word of its own. Both change, and the texts
+in the verifiers' options. The files stay as they are, because the tasks of a split share them, so a file's name becomes
+that of another file beside it. The value that a verifier expects becomes the answer of the changed solution.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from agentloop.suites.names import TASK_FOLDER, TESTS
+from agentloop.train.guard import NUMBERS
+from agentloop.types import Part, Task
+
+MAX_VALUES = 4
+"""Other values of one parameter that are tried."""
+MAX_FILES = 2000
+_NUMBER = re.compile(r"(?<![\w./-])\d{1,9}(?![\w/-]|\.\d)")
+FOLDERS = frozenset({TESTS, TASK_FOLDER})
+"""Options that name a place on this machine."""
+
+
+class Substitution(NamedTuple):
+    """A parameter and its new value."""
+
+    old: str
+    new: str
+
+
+def substitutions(task: Task, rng: random.Random) -> list[Substitution]:
+    """New values of each parameter of `task`, as `rng` draws them; a value of each before a second of any."""
+    commands = "\n".join(task.solution)
+    values = {old: _numbers(int(old), rng) for old in _NUMBER.findall(task.instruction) if _word(old).search(commands)}
+    values |= {old: others for old, others in _files(task, rng).items() if _word(old).search(commands)}
+    most = max(map(len, values.values()), default=0)
+    return [Substitution(old, news[n]) for n in range(most) for old, news in values.items() if n < len(news)]
+
+
+def substituted(task: Task, change: Substitution) -> Task:
+    """`task` with another value, in all of its texts; what its verifiers expect is not yet right."""
+    pattern = _word(change.old)
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, str):
+            return pattern.sub(lambda _: change.new, value)
+        if isinstance(value, Mapping):
+            return {key: each if key in FOLDERS else changed(each) for key, each in value.items()}
+        return [changed(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+    return task.model_copy(
+        update={
+            "instruction": changed(task.instruction),
+            "solution": tuple(map(changed, task.solution)),
+            "verifiers": tuple(Part(kind=part.kind, options=changed(part.options)) for part in task.verifiers),
+        }
+    )
+
+
+def expecting(task: Task, before: str, after: str) -> Task:
+    """`task`, whose verifiers expect `after` where they expected `before`: the answers of two solutions."""
+
+    def option(name: str, value: Any) -> Any:
+        if isinstance(value, str) and value.strip() == before.strip():
+            return after.strip()
+        if name in NUMBERS and isinstance(value, (int, float)) and not isinstance(value, bool):
+            new = _number(after)
+            return new if new is not None and _number(before) == value else value
+        return value
+
+    parts = tuple(
+        Part(kind=part.kind, options={name: option(name, value) for name, value in part.options.items()})
+        for part in task.verifiers
+    )
+    return task.model_copy(update={"verifiers": parts})
+
+
+def _word(literal: str) -> re.Pattern[str]:
+    """`literal` as a word of its own, which a full stop may end; `$5` of a shell is none."""
+    return re.compile(rf"(?<![\w$-])(?<!\w[./]){re.escape(literal)}(?![\w-]|[./]\w)")
+
+
+def _numbers(old: int, rng: random.Random) -> list[str]:
+    """Of the same size; never 0, which is mostly no question."""
+    near = [n for n in range(max(1, old // 2), 2 * old + 4) if n != old][:MAX_FILES]
+    return [str(n) for n in rng.sample(near, min(MAX_VALUES, len(near)))]
+
+
+def _files(task: Task, rng: random.Random) -> dict[str, list[str]]:
+    """Each file that the instruction names -> other files beside it, of the same ending."""
+    root = task.sandbox.files
+    if root is None:
+        return {}
+    paths = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())[:MAX_FILES]
+    values = {}
+    for path in paths:
+        if _word(path.as_posix()).search(task.instruction):
+            others = [
+                each.as_posix()
+                for each in paths
+                if each != path and each.parent == path.parent and each.suffix == path.suffix
+            ]
+            values[path.as_posix()] = rng.sample(others, min(MAX_VALUES, len(others)))
+    return values
+
+
+def _number(text: str) -> int | float | None:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return None
