@@ -166,7 +166,7 @@ def _variants(
 ) -> Variants:
     from agentloop.loop.variants import make_variants
 
-    with LiveProgress() as progress, _opened(folder, sandbox, where, progress) as project:
+    with LiveProgress() as progress, _opened(folder, sandbox, where, {}, progress) as project:
         return asyncio.run(make_variants(project, n, of_failures=from_failures, folder=out))
 
 
