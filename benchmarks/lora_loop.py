@@ -201,8 +201,8 @@ def make_base(world: World, tasks: list[Task], folder: Path, seed: int) -> int:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None,
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config)
@@ -279,7 +279,7 @@ def one_seed(seed: int, options: argparse.Namespace, progress: Progress) -> dict
     world = World.of(options.commit, seed)
     tasks = world.tasks(seed)
     with TemporaryDirectory(prefix="lora-loop-") as name:
-        folder = Path(name)
+        folder = options.folder / f"seed-{seed}" if options.folder else Path(name)
         n_parameters = make_base(world, tasks, folder / "base", seed)
         project = folder / "project"
         (project / "program").mkdir(parents=True)
@@ -339,6 +339,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=5e-3)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--commit", default=None)
+    parser.add_argument("--folder", type=Path, help="keep projects, models and logs there")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.commit is None:

@@ -18,6 +18,7 @@ from agentloop.loop.making import VALIDATION, stage_of
 from agentloop.loop.project import Project
 from agentloop.loop.warm_start import WARM_START, demonstrate, demonstration_pairs, demonstrator, warm_start
 from agentloop.protocols import Draft, Experience
+from agentloop.registry.loading import spare_in
 from agentloop.train.algorithms.kinds import KINDS, algorithm
 from agentloop.train.data.admission import Admission
 from agentloop.train.trainers.hosts import Host, InProcess
@@ -103,7 +104,7 @@ def _weights_trainer(project: Project, kind: str, learning: Learning, own: Mappi
     host: Host
     if policy.kind == "vllm":
         server = Server(str(policy.base_url), str(policy.model), policy.temperature, policy.api_key)
-        host = Served(learning, server)
+        host = Served(learning, server, spare_in(project.folder))
     else:
         host = InProcess(learning, policy.temperature)
     made = algorithm(kind, own)

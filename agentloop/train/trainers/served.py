@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+import torch
 from pydantic import SecretStr
 from torch import Tensor
 
 from agentloop.errors import ConfigError, PublishError
 from agentloop.policies.vllm import VLLMPolicy
 from agentloop.protocols import Policy
-from agentloop.publish.lora import LoraHotSwap
+from agentloop.publish.lora import LoraHotSwap, nobody
 from agentloop.publish.probe import Probe, furthest, read_probe
 from agentloop.registry.artifacts import ADAPTER, weights_hash
 from agentloop.train.data.hf import HFRenderer
@@ -21,6 +23,8 @@ from agentloop.train.model import Lora, Placement, Trainable
 from agentloop.train.probes import make_probe, row_of
 from agentloop.train.trainers.learning import Learning
 from agentloop.types import PolicyVersion, VersionKind
+
+Spare: TypeAlias = Callable[[Sequence[str]], str | None]
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class Served:
     makes = VersionKind.adapter
     answers_in_process = False
 
-    def __init__(self, learning: Learning, server: Server) -> None:
-        """Raises ConfigError without the folder of the model, and without an adapter."""
+    def __init__(self, learning: Learning, server: Server, spare: Spare = nobody) -> None:
+        """spare: of `LoraHotSwap`. Raises ConfigError without the folder of the model, and without an adapter."""
         if learning.model is None or learning.lora is None:
             missing = "model" if learning.model is None else "lora"
             raise ConfigError(
@@ -54,7 +58,7 @@ class Served:
         self._lora = Lora(learning.lora.rank, learning.lora.alpha)
         self._model = learning.model
         self._server = server
-        self._publisher = LoraHotSwap(server.base_url, server.model, api_key=server.api_key)
+        self._publisher = LoraHotSwap(server.base_url, server.model, api_key=server.api_key, spare=spare)
         self._policies: dict[str, Policy] = {}
         self._trainable: Trainable | None = None
         self._parent: Path | None = None
@@ -66,7 +70,7 @@ class Served:
         """See `hosts.Host`."""
         options = self._learning
         adapter = parent / ADAPTER if parent and (parent / ADAPTER).is_dir() else None
-        placement = Placement(options.device, options.dtype, options.checkpointing)
+        placement = Placement(options.device, _dtype(options), options.checkpointing)
         self._parent = parent
         self._trainable = Trainable.load(
             self._model, lora=self._lora, adapter=adapter, head=head, placement=placement, seed=seed
@@ -125,3 +129,11 @@ class Served:
         """See `hosts.Host`."""
         self._policies.pop(name, None)
         await self._publisher.retract(name)
+
+
+def _dtype(options: Learning) -> str:
+    """`auto` is the type in which vLLM computes there by default."""
+    if options.dtype != "auto":
+        return options.dtype
+    is_gpu = options.device.startswith("cuda") or (options.device == "auto" and torch.cuda.is_available())
+    return "bfloat16" if is_gpu else "float32"

@@ -16,6 +16,8 @@ from agentloop.train.figures import EXCLUDED, RATE, ROWS, counts
 from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.training import GOES_BACK, Training, parts
 
+DEFAULTS = {"sft": "reward>=1"}
+"""Filter of the stored traces of a kind, where a person named none: what is imitated should have passed."""
 N_SAMPLE = 16
 """Rows on which a server that gets the result is checked."""
 SAVE_EVERY = 25
@@ -63,8 +65,7 @@ class StoredTurn:
             excluded = counts(EXCLUDED, state.dropped) if step == 0 else {}
             self._draft.record(step + 1, **figures, **excluded)
             self._draft.progress.advance(loss=figures["loss"])
-        what = f"{counted(len(used), 'stored trace')} in {counted(len(updates), 'update')}"
-        return f"{training.algorithm.name.upper()} on {what}"
+        return counted(len(used), "stored trace")
 
     def _rows(self) -> tuple[list[Row], dict[str, tuple[str, str]], Counter[str]]:
         """(rows, trajectory -> what a lineage names it by, excluded by reason)."""
@@ -72,8 +73,9 @@ class StoredTurn:
         pairs: dict[str, tuple[str, str]] = {}
         dropped: Counter[str] = Counter()
         renderer = self._host.renderer()
-        needs_tokens = Need.logprobs in self._training.algorithm.needs
-        for judged in self._experience.stored():
+        algorithm = self._training.algorithm
+        needs_tokens = Need.logprobs in algorithm.needs
+        for judged in self._experience.stored("" if self._experience.filter else DEFAULTS.get(algorithm.name, "")):
             if needs_tokens:
                 cut = rows_of(judged, self._admission)
             else:

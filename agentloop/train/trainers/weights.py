@@ -7,13 +7,14 @@ version; at a server that samples at random, on the same groups.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from agentloop.config.sections import AlarmSection
 from agentloop.errors import counted
 from agentloop.protocols import Draft, Experience
-from agentloop.train.algorithms.algorithm import Algorithm
+from agentloop.train.algorithms.algorithm import Algorithm, Need
 from agentloop.train.data.admission import Admission
 from agentloop.train.data.exclusions import exclusions_line
 from agentloop.train.trainers.hosts import Host
@@ -75,15 +76,24 @@ class WeightsTrainer:
             self._limits,
         )
         await experience.resume(training.state.episodes if training.is_resumed else None)
+        context = self._learning.max_row_tokens or training.trainable.context
+        admission = replace(self._admission, max_tokens=context)
         if self.name in STORED_ONLY or experience.filter or not experience.tasks:
-            note = StoredTurn(training, self._host, self._admission, draft, experience).run()
+            note = StoredTurn(training, self._host, admission, draft, experience).run()
         else:
-            note = await RolledTurn(training, self._host, self._admission, parent, draft, experience).run()
+            note = await RolledTurn(training, self._host, admission, parent, draft, experience).run()
         dropped = training.state.dropped
         if dropped:
             draft.progress.say(f"not trained: {exclusions_line(dropped)}")
         if not training.state.n_updates:
             draft.progress.say(f"finished: no row carried a gradient, so v{draft.number} is not made")
+            return None
+        if Need.rewards in self._algorithm.needs:
+            folder = draft.workspace.with_name(f"reward-model-v{draft.number}")
+            training.trainable.save(folder)
+            draft.progress.say(
+                f"finished: a reward model from {note} is in {folder}; it answers nobody, so it is no version"
+            )
             return None
         training.save()
         name = f"policy-v{draft.number}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,16 @@ from agentloop.config.sections import AlarmSection
 from agentloop.errors import ConfigError, TrainingError
 from agentloop.policies.tiny import TinyPolicy
 from agentloop.registry.artifacts import WEIGHTS, weights_hash
-from agentloop.train.trainers.learning import refuse_foreign
+from agentloop.testing.experience import MemoryDraft, MemoryExperience
+from agentloop.train.data.admission import judged_of
+from agentloop.train.trainers.hosts import InProcess
+from agentloop.train.trainers.learning import Learning, refuse_foreign
+from agentloop.types import Split
 
 from .world import Interrupted, Lines, draft_in, experience, first_weights, hash_of, improved, trainer
 
+OPTIONS = {"kto": {"desirable_weight": 6.0}}
+"""Few attempts pass at first."""
 LONG = {"steps_per_turn": 12, "group_size": 16, "learning_rate": 0.03, "rows_per_update": 8}
 
 
@@ -25,7 +32,7 @@ LONG = {"steps_per_turn": 12, "group_size": 16, "learning_rate": 0.03, "rows_per
 def test_every_algorithm_learns_from_attempts_of_its_own(tmp_path: Path, kind: str) -> None:
     world = experience()
     draft = draft_in(tmp_path / "v2")
-    note = improved(trainer(kind, first_weights(tmp_path / "v1"), **LONG), draft, world)
+    note = improved(trainer(kind, first_weights(tmp_path / "v1"), OPTIONS.get(kind, {}), **LONG), draft, world)
     assert note is not None
     rewards = [figures["reward"] for _, figures in sorted(draft.steps.items())]
     assert rewards[0] < 0.35 < 0.6 < max(rewards[-3:]), rewards
@@ -50,6 +57,78 @@ def test_a_turn_that_is_killed_at_any_step_ends_in_the_same_version(tmp_path: Pa
         assert hash_of(again) == hash_of(whole)
         assert sorted(again.pairs) == sorted(whole.pairs)
         assert len(world.done) == n_before + (3 - stop_after) * 24 + 6, "no attempt was made twice"
+
+
+@pytest.mark.parametrize("kind", ["sft", "rft", "dpo", "kto"])
+def test_stored_traces_teach_by_their_words(tmp_path: Path, kind: str) -> None:
+    parent = first_weights(tmp_path / "v1")
+    seen = experience()
+    improved(trainer("grpo", parent, steps_per_turn=2), draft_in(tmp_path / "other"), seen)
+    attempts = [attempt for attempt in seen.done.values() if attempt.task.split is Split.train]
+    if kind == "sft":
+        attempts = [attempt for attempt in attempts if attempt.verdict.reward == 1.0]
+    world = experience(stored=[judged_of(attempt) for attempt in attempts])
+    world.filter = "reward>=0"
+    draft = draft_in(tmp_path / "v2")
+    note = improved(trainer(kind, parent, epochs=6, rows_per_update=8, learning_rate=3e-2), draft, world)
+    assert note is not None
+    assert "stored trace" in note
+    losses = [figures["loss"] for _, figures in sorted(draft.steps.items())]
+    assert losses[-1] < losses[0]
+    assert {trace for trace, _ in draft.pairs} <= {attempt.trace.id for attempt in attempts}
+
+
+def test_a_reward_model_is_saved_and_is_no_version(tmp_path: Path) -> None:
+    parent = first_weights(tmp_path / "v1")
+    seen = experience()
+    improved(trainer("grpo", parent, steps_per_turn=1), draft_in(tmp_path / "other"), seen)
+    train = [attempt for attempt in seen.done.values() if attempt.task.split is Split.train]
+    draft = draft_in(tmp_path / "v2")
+    world = experience(stored=[judged_of(attempt) for attempt in train])
+    assert improved(trainer("reward_model", parent, epochs=4), draft, world) is None
+    assert (tmp_path / "reward-model-v2" / WEIGHTS / "head.safetensors").is_file()
+    assert isinstance(draft.progress, Lines)
+    assert "answers nobody" in draft.progress.lines[-1]
+
+
+class Elsewhere(InProcess):
+    """A host that is asked group by group, as a server is."""
+
+    answers_in_process = False
+
+    def __init__(self, learning: Learning) -> None:
+        super().__init__(learning, 1.0)
+        self.names: list[str] = []
+
+    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
+        self.names.append(name)
+
+
+def test_groups_one_by_one_are_each_trained_once_whatever_is_killed(tmp_path: Path) -> None:
+    parent = first_weights(tmp_path / "v1")
+
+    def turn(folder: Path, world: MemoryExperience, stop_after: int | None = None) -> tuple[MemoryDraft, Elsewhere]:
+        made = trainer("grpo", parent)
+        made._host = host = Elsewhere(made._learning)
+        draft = draft_in(folder, stop_after)
+        if stop_after is None:
+            improved(made, draft, world)
+        else:
+            with pytest.raises(Interrupted):
+                improved(made, draft, world)
+        return draft, host
+
+    whole_world = experience()
+    whole, host = turn(tmp_path / "whole", whole_world)
+    steps = ["policy-v1", *(f"policy-v2-s{n}" for n in (1, 2, 3)), "policy-v2"]
+    assert [name.rpartition("-")[0] if "-s" in name else name for name in host.names] == steps
+    for stop_after in range(3):
+        world = experience()
+        turn(tmp_path / f"cut{stop_after}", world, stop_after)
+        again, _ = turn(tmp_path / f"cut{stop_after}", world)
+        assert hash_of(again) == hash_of(whole)
+        assert sorted(again.pairs) == sorted(whole.pairs)
+        assert world.done.keys() == whole_world.done.keys(), "the same groups, none of them twice"
 
 
 def test_a_checkpoint_of_other_options_is_not_used(tmp_path: Path) -> None:
