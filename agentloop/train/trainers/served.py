@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from torch import Tensor
 
 from agentloop.errors import ConfigError, PublishError
+from agentloop.policies.plain import samples_plainly
 from agentloop.policies.vllm import VLLMPolicy
 from agentloop.protocols import Policy
 from agentloop.publish.lora import LoraHotSwap, nobody
@@ -96,6 +97,8 @@ class Served:
 
     async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
         """See `hosts.Host`. A name that is served already, since before an interruption, is checked again."""
+        if not sequences:  # the turn begins here
+            await self._refuse_cut()
         if name == self._server.model:
             return
         trainable = self._trainable
@@ -116,6 +119,13 @@ class Served:
             await self._check(name, probe)
         else:
             await self._publisher.publish(name, folder / ADAPTER, probe)
+
+    async def _refuse_cut(self) -> None:
+        """Raises ConfigError for a server whose log-probabilities are not those of the model's whole distribution."""
+        server = self._server
+        problem = await samples_plainly(server.base_url, server.model, api_key=server.api_key)
+        if problem is not None:
+            raise ConfigError(problem)
 
     async def _check(self, name: str, probe: Probe) -> None:
         answers = probe.at(await self._publisher.server.logprobs(name, probe.sequences))

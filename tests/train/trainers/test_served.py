@@ -1,0 +1,32 @@
+"""A turn does not begin at a server that samples from another distribution than the one that is trained."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import ConfigError
+from agentloop.train.trainers.learning import Learning, LoraSettings
+from agentloop.train.trainers.served import Served, Server
+from tests.policies.conftest import Endpoint, endpoint
+from tests.policies.test_plain import Server as VLLM
+
+__all__ = ["endpoint"]
+
+
+@pytest.mark.parametrize("top_k", [None, 20])
+def test_a_server_that_cuts_the_distribution_is_refused(
+    top_k: int | None,
+    endpoint: Endpoint,
+    tmp_path: Path,
+) -> None:
+    endpoint.answers = [VLLM(top_k)] * 6
+    learning = Learning(model=tmp_path, lora=LoraSettings(rank=2, alpha=2))
+    host = Served(learning, Server(endpoint.url, "base", temperature=1.0))
+    if top_k is None:
+        asyncio.run(host.publish("base", [], tmp_path))
+    else:
+        with pytest.raises(ConfigError, match="does not sample base plainly"):
+            asyncio.run(host.publish("base", [], tmp_path))
