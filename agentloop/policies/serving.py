@@ -169,7 +169,8 @@ class VLLMServer:
         try:
             self.check(name)
         except PolicyError:
-            self._post("unload_lora_adapter", lora_name=name)
+            with suppress(PolicyError):  # a server that died has nothing loaded
+                self._post("unload_lora_adapter", lora_name=name)
             raise
 
     def _post(self, what: str, **body: str) -> None:

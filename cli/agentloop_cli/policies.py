@@ -145,7 +145,8 @@ def serve(
 
     vLLM runs in the Python that serving.python names. A server that dies or
     hangs is restarted with its adapters; after several quick deaths the command
-    gives up. Arguments after `--` go to vLLM:
+    gives up. Adapters on this model that are live or the canary of the
+    project are loaded and checked. Arguments after `--` go to vLLM:
 
     agentloop policies serve live -- --enable-auto-tool-choice --tool-call-parser hermes
     """
