@@ -93,8 +93,8 @@ def estimate(
 ) -> Estimate:
     """What one rank needs to train the model in `folder`. has_reference: the loss weighs a divergence from it."""
     size = Size.of(folder)
-    placement = placement or Placement()
-    n_bytes = torch.finfo(DTYPES.get(placement.dtype, torch.float32)).bits // 8
+    placement = (placement or Placement()).resolved()
+    n_bytes = torch.finfo(DTYPES[placement.dtype]).bits // 8
     n_trained = size.n_weights if lora is None else lora.rank * size.n_linear_sides
     weights = 4 * size.n_weights if lora is None else n_bytes * size.n_weights + 4 * n_trained
     training = (4 + MOMENTS) * n_trained
@@ -118,7 +118,10 @@ def estimate(
 
 
 def check(need: Estimate, device: str, folder: Path) -> None:
-    """Raises TrainingError where memory of the device or the disk of `folder` cannot hold the training."""
+    """Raises TrainingError where memory of the device or the disk of `folder` cannot hold the training.
+
+    folder: need not exist yet.
+    """
     memory = free_memory(device)
     if need.memory > memory:
         raise TrainingError(
@@ -126,7 +129,7 @@ def check(need: Estimate, device: str, folder: Path) -> None:
             f" {_gib(need.training)}, reference {_gib(need.reference)}, activations {_gib(need.activations)}), and"
             f" {_gib(memory)} is free; train an adapter, lower max_tokens, or set checkpointing"
         )
-    disk = shutil.disk_usage(folder).free
+    disk = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
     if need.disk > disk:
         raise TrainingError(
             f"training needs about {_gib(need.disk)} of disk in {folder}, and {_gib(disk)} is free; free some with"

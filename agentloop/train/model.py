@@ -11,7 +11,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,20 @@ class Placement:
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`; `auto` is a GPU where one exists."""
     dtype: str = "float32"
-    """Of the computation. All weights train in float32 whatever it is; `bfloat16` is what is saved, then."""
+    """Of the computation: `float32`, `bfloat16`, or `auto`, which is bfloat16 on a GPU. All weights train in float32
+    whatever it is; `bfloat16` is what is saved, then."""
     checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
+
+    def resolved(self) -> Placement:
+        """Without `auto`. Raises ConfigError for a device that is missing, and for an unknown type."""
+        device = _device(self.device)
+        dtype = self.dtype
+        if dtype == "auto":
+            dtype = "bfloat16" if device.startswith("cuda") else "float32"
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype {dtype!r} is unknown; use auto, {' or '.join(DTYPES)}")
+        return replace(self, device=device, dtype=dtype)
 
 
 class Trainable:
@@ -92,14 +103,13 @@ class Trainable:
         folder. write_companions: writes tokenizer and template into a saved folder; None copies those of `source`.
         seed: of a new adapter. Raises ConfigError for an adapter or device that does not fit.
         """
-        if placement.dtype not in DTYPES:
-            raise ConfigError(f"dtype {placement.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+        placement = placement.resolved()
         if adapter is not None and lora is None:
             raise ConfigError(f"{adapter} is an adapter, but all weights are trained; set lora or merge it first")
         self.lora = lora
         self.source = source
         self.dtype = DTYPES[placement.dtype]
-        self.device = torch.device(_device(placement.device))
+        self.device = torch.device(placement.device)
         self._write_companions = write_companions
         self._frozen: Actor | None = None
         self._ranks = ALONE
@@ -146,7 +156,7 @@ class Trainable:
             raise ConfigError(f"{folder}: no .safetensors file; convert the model, other formats can hold code")
         transformers_logging.disable_progress_bar()
         # All weights keep fp32 copies: in bf16, updates smaller than 1/256 of a weight would be lost.
-        dtype = torch.float32 if lora is None else DTYPES.get(placement.dtype, torch.float32)
+        dtype = torch.float32 if lora is None else DTYPES[placement.resolved().dtype]
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True

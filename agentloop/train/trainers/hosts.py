@@ -24,6 +24,13 @@ class Host(Protocol):
     answers_in_process: bool
     """Attempts are made in rounds, and each update is the policy at once."""
 
+    def check_room(self, folder: Path, *, has_reference: bool) -> None:
+        """Raise TrainingError where memory, or the disk of `folder`, cannot hold a turn.
+
+        has_reference: the loss weighs a divergence from it.
+        """
+        ...
+
     def load(self, parent: Path | None, *, head: bool, seed: int) -> Trainable:
         """The model of the version in the folder `parent`; None: the base model alone. head: with a scalar output."""
         ...
@@ -65,10 +72,17 @@ class InProcess:
         self.learning_rate = learning.learning_rate or 4e-4
         self._policy: TinyPolicy | None = None
 
+    def check_room(self, folder: Path, *, has_reference: bool) -> None:
+        """See `Host`. A model this small fits everywhere."""
+
     def load(self, parent: Path | None, *, head: bool, seed: int) -> Trainable:
         """See `Host`."""
-        self._policy = TinyPolicy((parent or Path()) / WEIGHTS, temperature=self.temperature)
-        return Trainable(self._policy.model, head=head, write_companions=self._policy.save_companions, seed=seed)
+        place = (parent or Path()) / WEIGHTS
+        self._policy = TinyPolicy(place, temperature=self.temperature)
+        companions = self._policy.save_companions
+        trainable = Trainable(self._policy.model, head=head, write_companions=companions, seed=seed)
+        trainable.load_head(place)
+        return trainable
 
     def name_of(self, version: PolicyVersion) -> str:
         """See `Host`."""

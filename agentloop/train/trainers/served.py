@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-import torch
 from pydantic import SecretStr
 from torch import Tensor
 
@@ -20,6 +19,8 @@ from agentloop.publish.probe import Probe, furthest, read_probe
 from agentloop.registry.artifacts import ADAPTER, weights_hash
 from agentloop.train.data.hf import HFRenderer
 from agentloop.train.data.renderer import Renderer
+from agentloop.train.engine import EngineSettings
+from agentloop.train.memory import check, estimate
 from agentloop.train.model import Lora, Placement, Trainable
 from agentloop.train.probes import make_probe, row_of
 from agentloop.train.trainers.learning import Learning
@@ -57,6 +58,7 @@ class Served:
         self.learning_rate = learning.learning_rate or 1e-4
         self._learning = learning
         self._lora = Lora(learning.lora.rank, learning.lora.alpha)
+        self._placement = Placement(learning.device, learning.dtype, learning.checkpointing)
         self._model = learning.model
         self._server = server
         self._publisher = LoraHotSwap(server.base_url, server.model, api_key=server.api_key, spare=spare)
@@ -67,14 +69,18 @@ class Served:
         """Tensors of what was published last; None: those of the base model."""
         self._base_hash: str | None = None
 
+    def check_room(self, folder: Path, *, has_reference: bool) -> None:
+        """See `hosts.Host`."""
+        settings = EngineSettings(max_tokens=self._learning.max_tokens)
+        need = estimate(self._model, settings, lora=self._lora, placement=self._placement, has_reference=has_reference)
+        check(need, self._learning.device, folder)
+
     def load(self, parent: Path | None, *, head: bool, seed: int) -> Trainable:
         """See `hosts.Host`."""
-        options = self._learning
         adapter = parent / ADAPTER if parent and (parent / ADAPTER).is_dir() else None
-        placement = Placement(options.device, _dtype(options), options.checkpointing)
         self._parent = parent
         self._trainable = Trainable.load(
-            self._model, lora=self._lora, adapter=adapter, head=head, placement=placement, seed=seed
+            self._model, lora=self._lora, adapter=adapter, head=head, placement=self._placement, seed=seed
         )
         self._published = self._trainable.state() if adapter else None
         return self._trainable
@@ -139,11 +145,3 @@ class Served:
         """See `hosts.Host`."""
         self._policies.pop(name, None)
         await self._publisher.retract(name)
-
-
-def _dtype(options: Learning) -> str:
-    """`auto` is the type in which vLLM computes there by default."""
-    if options.dtype != "auto":
-        return options.dtype
-    is_gpu = options.device.startswith("cuda") or (options.device == "auto" and torch.cuda.is_available())
-    return "bfloat16" if is_gpu else "float32"

@@ -82,6 +82,7 @@ class Training:
         self.algorithm = algorithm
         self.learning = learning
         self._draft = draft
+        host.check_room(draft.folder, has_reference=Need.reference in algorithm.needs)
         rng = draft.rng("adapter")
         self.trainable = host.load(
             parent, head=bool({Need.values, Need.rewards} & algorithm.needs), seed=rng.getrandbits(31)
