@@ -120,7 +120,7 @@ class Actor(nn.Module):
 
     @torch.no_grad()
     def check(self, n_vocab: int) -> None:
-        """Compare our logits with the model's own. Raises ConfigError for a model that makes them in another way."""
+        """Compare our logits with the model's own. Raises ConfigError where they differ or are not finite."""
         base = self._base[0]
         device = base.get_output_embeddings().weight.device
         ids = torch.arange(PROBE_TOKENS, device=device)[None] * 7 % n_vocab
@@ -132,6 +132,8 @@ class Actor(nn.Module):
         )  # fmt: skip
         ours = self(layout).logprobs_N
         expected = own[:-1].gather(1, target_N[:, None])[:, 0]
+        if not torch.isfinite(expected).all():
+            raise ConfigError(f"{type(base).__name__} answers with numbers that are not finite; use another version")
         low = own.dtype != torch.float32 or base.get_output_embeddings().weight.dtype != torch.float32
         tolerance = 0.1 if low else PROBE_TOLERANCE
         if not torch.allclose(ours, expected, atol=tolerance, rtol=tolerance):

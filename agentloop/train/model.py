@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentloop.errors import ConfigError, TrainingError
 from agentloop.registry.artifacts import ADAPTER, ADAPTER_CONFIG, TENSORS, WEIGHTS, weights_hash
+from agentloop.train.adapters import sort_settings, with_adapter
 from agentloop.train.algorithms.algorithm import Scored
 from agentloop.train.attention import use_segments
 from agentloop.train.distributed import ALONE, Ranks, like, whole
@@ -120,7 +120,7 @@ class Trainable:
         self.model: Any = self.base
         if lora is not None:
             self.base.to(self.dtype)
-            self.model = _with_adapter(self.base, lora, adapter, seed)
+            self.model = with_adapter(self.base, lora.rank, lora.alpha, adapter, seed)
         scalar = nn.Linear(self.base.config.get_text_config().hidden_size, 1, bias=False) if head else None
         if scalar is not None:
             nn.init.zeros_(scalar.weight)
@@ -245,7 +245,7 @@ class Trainable:
         tensors = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
         if self.lora is not None:
             self.model.save_pretrained(place, state_dict=tensors, safe_serialization=True)
-            _sort_settings(place / ADAPTER_CONFIG)
+            sort_settings(place / ADAPTER_CONFIG)
             (place / "README.md").unlink(missing_ok=True)
         else:
             narrow = {name: value.to(self.dtype) for name, value in self._whole(tensors).items()}
@@ -318,45 +318,6 @@ def _remove_dropout(model: nn.Module) -> None:
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0  # type: ignore[assignment]
-
-
-def _with_adapter(base: Any, lora: Lora, adapter: Path | None, seed: int) -> Any:
-    if adapter is not None:
-        if not (adapter / "adapter_model.safetensors").is_file():
-            raise ConfigError(f"{adapter}: no adapter_model.safetensors; name the folder of an adapter")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            model = PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
-        config = model.peft_config["default"]
-        if (config.r, config.lora_alpha) != (lora.rank, lora.alpha):
-            raise ConfigError(
-                f"{adapter} has rank {config.r} and alpha {config.lora_alpha}, the settings have {lora.rank} and"
-                f" {lora.alpha}; set lora to the adapter's"
-            )
-        return model
-    with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft reads a property of transformers that has a new name
-        torch.manual_seed(seed)
-        return get_peft_model(
-            base,
-            LoraConfig(
-                r=lora.rank,
-                lora_alpha=lora.alpha,
-                target_modules="all-linear",
-                lora_dropout=0.0,
-                bias="none",
-                task_type="CAUSAL_LM",
-            ),
-        )
-
-
-def _sort_settings(path: Path) -> None:
-    """Order what peft writes from a set: the same adapter has the same file in every process."""
-    settings = json.loads(path.read_text())
-    for key, value in settings.items():
-        if isinstance(value, list) and all(isinstance(each, str) for each in value):
-            settings[key] = sorted(value)
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
 def _set_dtype(path: Path, dtype: torch.dtype) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from agentloop.errors import ConfigError
@@ -132,3 +133,17 @@ def test_an_adapter_of_another_rank_is_refused(tmp_path: Path) -> None:
     Trainable.load(folder, lora=LORA).save(tmp_path)
     with pytest.raises(ConfigError, match="rank 2 and alpha 8, the settings have 4 and 8"):
         Trainable.load(folder, lora=Lora(4, 8), adapter=tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("damage", ["cut", "nan"])
+def test_a_corrupt_adapter_is_refused(tmp_path: Path, damage: str) -> None:
+    folder = folder_of(tmp_path / "base")
+    Trainable.load(folder, lora=LORA).save(tmp_path)
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-9])
+    else:
+        save_file({name: value * float("nan") for name, value in load_file(path).items()}, path)
+    why = {"cut": "no whole adapter of this model", "nan": "numbers that are not finite"}[damage]
+    with pytest.raises(ConfigError, match=why):
+        Trainable.load(folder, lora=LORA, adapter=tmp_path / "adapter")

@@ -1,0 +1,61 @@
+"""Adapters by peft: new ones, saved ones, and a file of settings that is the same in every process."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
+
+from agentloop.errors import ConfigError
+
+
+def with_adapter(base: Any, rank: int, alpha: int, adapter: Path | None, seed: int) -> Any:
+    """`base` with a new adapter from `seed`, or with the one in the folder `adapter`.
+
+    Raises ConfigError for a folder without one, with a broken one, or with one of another rank or alpha.
+    """
+    if adapter is not None:
+        if not (adapter / "adapter_model.safetensors").is_file():
+            raise ConfigError(f"{adapter}: no adapter_model.safetensors; name the folder of an adapter")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            try:
+                model = PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+            except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+                why = " ".join(str(error).split())[:200]
+                raise ConfigError(f"{adapter}: no whole adapter of this model ({why}); use another version") from error
+        config = model.peft_config["default"]
+        if (config.r, config.lora_alpha) != (rank, alpha):
+            raise ConfigError(
+                f"{adapter} has rank {config.r} and alpha {config.lora_alpha}, the settings have {rank} and"
+                f" {alpha}; set lora to the adapter's"
+            )
+        return model
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft reads a property of transformers that has a new name
+        torch.manual_seed(seed)
+        return get_peft_model(
+            base,
+            LoraConfig(
+                r=rank,
+                lora_alpha=alpha,
+                target_modules="all-linear",
+                lora_dropout=0.0,
+                bias="none",
+                task_type="CAUSAL_LM",
+            ),
+        )
+
+
+def sort_settings(path: Path) -> None:
+    """Order what peft writes from a set: the same adapter has the same file in every process."""
+    settings = json.loads(path.read_text())
+    for key, value in settings.items():
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            settings[key] = sorted(value)
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
