@@ -259,7 +259,8 @@ class Experience(Protocol):
     def stored(self, filter: str = "") -> Iterator[Judged]:
         """Traces of the store that `filter` chooses, the oldest first; never of a task that is held out.
 
-        A trace that names no task is compared by the text of its instruction. Raises ConfigError for a bad filter.
+        A trace from elsewhere whose instruction is that of exactly one train task is an attempt at that task, and it is
+        held out where the instruction is held out. Raises ConfigError for a bad filter.
         """
         ...
 

@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 
 from agentloop.errors import ConfigError, NoSuchTrace
-from agentloop.loop.held_out import held_out, instruction_of
+from agentloop.loop.held_out import held_out, instruction_of, normalised
 from agentloop.loop.project import EVALS, Project
 from agentloop.loop.stage import Stage, begin
+from agentloop.loop.trained import OURS
 from agentloop.loop.workshop import Workshop
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.protocols import Policy
@@ -76,15 +77,16 @@ class ProjectExperience:
         """See `protocols.Experience`."""
         filter = f"{self.filter} {filter}".strip()
         self.filters.append(filter)
-        by_id = {task.id: task for task in self.tasks}
+        task_of = _tasks_of_traces(self.tasks)
         hidden = self._held_out.with_tasks(self._validation)
         for row in self._rows(f"{filter} -purpose:{Purpose.fork}".strip()):
             stored = StoredTrace(self._project.store, row)
             trace = stored.trace
-            if hidden.has(row.task_id, instruction_of(trace)):
+            instruction = instruction_of(trace)
+            if hidden.has(row.task_id, instruction):
                 self.dropped["held_out"] += 1
                 continue
-            task = by_id.get(row.task_id or "")
+            task = task_of(row, instruction)
             group = f"{row.group}/v{row.policy_version}" if row.group else None
             yield Judged(trace, stored.verdict, task, group, task.pool if task else row.pool or "")
 
@@ -231,3 +233,22 @@ class ProjectExperience:
             if len(page) < PAGE:
                 return
             after = page[-1].row.key
+
+
+def _tasks_of_traces(tasks: Sequence[Task]) -> Callable[[TraceSummary, str], Task | None]:
+    """What gives the task of a stored trace: by its id, or of a trace from elsewhere by the words of its instruction.
+
+    Words that several tasks share name none of them.
+    """
+    by_id = {task.id: task for task in tasks}
+    by_text: dict[str, Task | None] = {}
+    for task in tasks:
+        text = normalised(task.instruction)
+        by_text[text] = None if text in by_text else task
+
+    def task_of(row: TraceSummary, instruction: str) -> Task | None:
+        if row.task_id in by_id:
+            return by_id[row.task_id]
+        return by_text.get(normalised(instruction)) if instruction and row.source != OURS else None
+
+    return task_of
