@@ -334,7 +334,7 @@ def main() -> None:
     parser.add_argument("--python", required=True, help="interpreter of an environment that has vLLM")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--rate", type=float, default=5e-3)
     parser.add_argument("--at-once", type=int, default=16)
