@@ -19,7 +19,9 @@ from .shape import shape, union
 
 PIN = "commands.json"
 LIST = "<list of>"
-VOLATILE = re.compile(r".*_at|.*_s|identity|policy\.script\.code|id|.*trace_ids?|python|machine|agentloop|image .*")
+VOLATILE = re.compile(
+    r".*_at|expires|since|.*_s|identity|policy\.script\.code|id|.*trace_ids?|python|machine|agentloop|image .*"
+)
 """Keys of values that depend on time, on the machine or on the code's own bytes."""
 
 
