@@ -6,8 +6,9 @@
 makes, gates and promotes two versions. Nothing here depends on a machine's arithmetic: all of it is pinned as it is.
 
 `trained`: the tiny policy is made, taught by a program that is always wrong (so that the warm start may end as early as
-it can) and trained for one update by KTO, which learns from failures alone, too. Weights depend on the processor and on torch, so their hashes, and what the policy
-does, are compared where the pin was recorded on the same arithmetic; elsewhere settings and lineage alone are.
+it can) and trained for one update by KTO, which learns from failures alone, too. Weights depend on the processor and on
+torch, so their hashes, and what the policy does, are compared where the pin was recorded on the same arithmetic;
+elsewhere settings and lineage alone are.
 
 Hashes of settings and of suites hold absolute paths, so each project is made at one fixed path.
 """
