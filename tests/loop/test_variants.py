@@ -16,7 +16,7 @@ from agentloop.loop.experience import ProjectExperience
 from agentloop.loop.variants import RECORD, Variants, make_variants
 from agentloop.mining import parameters
 from agentloop.mining.parameters import Substitution, expecting, substituted
-from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.suites.suite import load_suite
 from agentloop.suites.writer import write_suite
 from agentloop.types import Limits, Message, Part, SandboxSpec, Split, Task
@@ -96,6 +96,27 @@ def test_variants_by_parameter_hold_and_none_is_held_out(tmp_path: Path, monkeyp
     with opened(folder) as project:
         trained = {each.id for each in ProjectExperience(project, 1, None).tasks}
     assert trained == {"t1", "t2", *(each.id for each in suite.tasks)}
+
+
+@pytest.mark.slow
+def test_only_tasks_that_failed(tmp_path: Path) -> None:
+    need("bubblewrap")
+    folder = make_project(tmp_path / "fruit")
+
+    def script(messages: Sequence[Message], rng: object) -> Message:
+        is_first = "What is line 2" in messages[0].content
+        return call_message("submit", answer="pear-r" if is_first else "no idea")
+
+    with opened(folder) as project:
+        experience = ProjectExperience(project, 1, None)
+        policy = ScriptedPolicy(script, name="knows the first")
+
+        async def fail_and_make() -> Variants:
+            await experience.attempts(experience.tasks, policy=policy, part=0)
+            return await make_variants(project, 100, of_failures=True)
+
+        made = asyncio.run(fail_and_make())
+    assert {one.origin.id for one in made.admitted} == {"t2"}
 
 
 @pytest.mark.slow
