@@ -257,7 +257,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--kinds", nargs="+", choices=list(OPTIONS), default=list(OPTIONS))
     parser.add_argument("--labels", nargs="+", choices=LABELS, default=list(LABELS))
-    parser.add_argument("--attempts", type=int, default=8, help="at each of the 150 held-out tasks")
+    parser.add_argument("--attempts", type=int, default=4, help="at each of the 150 held-out tasks")
     parser.add_argument("--sandbox", default="auto")
     parser.add_argument("--work", type=Path, help="folder that keeps what was made, to go on from; default: none")
     options = parser.parse_args()
