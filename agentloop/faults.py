@@ -55,6 +55,8 @@ CAUSES = {
 
 _UNPARSED = re.compile(r"pars\w*.{0,40}(?:tool|function)|(?:tool|function)\w*.{0,40}pars|tool_use_failed", re.I | re.S)
 """In a 400: the endpoint could not read a tool call that its own model wrote."""
+NO_PARSER = "--tool-call-parser"
+"""In a 400 of vLLM: it was started without the options for tools, so no request with tools is answered."""
 _STATUS = re.compile(r"\bHTTP (\d{3})\b")
 
 
@@ -87,7 +89,7 @@ def refused(message: str, status: int) -> PolicyError:
     """The error for an endpoint that answered with an error `status`. message: quotes the endpoint's words."""
     if is_unavailable(status):
         return errors.UpstreamUnavailable(message, status=status)
-    unparsed = status == 400 and _UNPARSED.search(message)
+    unparsed = status == 400 and _UNPARSED.search(message) and NO_PARSER not in message
     return (errors.MalformedAnswer if unparsed else errors.ModelRefused)(message, status=status)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentloop.errors import ConfigError, PolicyError, SandboxError
-from agentloop.faults import fault_in
+from agentloop.faults import NO_PARSER, fault_in
 from agentloop.rollout.retry import MISTAKES, is_lost
 from agentloop.types import Attempt, FailureType, RewardState, Trace, Verdict
 
@@ -48,14 +48,16 @@ def is_mistaken(trace: Trace) -> bool:
 
 
 def is_refused(trace: Trace) -> bool:
-    """True where the model's endpoint refused the first request of the attempt with one of REFUSALS.
+    """True where the model's endpoint refused the first request of the attempt with one of REFUSALS, or any tools.
 
     One such attempt is the agent's outcome: the endpoint may refuse the words of one task. Where most attempts end
     like this, the API key, the model name or the URL is wrong.
     """
     broke = trace.broke
     at_once = not trace.steps and not trace.children
-    return at_once and broke is not None and broke.error == "ModelRefused" and broke.status in REFUSALS
+    if not at_once or broke is None or broke.error != "ModelRefused":
+        return False
+    return broke.status in REFUSALS or NO_PARSER in (trace.error or "")
 
 
 def why_unscored(verdict: Verdict) -> str:

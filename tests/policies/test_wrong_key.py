@@ -32,12 +32,13 @@ def run(folder: Path, backend: BubblewrapBackend) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("status", [401, 404])
+@pytest.mark.parametrize("status", [400, 401, 404])
 def test_a_wrong_key_or_model_name_costs_three_episodes_and_is_not_remembered(
     bubblewrap: BubblewrapBackend, tmp_path: Path, endpoint: Endpoint, status: int
 ) -> None:
     folder = project_of(endpoint, tmp_path)
-    endpoint.answers = [(status, {"error": "no such key"})] * 20
+    words = "no such key" if status > 400 else '"auto" tool choice requires --tool-call-parser to be set'
+    endpoint.answers = [(status, {"error": words})] * 20
     with pytest.raises(ConfigError, match=f"first request of 3 of 3 episodes: .*HTTP {status}.*correct the API key"):
         run(folder, bubblewrap)
     assert len(endpoint.asked) == 3

@@ -63,6 +63,8 @@ class Served:
         self._server = server
         self._publisher = LoraHotSwap(server.base_url, server.model, api_key=server.api_key, spare=spare)
         self._policies: dict[str, Policy] = {}
+        self._of_base: set[str] = set()
+        """Names of updates before which no row carried a gradient, so that they are the base model."""
         self._trainable: Trainable | None = None
         self._parent: Path | None = None
         self._published: Mapping[str, Tensor] | None = None
@@ -94,7 +96,8 @@ class Served:
         if name not in self._policies:
             server = self._server
             key, temperature = server.api_key, server.temperature
-            self._policies[name] = VLLMPolicy(server.base_url, name, api_key=key, temperature=temperature)
+            model = server.model if name in self._of_base else name
+            self._policies[name] = VLLMPolicy(server.base_url, model, api_key=key, temperature=temperature)
         return self._policies[name]
 
     def renderer(self) -> Renderer:
@@ -118,8 +121,11 @@ class Served:
             if not (folder / ADAPTER).is_dir():
                 trainable.save(folder)
             probe.save(folder)
+        elif self._parent is None:  # nothing was trained yet: the base model answers
+            self._of_base.add(name)
+            return
         else:  # nothing was trained since the parent
-            folder = self._parent or folder
+            folder = self._parent
             probe = read_probe(folder)
         if await self._publisher.serves(name):
             await self._check(name, probe)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError
+from agentloop.policies.vllm import VLLMPolicy
 from agentloop.train.trainers.learning import Learning, LoraSettings
 from agentloop.train.trainers.served import Served, Server
 from tests.policies.conftest import Endpoint, endpoint
@@ -30,3 +31,14 @@ def test_a_server_that_cuts_the_distribution_is_refused(
     else:
         with pytest.raises(ConfigError, match="does not sample base plainly"):
             asyncio.run(host.publish("base", [], tmp_path))
+
+
+def test_an_update_before_which_nothing_was_trained_is_the_base_model(endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.answers = [VLLM(None)] * 6
+    learning = Learning(model=tmp_path, lora=LoraSettings(rank=2, alpha=2))
+    host = Served(learning, Server(endpoint.url, "base", temperature=1.0))
+    host._trainable = object()  # type: ignore[assignment]
+    asyncio.run(host.publish("policy-v2-s1", [], tmp_path / "nothing"))
+    policy = host.policy("policy-v2-s1")
+    assert isinstance(policy, VLLMPolicy)
+    assert policy.model == "base"
