@@ -43,7 +43,7 @@ N_HELDOUT, N_VALIDATION = 60, 16
 RIGHT = 0.37
 """Share of the demonstrations with the right tool."""
 BEFORE, AFTER, SECONDS, MISMATCH = 0.45, 0.80, 1200.0, 1e-4
-WARM_STEPS, BATCH = 500, 32
+WARM_STEPS, BATCH = 900, 32
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=5e-3)
+    parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--commit", default=None)
     parser.add_argument("--folder", type=Path, help="keep projects, models and logs there")
