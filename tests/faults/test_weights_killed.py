@@ -1,0 +1,88 @@
+"""Training that is killed at any moment, and started again, makes the versions of a run that nobody killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parts import lacking
+
+from agentloop.config.layout import POLICIES
+from agentloop.config.settings import STORE
+from agentloop.registry.folders import read_pairs
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.store.store import Store
+
+from .command import BRIEF, Running
+from .tiny_project import make_tiny
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
+
+N_POINTS = 20
+SPREAD = [7, 13, 2, 17, *(n for n in range(N_POINTS) if n not in (7, 13, 2, 17))]
+"""The points in an order whose first ones lie in turns."""
+N_STEPS, LAST = 8, 3
+"""Updates of a turn; the last version."""
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that has its first version, and nothing after it."""
+    if reason := BubblewrapBackend().probe():
+        lacking(reason)
+    folder = make_tiny(tmp_path_factory.mktemp("begun") / "project")
+    running = Running("loop", folder, cwd=folder.parent, program=BRIEF)
+    running.wait_for("v1 is the first version")
+    assert running.end(signal.SIGKILL)[0] == -signal.SIGKILL
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], float]:
+    """What the rest of the loop makes when nobody kills it, and its seconds."""
+    folder = shutil.copytree(begun, tmp_path_factory.mktemp("whole") / "project")
+    started = time.monotonic()
+    return finished(folder), time.monotonic() - started
+
+
+def finished(folder: Path) -> dict[str, Any]:
+    status, shown = (running := Running("loop", folder, "--json", cwd=folder.parent, program=BRIEF)).finish()
+    assert status == 0, running.said
+    document: dict[str, Any] = json.loads(shown)
+    return document
+
+
+def made(document: dict[str, Any]) -> list[tuple[object, ...]]:
+    keys = ("number", "parent", "state", "sha256", "decision", "success")
+    return [tuple(version[key] for key in keys) for version in document["versions"]]
+
+
+@pytest.mark.first(point=2)
+@pytest.mark.parametrize("point", SPREAD)
+def test_a_turn_that_is_killed_makes_the_same_version_and_trains_on_no_group_twice(
+    begun: Path, whole: tuple[dict[str, Any], float], tmp_path: Path, point: int
+) -> None:
+    document, seconds = whole
+    folder = shutil.copytree(begun, tmp_path / "project")
+    running = Running("loop", folder, cwd=tmp_path, program=BRIEF)
+    time.sleep(seconds * (point + 0.5) / N_POINTS)
+    running.end(signal.SIGKILL)
+    again = finished(folder)
+    assert made(again) == made(document)
+    assert again["samples_dropped"] == document["samples_dropped"]
+    store = Store(folder / STORE, create=False)
+    try:
+        steps = Counter((each.version, each.step) for each in store.figures())
+    finally:
+        store.close()
+    assert steps == Counter((version, step) for version in range(2, LAST + 1) for step in range(1, N_STEPS + 1))
+    for version in range(2, LAST + 1):
+        traces = [trace for trace, _ in read_pairs(folder / POLICIES / f"v{version:04d}")]
+        assert len(traces) == len(set(traces)) > 0
+    assert not [path.name for path in (folder / POLICIES).iterdir() if path.name.startswith(".")]
