@@ -95,7 +95,7 @@ def test_the_name_tells_the_format(agentloop: Run, project: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--format", "csv"), 2, "no format 'csv' (known: atif, jsonl, otlp, parquet)"),
+        (("--format", "csv"), 2, "no format 'csv' (known: atif, jsonl, otlp, parquet, rows)"),
         (("eee", "--filter", "tool:x"), 2, "IDS and --filter cannot be combined; use one of them"),
         (("--json",), 2, "--json and the traces both go to stdout; name a file with --out"),
         (("--out", "none/x.jsonl"), 2, "none: no such folder; make it, or name another with --out"),

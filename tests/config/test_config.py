@@ -121,13 +121,13 @@ TABLES = (
         (SUITE + "[train]\nmax_turns = 0\n", "[train] max_turns is 0: it should be greater than or equal to 1"),
         (
             SUITE + "[train]\ngroup_size = 8\n",
-            "[train] group_size: no such key in this table (keys: kind, max_turns, options, alarms, trusted_verifiers)"
-            "; an option of the trainer is a key of [train.options]",
+            "[train] group_size: no such key in this table (keys: kind, max_turns, options, alarms, trusted_verifiers, "
+            "variants, rewriter); an option of the trainer is a key of [train.options]",
         ),
         (
             SUITE + "[train]\ntrainer = 'fixed'\n",
-            "[train] trainer: no such key in this table (keys: kind, max_turns, options, alarms, trusted_verifiers); "
-            "it is called kind now",
+            "[train] trainer: no such key in this table (keys: kind, max_turns, options, alarms, trusted_verifiers, "
+            "variants, rewriter); it is called kind now",
         ),
         (SUITE + "[gate]\nalpha = 0.5\n", "[gate] alpha is 0.5: it should be less than 0.5"),
         (SUITE + "[policy]\ntemperature = [1]\n", "[policy] temperature is [1]: it should be a valid number"),
