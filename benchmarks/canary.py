@@ -7,21 +7,29 @@
 
 A stream is live traffic in the order in which episodes began: one in ten has the canary, the live version succeeds in
 80%. Every stream goes through the shipped fold (`agentloop/gate/canary.py`). A delay is counted in episodes that begin
-meanwhile; one above WAIT never counts as a reward. `evidence` is the median number of canary episodes in the fold at
-its verdict, `begun` the median of those that had begun by the time at which the last of these rewards had come.
+meanwhile; one above WAIT never counts as a reward.
+
+Canary episodes are counted in two ways. `rewarded` is the number of them that had a reward in the fold at its verdict,
+`begun` the number that had begun by the time at which the last of these rewards had come. Goals are judged by
+`rewarded`, because a reward that has not come is no evidence; `begun` is what waiting costs. Both are medians over all
+streams of a row; a stream with another verdict than most counts as endless.
 
 `peeking` is a two-sided z-test of two proportions, looked at after every tenth canary episode: the share of streams
-in which it ever calls the canary worse at 5%. The last line is JSON.
+in which it ever calls the canary worse at 5%. The last line is JSON; `missed` names each goal that is missed, or whose
+row was not run, and then the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import statistics
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -79,6 +87,47 @@ WORLDS = (
 )
 
 
+class Goal(NamedTuple):
+    """What one row must show."""
+
+    world: str
+    verdicts: tuple[CanaryVerdict, ...]
+    """Those whose share is bounded."""
+    least: float = 0.0
+    most: float = 1.0
+    max_rewarded: float = math.inf
+    """Median of canary episodes with a reward until such a verdict."""
+
+    def __str__(self) -> str:
+        names = " or ".join(self.verdicts)
+        bound = f"at most {self.most:.0%}" if self.most < 1 else f"at least {self.least:.0%}"
+        words = f"{self.world}: {names} in {bound}"
+        return words if math.isinf(self.max_rewarded) else f"{words}, median {self.max_rewarded:.0f} rewarded episodes"
+
+    def is_met(self, row: Mapping[str, Any]) -> bool:
+        """Whether the figures of its row meet it."""
+        share = sum(row[verdict] for verdict in self.verdicts)
+        return self.least <= share <= self.most and row["rewarded"] <= self.max_rewarded
+
+
+ALARMS = (CanaryVerdict.failed, CanaryVerdict.infra)
+FOUND = (CanaryVerdict.failed,)
+MAX_REWARDED = 90
+GOALS = (
+    *(Goal(world.name, ALARMS, most=0.05) for world in WORLDS if world.name.startswith("equal")),
+    Goal("-15", FOUND, least=0.95, max_rewarded=MAX_REWARDED),
+    Goal("-15, delayed", FOUND, least=0.95, max_rewarded=MAX_REWARDED),
+    Goal("-15, failures late", FOUND, least=0.95, max_rewarded=MAX_REWARDED),
+    Goal("-15, 20% missing", FOUND, least=0.95),
+    Goal("-15, 30 tasks", FOUND, least=0.95),
+    Goal("-5", FOUND, least=0.95),
+    Goal("-5, drifting", FOUND, least=0.95),
+    Goal("+5", (CanaryVerdict.passed,), least=0.95),
+    Goal("+5, delayed", (CanaryVerdict.passed,), least=0.95),
+    Goal("failures hidden", (CanaryVerdict.infra,), least=0.9),
+)
+
+
 class Traffic(NamedTuple):
     """One stream, by episode."""
 
@@ -122,8 +171,8 @@ def episodes(stream: Traffic, *, with_tasks: bool) -> Iterator[LiveEpisode]:
 class Result(NamedTuple):
     """Of one stream."""
 
-    verdict: str
-    evidence: int
+    verdict: CanaryVerdict
+    rewarded: int
     begun: int
     peeking: bool
 
@@ -139,9 +188,12 @@ def judge(world: World, seed: int) -> Result:
         n += 1
         if folded.verdict is not None:
             break
+    if folded.verdict is None:
+        raise SystemExit(f"{world.name}, stream {seed}: no verdict after {n} episodes; make the streams longer")
     last = int(np.max(np.arange(n) + stream.wait[:n]))
     begun = int(stream.is_canary[: last + 1].sum())
-    return Result(str(folded.verdict), folded.n[Arm.canary], begun, _peeks(stream))
+    rewarded = folded.n[Arm.canary] - folded.n_missing[Arm.canary]
+    return Result(folded.verdict, rewarded, begun, _peeks(stream))
 
 
 def _peeks(stream: Traffic) -> bool:
@@ -162,20 +214,29 @@ def row(world: World, n_streams: int, first: int = 0) -> dict[str, Any]:
     began = time.process_time()
     results = [judge(world, seed) for seed in range(first, first + n_streams)]
     n = Counter(result.verdict for result in results)
-    shares = {verdict.value: n[verdict.value] / n_streams for verdict in CanaryVerdict}
     usual = n.most_common(1)[0][0]
-    ended = [result for result in results if result.verdict == usual]
     return {
         "world": world.name,
-        **shares,
-        "evidence": statistics.median(result.evidence for result in ended),
-        "begun": statistics.median(result.begun for result in ended),
+        **{verdict.value: n[verdict] / n_streams for verdict in CanaryVerdict},
+        "rewarded": statistics.median(one.rewarded if one.verdict is usual else math.inf for one in results),
+        "begun": statistics.median(one.begun if one.verdict is usual else math.inf for one in results),
         "z": sum(result.peeking for result in results) / n_streams,
         "cpu_s": round(time.process_time() - began, 1),
     }
 
 
-def main() -> None:
+def missed_goals(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """rows: figures by the name of the row. A goal whose row was not run is missed, too."""
+    missed = []
+    for goal in GOALS:
+        if goal.world not in rows:
+            missed.append(f"{goal}: not run")
+        elif not goal.is_met(rows[goal.world]):
+            missed.append(str(goal))
+    return missed
+
+
+def main() -> int:
     """Print one table and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=2000)
@@ -184,19 +245,34 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="100 streams of each kind")
     options = parser.parse_args()
     n_streams = 100 if options.quick else options.streams
+    if unknown := set(options.rows or ()) - {world.name for world in WORLDS}:
+        parser.error(f"no row {sorted(unknown)[0]!r} (rows: {', '.join(world.name for world in WORLDS)})")
     print(f"{n_streams} streams a row, share {SHARE:.0%}, level {LEVEL}, delta .05, alpha .05, reward given up: {WAIT}")
     print(
-        f"{'world':30} {'PASS':>6} {'FAIL':>6} {'INCONCL':>7} {'INFRA':>6} {'evidence':>8} {'begun':>6} {'peeking':>8}"
+        f"{'world':30} {'PASS':>6} {'FAIL':>6} {'INCONCL':>7} {'INFRA':>6} {'rewarded':>8} {'begun':>6} {'peeking':>8}"
     )
-    rows = []
+    load = [round(os.getloadavg()[0], 2)]
+    rows: dict[str, dict[str, Any]] = {}
     for world in WORLDS:
         if options.rows and world.name not in options.rows:
             continue
-        rows.append(one := row(world, n_streams, options.first))
+        rows[world.name] = one = row(world, n_streams, options.first)
         shares = " ".join(f"{one[name]:6.1%}" for name in ("PASS", "FAIL", "INCONCLUSIVE", "INFRA"))
-        print(f"{world.name:30} {shares} {one['evidence']:9.0f} {one['begun']:6.0f} {one['z']:8.1%}", flush=True)
-    print(json.dumps({"streams": n_streams, "rows": rows}))
+        print(f"{world.name:30} {shares} {one['rewarded']:9.0f} {one['begun']:6.0f} {one['z']:8.1%}", flush=True)
+    load.append(round(os.getloadavg()[0], 2))
+    missed = missed_goals(rows)
+    for goal in missed:
+        print(f"MISSED  {goal}")
+    document = {
+        "streams": n_streams,
+        "rows": [{name: None if value == math.inf else value for name, value in one.items()} for one in rows.values()],
+        "goals": [str(goal) for goal in GOALS],
+        "missed": missed,
+        "load": load,
+    }
+    print(json.dumps(document))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

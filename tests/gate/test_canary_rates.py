@@ -30,3 +30,12 @@ def test_the_usual_verdict(world: str, verdict: str, least: int) -> None:
     played = next(one for one in canary.WORLDS if one.name == world)
     verdicts = Counter(canary.judge(played, seed).verdict for seed in range(N))
     assert verdicts[verdict] >= least, verdicts
+
+
+def test_a_goal_is_missed_by_its_share_by_its_median_and_where_its_row_was_not_run() -> None:
+    shares = {"PASS": 0.0, "FAIL": 0.96, "INCONCLUSIVE": 0.04, "INFRA": 0.0, "rewarded": 90}
+    missed = [goal for goal in canary.GOALS if goal.world == "-15" and not goal.is_met(shares)]
+    assert not missed
+    for figures in ({"FAIL": 0.94}, {"rewarded": 90.5}):
+        assert any(goal.startswith("-15: FAIL") for goal in canary.missed_goals({"-15": {**shares, **figures}}))
+    assert len(canary.missed_goals({"-15": shares})) == len(canary.GOALS) - 1
