@@ -1,7 +1,8 @@
-"""The tables of `agentloop.toml`: what can be set, with its unit and the reason of its default, said here and once.
+"""The tables of `agentloop.toml`. Each field is described once, here: its meaning, its unit, and why it has its
+default.
 
-A value with `${NAME}` in it is read from the environment, here; which file and which variable outranks which is
-`settings.py`.
+A value that contains `${NAME}` takes that variable from the environment. `settings.py` decides the order of precedence
+between files, variables and the command line.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ from agentloop.types import FailureType
 
 
 class ProjectSection(Section):
-    """Which tasks, and which random numbers."""
+    """The tasks of the project, and its seed."""
 
     name: str = "agentloop"
     suite: str = ""
-    """Folder of the suite, relative to the project: `evals/NAME`. Who judges traces from elsewhere needs none."""
+    """Folder of the suite, relative to the project: `evals/NAME`. Empty for a project that only judges traces from
+    elsewhere."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Decides every random draw. On one machine versions repeat, too, if what the commands print does."""
+    """Determines every random draw. Versions also repeat on one machine, if the commands print the same each time."""
 
 
 class SecretSection(Section):
-    """A header that the proxy adds to a box's requests to one host; the box never has it."""
+    """A header that the proxy adds to requests from a sandbox to one host. The sandbox never sees it."""
 
     host: str = Field(pattern=r"^[A-Za-z0-9.-]+$")
-    """In the box it is asked by `http://`; the proxy asks it by TLS. A suite's `allowed_hosts` must name it, too."""
+    """The sandbox calls it with `http://`, and the proxy calls it over TLS. The suite's `allowed_hosts` must list it
+    too."""
     header: str = Field(pattern=r"^[A-Za-z0-9-]+$")
     value: SecretStr
-    """Text with `${NAME}` in it: the variable that has the secret, which no file should."""
+    """Text that contains `${NAME}`, the variable that holds the secret. Do not write the secret into a file."""
 
     @field_validator("host")
     @classmethod
@@ -59,51 +62,52 @@ class SandboxSection(Section):
     """Where actions run."""
 
     kind: str = "auto"
-    """`auto` takes docker when an engine answers, else bubblewrap, else refuses. `unconfined` is no sandbox and
-    `replay` answers from `journals`; both are had by name alone."""
+    """`auto` takes docker if an engine answers, else bubblewrap, else refuses to run. `unconfined` is no sandbox, and
+    `replay` answers from `journals`; `auto` never chooses these two."""
     allow_unconfined: bool = False
-    """True lets a policy be trained without a sandbox: whatever it tries is done on this machine, as this user."""
+    """True allows training without a sandbox: every action of the policy runs on this machine, as this user."""
     journals: Path | None = None
-    """Folder, relative to the project, in which all that happens in boxes is recorded; with `replay`, played from."""
+    """Folder, relative to the project, for recordings of everything that happens in sandboxes. `replay` reads them."""
     secrets: tuple[SecretSection, ...] = ()
-    """Tables `[[sandbox.secrets]]`, one a host."""
+    """Tables `[[sandbox.secrets]]`, one for each host."""
 
     @field_validator("secrets")
     @classmethod
     def _one_a_host(cls, secrets: tuple[SecretSection, ...]) -> tuple[SecretSection, ...]:
         if len({secret.host for secret in secrets}) < len(secrets):
-            raise ValueError("two for one host; leave one out")
+            raise ValueError("two tables for one host; remove one")
         return secrets
 
 
 class PolicySection(KindSection):
-    """What chooses the actions."""
+    """The policy, which chooses the actions."""
 
     built_in: ClassVar[tuple[str, ...]] = ("tiny", "openai", "vllm", "litellm", "scripted", "replay")
     shared: ClassVar[frozenset[str]] = frozenset({"kind", "max_concurrent"})
     kind: str = "tiny"
-    """`tiny` is made and trained here; `openai` is any endpoint of that dialect; `vllm` is a vLLM server, whose tokens
-    are kept exactly; `litellm` is any hosted model by its name there; `scripted` is a program; `replay` plays the
-    answers of `traces` back. Any other is an installed name of `agentloop.policies` or `file.py:Class`, and the other
-    keys of the table are its constructor's."""
+    """`tiny` is created and trained in this process; `openai` is any OpenAI-compatible endpoint; `vllm` is a vLLM
+    server, whose token ids are recorded exactly; `litellm` is a hosted model by its litellm name; `scripted` is a
+    program; `replay` repeats the answers of `traces`. Any other value is an installed name of `agentloop.policies` or
+    `file.py:Class`, and the other keys of the table are the arguments of its constructor."""
     temperature: float = Field(default=1.0, gt=0.0, le=2.0)
     base_url: str | None = None
-    """Of an OpenAI-compatible endpoint, up to and without `/chat/completions`."""
+    """URL of an OpenAI-compatible endpoint, without `/chat/completions`."""
     model: str | None = None
-    """The endpoint's name for the model; litellm's, such as `anthropic/NAME`."""
+    """Name of the model at the endpoint, or its litellm name, such as `anthropic/NAME`."""
     api_key: SecretStr | None = None
     """Set it in the environment, as AGENTLOOP_POLICY__API_KEY."""
     script: str | None = None
-    """`module:function` or `file.py:function`, called with the suite's tasks and giving a scripted policy;
-    left out, each task's own reference solution is played."""
+    """`module:function` or `file.py:function` that takes the suite's tasks and returns a scripted policy. Default: play
+    the reference solution of each task."""
     max_concurrent: int = Field(default=8, ge=1)
-    """Episodes at once against an endpoint."""
+    """Maximum number of concurrent episodes against an endpoint."""
     traces: Path | None = None
-    """What `replay` plays, relative to the project: a file of `agentloop traces export`, or a store."""
+    """Source of the answers for `replay`, relative to the project: a file from `agentloop traces export`, or a
+    store."""
 
     @property
     def decisive(self) -> dict[str, Any]:
-        """The settings that decide how it acts, as JSON; keys that came later are in it where they are set."""
+        """The settings that decide how it acts, as JSON. Keys that were added later appear only where they are set."""
         if not self.is_built_in:
             return {"kind": self.kind, **self.public_options}
         settings = self.model_dump(mode="json", exclude={"api_key", "max_concurrent"})
@@ -111,20 +115,20 @@ class PolicySection(KindSection):
 
 
 class McpSection(Section):
-    """One MCP server, whose tools an agent has as `name__tool`."""
+    """One MCP server. The agent sees its tools as `name__tool`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")
     command: str | None = None
-    """Of a server over stdio: it runs in the box, by `sh -c`."""
+    """Command of a stdio server. It runs in the sandbox, through `sh -c`."""
     url: str | None = Field(default=None, pattern=r"^https?://")
-    """Of a server by streamable HTTP: this machine asks it, whatever the box may reach."""
+    """URL of a streamable HTTP server. This machine calls it, whatever the sandbox's network permits."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
-    """Sent to the url. In their values `${NAME}` is that variable of this process."""
+    """Headers of each request to `url`. `${NAME}` in a value is a variable of this process."""
 
     @model_validator(mode="after")
     def _one_way(self) -> McpSection:
         if (self.command is None) == (self.url is None) or (self.headers and self.url is None):
-            raise ValueError("give it a command, which runs in the box, or a url, which may have headers")
+            raise ValueError("give it a command, which runs in the sandbox, or a url, which may have headers")
         return self
 
     @field_validator("headers", mode="before")
@@ -136,30 +140,31 @@ class McpSection(Section):
 
 
 class AgentSection(KindSection):
-    """Who acts: our own agent and what it works with, or any other's program (`docs/02-agents.md`)."""
+    """The agent: agentloop's own with its tools, or another program (`docs/02-agents.md`)."""
 
     built_in: ClassVar[tuple[str, ...]] = ("tool_loop", "command")
     kind: str = "tool_loop"
-    """`tool_loop` is our own; `command` a program in the box, whose only network is the gateway. Any other is an
-    installed name of `agentloop.agents` or `file.py:Class`, and the other keys of the table are its constructor's."""
+    """`tool_loop` is agentloop's own agent; `command` is a program in the sandbox that reaches only the gateway. Any
+    other value is an installed name of `agentloop.agents` or `file.py:Class`, and the other keys of the table are the
+    arguments of its constructor."""
     command: str | None = None
-    """Of `command`: for `sh -c`, in the task's folder of the box."""
+    """For `kind = "command"`: the command line, run by `sh -c` in the task's folder of the sandbox."""
     files: Path | None = None
-    """Folder, relative to the project, that boxes show at /agent, read-only: the program, or MCP servers."""
+    """Folder, relative to the project, that sandboxes mount read-only at /agent: the program, or MCP servers."""
     instructions: Path | None = None
-    """Of `tool_loop`: a file, relative to the project, whose text is the system prompt. Default: no system prompt."""
+    """For `kind = "tool_loop"`: a file, relative to the project, with the system prompt. Default: no system prompt."""
     tools: tuple[str, ...] = ("shell",)
-    """Families of tools: `shell`, `python`, `files`, `search`, `delegate`, installed ones, or `file.py:Class`. `submit`
-    is always there."""
+    """Families of tools: `shell`, `python`, `files`, `search`, `delegate`, installed names, or `file.py:Class`. The
+    tool `submit` is always available."""
     mcp: tuple[McpSection, ...] = ()
-    """Tables `[[agent.mcp]]`, one a server."""
+    """Tables `[[agent.mcp]]`, one for each server."""
     compaction: Literal["none", "drop", "summarise"] = "none"
-    """When a conversation has no more room: `none` ends the episode, `drop` leaves out the oldest results of tools,
-    `summarise` asks the policy for a summary of it."""
+    """What happens when the context is full: `none` ends the episode, `drop` removes the oldest tool results,
+    `summarise` asks the policy for a summary of the conversation."""
 
     @property
     def decisive(self) -> dict[str, Any]:
-        """The settings that decide how it acts, as JSON; keys that came later are in it where they are set."""
+        """The settings that decide how it acts, as JSON. Keys that were added later appear only where they are set."""
         if not self.is_built_in:
             return {"kind": self.kind, **self.public_options}
         settings = self.model_dump(mode="json", exclude={"mcp": {"__all__": {"headers"}}})
@@ -171,18 +176,18 @@ class AgentSection(KindSection):
         if self.kind == "command" and not self.command:
             raise ValueError('kind = "command" needs a command, the line that starts the program')
         if self.kind != "command" and self.command:
-            raise ValueError('a command is of kind = "command"; set that, or leave it out')
+            raise ValueError('only kind = "command" has a command; set that kind, or remove the command')
         if self.kind != "tool_loop" and self.is_built_in and self.instructions is not None:
-            raise ValueError("a program brings its own instructions; leave instructions out")
+            raise ValueError("a program brings its own instructions; remove instructions")
         if self.kind == "command" and (self.mcp or self.compaction != "none" or self.tools != ("shell",)):
-            raise ValueError('a program of kind = "command" brings its own tools; leave tools, mcp and compaction out')
+            raise ValueError('a program of kind = "command" brings its own tools; remove tools, mcp and compaction')
         return self
 
     @field_validator("mcp")
     @classmethod
     def _one_a_name(cls, servers: tuple[McpSection, ...]) -> tuple[McpSection, ...]:
         if len({server.name for server in servers}) < len(servers):
-            raise ValueError("two of one name; rename one")
+            raise ValueError("two servers have one name; rename one")
         return servers
 
 
@@ -190,108 +195,111 @@ class ServingSection(Section):
     """How `agentloop policies serve` starts vLLM."""
 
     python: str | None = None
-    """Of the environment that has vLLM, `.../bin/python`; left out, the one that runs agentloop."""
+    """Path of the Python that has vLLM installed, `.../bin/python`. Default: the Python that runs agentloop."""
     start_timeout_s: float = Field(default=900.0, gt=0.0)
-    """A large model takes minutes to load."""
+    """Seconds until the server must answer. A large model takes minutes to load."""
 
 
 class WarmStartSection(Section):
-    """How the tiny policy learns to use tools at all, before it learns to use them well."""
+    """The imitation phase in which the tiny policy learns to call tools, before it learns to call them well."""
 
     demonstrator: str | None = None
-    """Like `[policy] script`: the program that is imitated; left out, the reference solutions are."""
+    """Program to imitate, named like `[policy] script`. Default: the reference solutions."""
     n_demonstrations: int = Field(default=2000, ge=1)
-    """Episodes of the demonstrator. A literal handful cannot teach copying to a model made from scratch."""
+    """Number of demonstrated episodes. A model that starts from random weights cannot learn to copy from a few."""
     max_steps: int = Field(default=900, ge=1)
-    """Gradient steps after which the warm start gives up."""
+    """Maximum number of gradient steps."""
 
 
 class AlarmSection(Section):
-    """Table `[train.alarms]`: limits of a step's figures, beyond which training returns to the last good checkpoint.
+    """Table `[train.alarms]`: limits on the figures of a step. Beyond one, training returns to the last good
+    checkpoint.
 
-    A figure that the trainer does not record raises no alarm. `inf` turns a maximum off, 0 a minimum.
+    A figure that the trainer does not record raises no alarm. `inf` disables a maximum, 0 disables a minimum.
     """
 
     patience: int = Field(default=3, ge=1)
-    """Steps in a row beyond a limit before there is an alarm: one step is noise."""
+    """Number of consecutive steps beyond a limit that raise an alarm, because a single step is noise."""
     max_mismatch: float = Field(default=0.05, gt=0.0)
-    """Mean difference between the trainer's and the sampler's log-probabilities, in nats. Rounding to bfloat16 makes
-    about 0.004; a wrong adapter, template or temperature makes tenths."""
+    """Mean difference between the trainer's and the sampler's log-probabilities, in nats. Rounding to bfloat16 causes
+    about 0.004; a wrong adapter, template or temperature causes tenths."""
     min_entropy: float = Field(default=0.0005, ge=0.0)
-    """Mean entropy at a sampled token, in nats. Below it nothing is tried out any more, so nothing is learned."""
+    """Mean entropy at a sampled token, in nats. Below it the policy no longer explores, so it no longer learns."""
     max_clip: float = Field(default=0.5, gt=0.0)
-    """Share of clipped tokens of either sign. Where most are clipped, the step is too long."""
+    """Share of clipped tokens of either sign. If most tokens are clipped, the step is too large."""
     max_gradient: float = Field(default=1000.0, gt=0.0)
-    """Norm of the gradient before it is clipped. A number that is not finite is beyond it."""
+    """Norm of the gradient before clipping. A norm that is not finite counts as beyond the limit."""
     max_kl: float = Field(default=5.0, gt=0.0)
     """Mean KL divergence to the reference at a sampled token, in nats."""
     max_part_drop: float = Field(default=0.5, gt=0.0)
-    """How far one verifier's part of the reward, the mean of `patience` steps, may fall below its best while the reward
-    as a whole does not fall: what rises in its place is a part that is easier to satisfy."""
+    """How far one verifier's part of the reward (mean of `patience` steps) may fall below its best while the total
+    reward does not fall. Such a fall means that the policy trades this verifier for one that is easier to satisfy."""
 
 
 class TrainSection(Section):
-    """What makes the versions of `agentloop loop`."""
+    """The trainer, which makes the versions of `agentloop loop`."""
 
     kind: str | None = None
-    """An installed name of `agentloop.trainers`, or `file.py:Class`. Default: what goes with `[policy] kind`, which is
-    `grpo` for `tiny` and `fixed` for any other."""
+    """An installed name of `agentloop.trainers`, or `file.py:Class`. Default: `grpo`
+    for `[policy] kind = "tiny"`, `fixed` for any other policy."""
     max_turns: int = Field(default=6, ge=1)
-    """Turns of the project's life, not of one run: each makes a version and a decision. Raise it to go on."""
+    """Maximum number of turns over the project's life, not of one run. Each turn makes a version and a decision. Raise
+    it to continue."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Table `[train.options]`: the arguments of the trainer's constructor."""
     alarms: AlarmSection = AlarmSection()
     """Table `[train.alarms]`."""
     trusted_verifiers: tuple[str, ...] = ()
-    """Names of verifiers that are not audited before the first turn; `*` is all. Cheats that satisfy such a verifier
-    are learned."""
+    """Names of verifiers to exclude from the audit before the first turn; `*` excludes all. The policy will learn any
+    cheat that such a verifier accepts."""
     variants: Path | None = None
-    """Folder of a suite whose train tasks are trained on as well, as `agentloop train variants` writes it; relative to
-    the project."""
+    """Folder of a suite, relative to the project, whose train tasks are added to training. `agentloop train variants`
+    writes one."""
     rewriter: dict[str, Any] | None = None
-    """Table `[train.rewriter]`: the policy that words tasks anew, as keys of `[policy]`. Default: `rewriter` of
-    `[train.options]`, where the trainer has that option."""
+    """Table `[train.rewriter]`: the policy that rewords tasks, with the keys of `[policy]`. Default: the option
+    `rewriter` of `[train.options]`, if the trainer has it."""
 
 
 class GateSection(Section):
-    """What a version must show before it is promoted."""
+    """The evidence that the gate requires before it promotes a version."""
 
     trials: int = Field(default=4, ge=1)
-    """Episodes of each held-out task: of the live version all, of a candidate until it is decided."""
+    """Episodes of each held-out task. The live version runs all of them, a candidate only until the gate decides."""
     alpha: float = Field(default=0.05, gt=0.0, lt=0.5)
-    """Probability, over the project's whole life, of ever promoting a version that is no better (`gate/wealth.py`)."""
+    """Maximum probability, over the project's whole life, of ever promoting a version that is no better
+    (`gate/wealth.py`)."""
     n_min: int = Field(default=20, ge=1)
-    """Fewer tasks than this never promote."""
+    """Minimum number of held-out tasks for a promotion."""
 
 
 class LeafSection(Section):
-    """One type of failure of a project's own."""
+    """A failure type that the project defines."""
 
     type: FailureType
-    """`GROUP.NAME`; the groups are infra, budget, call, obs, plan and outcome, and the name is none of ours."""
+    """`GROUP.NAME`. The groups are infra, budget, call, obs, plan and outcome; the name must not be a built-in one."""
     definition: str = Field(min_length=1)
     """One sentence."""
 
 
 class ReaderSection(Section):
-    """A model that says why a run failed where rules do not know; see `judge.reader.Reader`."""
+    """A model that classifies failures that no rule explains; see `judge.reader.Reader`."""
 
     model: str
-    """As the endpoint, or litellm, has it."""
+    """Name of the model at the endpoint, or its litellm name."""
     base_url: str | None = None
-    """Of an endpoint of the OpenAI dialect; without it litellm is asked."""
+    """URL of an OpenAI-compatible endpoint. Default: call litellm."""
     api_key: str = "${AGENTLOOP_JUDGE_KEY:-}"
-    """With `${NAME}`, the variable that has it."""
+    """The key, or `${NAME}` for a variable that holds it."""
     votes: int = Field(default=3, ge=1)
     max_characters: int = Field(default=40_000, ge=1)
     temperature: float = Field(default=1.0, ge=0)
 
 
 class FailuresSection(Section):
-    """What counts as a failure, beyond the types that are there."""
+    """Failure types beyond the built-in ones, and the model that reads failed traces."""
 
     leaf: tuple[LeafSection, ...] = ()
-    """Tables `[[failures.leaf]]`, one a type."""
+    """Tables `[[failures.leaf]]`, one for each type."""
     reader: ReaderSection | None = None
     """Table `[failures.reader]`."""
 
@@ -301,47 +309,47 @@ class FailuresSection(Section):
         types = [leaf.type for leaf in leaves]
         duplicate = next((kind for n, kind in enumerate(types) if kind in [*FailureType, *types[:n]]), None)
         if duplicate is not None:
-            raise ValueError(f"{duplicate.value} is there already; call it something else")
+            raise ValueError(f"{duplicate.value} is a built-in or earlier type; choose another name")
         return leaves
 
 
 class UpstreamSection(Section):
-    """A server of models behind the gateway."""
+    """A model server behind the gateway."""
 
     name: str = Field(min_length=1)
     base_url: str = ""
-    """Up to and without `/chat/completions`, as in `http://127.0.0.1:8000/v1`; of `via = "litellm"` none is needed."""
+    """URL without `/chat/completions`, such as `http://127.0.0.1:8000/v1`. `via = "litellm"` needs none."""
     api_key: str = ""
-    """With `${NAME}`, the variable that has it."""
+    """The key, or `${NAME}` for a variable that holds it."""
     via: Literal["http", "litellm"] = "http"
-    """`litellm` knows every other provider, and costs several times as much CPU."""
+    """`litellm` supports every other provider and costs several times as much CPU."""
     dialects: tuple[Literal["chat", "responses", "messages"], ...] = ("chat",)
-    """What it speaks itself; from any other dialect calls are translated to chat."""
+    """Dialects that the server supports. The gateway translates calls in any other dialect to chat."""
     models: tuple[str, ...] = ("*",)
-    """Names, or patterns such as `gpt-*`, that it answers for."""
+    """Names of the models that it serves, or patterns such as `gpt-*`."""
     serves_versions: bool = False
-    """True for the server that has this project's versions, each as `policy-vN`."""
+    """True for the server that serves this project's versions, each under the name `policy-vN`."""
     gives_tokens: bool | None = None
-    """Whether it gives token ids and log-probabilities, as vLLM does; left out, it is asked which server it is."""
+    """Whether the server returns token ids and log-probabilities, as vLLM does. Default: ask the server what it is."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """Of a whole call."""
+    """Maximum duration of a whole call, in seconds."""
     silent_s: float = Field(default=120.0, gt=0)
-    """How long it may say nothing."""
+    """Maximum time without a byte from the server, in seconds."""
 
 
 class AliasSection(Section):
-    """A name that agents ask for, and who answers."""
+    """A model name that agents request, and the models that answer it."""
 
     name: str = Field(min_length=1)
     to: dict[str, Annotated[float, Field(gt=0)]] = Field(min_length=1)
-    """Name -> weight; all calls of an episode have the same answerer. `policy/live` and `policy/N` are versions."""
+    """Model -> weight. One model answers all calls of an episode. `policy/live` and `policy/N` are versions."""
 
 
 class GatewaySection(Section):
-    """Models for agents that were written elsewhere; see docs/03-gateway.md."""
+    """The gateway: models for agents outside agentloop; see docs/03-gateway.md."""
 
     upstream: tuple[UpstreamSection, ...] = ()
-    """Tables `[[gateway.upstream]]`, the first one that answers for a name is asked."""
+    """Tables `[[gateway.upstream]]`. The first one whose `models` match a name gets the call."""
     alias: tuple[AliasSection, ...] = ()
     """Tables `[[gateway.alias]]`."""
 
@@ -351,31 +359,30 @@ class GatewaySection(Section):
         names = [each.name for each in entries]
         twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
         if twice is not None:
-            raise ValueError(f"two are called {twice!r}; leave one out")
+            raise ValueError(f"two tables are called {twice!r}; remove one")
         return entries
 
 
 class StoreSection(Section):
-    """Where traces, verdicts and versions are kept."""
+    """The database of traces, verdicts and versions."""
 
     url: SecretStr | None = None
     """A file, relative to the project, or `postgresql://USER:PASSWORD@HOST/NAME`; default: traces/store.db. `${NAME}`
     in it is read from the environment. Set it with AGENTLOOP_STORE__URL where it has a password."""
     url_file: Path | None = None
-    """A file that has the URL, relative to the project, such as a secret that an orchestrator mounts."""
+    """File, relative to the project, that contains the URL, such as a secret that an orchestrator mounts."""
     project: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
-    """The project (tenant) of every command that names none: to it belong the attempts, stages and versions that it
-    makes, the traces that it imports or records, the spans that come without a key, and the traces that it judges.
-    Default: the name of the project on a server and in a file that `url` names, else `default`. Projects that share a
-    store need different ones."""
+    """The project (tenant) that owns whatever a command stores, unless the command names another: attempts, stages,
+    versions, imported and recorded traces, and spans that arrive without a key. Default: the name of the project on a
+    server and in a file that `url` names, else `default`. Projects that share a store need different names."""
     connect_timeout_s: float = Field(default=10.0, gt=0)
-    """For a connection to a server."""
+    """Maximum time to connect to a server, in seconds."""
     statement_timeout_s: float = Field(default=60.0, gt=0)
-    """For one statement on a server."""
+    """Maximum time of one statement on a server, in seconds."""
     lock_timeout_s: float = Field(default=30.0, gt=0)
-    """For another process's transaction to end."""
+    """Maximum wait for another transaction's lock, in seconds."""
     idle_timeout_s: float = Field(default=60.0, gt=0)
-    """After which a server ends a transaction in which nothing happens."""
+    """Idle time after which a server ends an open transaction, in seconds."""
 
     @field_validator("url", mode="before")
     @classmethod
@@ -387,20 +394,19 @@ class StoreSection(Section):
     @model_validator(mode="after")
     def _one_place(self) -> StoreSection:
         if self.url is not None and self.url_file is not None:
-            raise ValueError("has both url and url_file; leave one out")
+            raise ValueError("has both url and url_file; remove one")
         return self
 
 
 class PriceSection(Section):
-    """What a model's tokens cost, in USD per million: for limits in money, for budgets, and for `agentloop costs`."""
+    """Price of a model's tokens, in USD per million. Cost limits, budgets and `agentloop costs` use it."""
 
     model: str = Field(min_length=1)
-    """Its name as the endpoint's answers have it, or as it is asked for; `*` is any letters. The first table that fits
-    counts."""
+    """Name of the model in requests or answers; `*` matches any characters. The first matching table applies."""
     input: float = Field(ge=0, allow_inf_nan=False)
     output: float = Field(ge=0, allow_inf_nan=False)
     cached: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """Of prompt tokens that the endpoint had kept; left out, they cost what others do."""
+    """Price of prompt tokens that the endpoint had cached. Default: the price of other prompt tokens."""
 
 
 def from_environment(text: str) -> str:
@@ -409,7 +415,7 @@ def from_environment(text: str) -> str:
     def value(match: re.Match[str]) -> str:
         variable = os.environ.get(match[1], match[2])
         if variable is None:
-            raise ConfigError(f"the variable {match[1]} is not set, which {text!r} asks for; set it and run again")
+            raise ConfigError(f"{text!r} needs the variable {match[1]}, which is not set; set it and run again")
         return variable
 
     return re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, text)

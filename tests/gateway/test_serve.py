@@ -91,7 +91,7 @@ UP = '[[gateway.upstream]]\nname = "a"\nbase_url = "http://127.0.0.1:1/v1"\n'
 @pytest.mark.parametrize(
     ("settings", "options", "words"),
     [
-        (UP + UP, (), "two are called 'a'"),
+        (UP + UP, (), "two tables are called 'a'"),
         (UP + 'dialects = ["french"]\n', (), "dialects"),
         (UP + "timeout_s = 0\n", (), "timeout_s"),
         (UP + "silent = 3\n", (), "silent"),

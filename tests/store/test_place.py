@@ -89,7 +89,7 @@ def test_an_option_has_no_password(agentloop: Run, url: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('url = "a"\nurl_file = "b"', "has both url and url_file; leave one out"),
+        ('url = "a"\nurl_file = "b"', "has both url and url_file; remove one"),
         ("statement_timeout_s = 0", "statement_timeout_s is 0"),
         ('project = "a b"', "project is 'a b'"),
         ('place = "a"', "no such key in this table"),
