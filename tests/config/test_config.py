@@ -266,8 +266,11 @@ def test_an_agent_has_tools_and_servers(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (MCP + "url = 'http://x'\n", "[[agent.mcp]] number 1: give it a command, which runs in the box, or a url"),
-        (MCP + "[[agent.mcp]]\nname = 'time'\ncommand = 'other'\n", "[agent] mcp: two servers have one name; rename one"),
+        (MCP + "url = 'http://x'\n", "[[agent.mcp]] number 1: give it a command, which runs in the sandbox, or a url"),
+        (
+            MCP + "[[agent.mcp]]\nname = 'time'\ncommand = 'other'\n",
+            "[agent] mcp: two servers have one name; rename one",
+        ),
         (MCP.replace("'time'", "'a b'"), "[[agent.mcp]] number 1 name: "),
         ("[agent]\ncompaction = 'forget'\n", "[agent] compaction is 'forget': it should be 'none', 'drop' or"),
         (MCP + "headers = { A = 'b' }\n", "[[agent.mcp]] number 1: give it a command"),
