@@ -275,7 +275,7 @@ def test_an_agent_has_tools_and_servers(tmp_path: Path, monkeypatch: pytest.Monk
         ("[agent]\ncompaction = 'forget'\n", "[agent] compaction is 'forget': it should be 'none', 'drop' or"),
         (MCP + "headers = { A = 'b' }\n", "[[agent.mcp]] number 1: give it a command"),
         ("[agent]\nkind = 'command'\n", '[agent] kind = "command" needs a command'),
-        ("[agent]\ncommand = 'true'\n", '[agent] a command is of kind = "command"; set that'),
+        ("[agent]\ncommand = 'true'\n", '[agent] only kind = "command" has a command; set that kind'),
         ("[agent]\nkind = 'command'\ncommand = 'true'\ntools = ['files']\n", "[agent] a program of kind"),
     ],
 )
