@@ -218,9 +218,15 @@ def _refuse_file(group: str, kind: str, file: Path, base: Path) -> None:
 def _is_part_module(source: str, base: Path) -> bool:
     """Whether the module `source` may be imported; found out without importing anything."""
     top = source.split(".")[0]
-    groups = [group for group in entry_points().groups if group.startswith(PREFIX)]
-    declared = {point.module.split(".")[0] for group in groups for point in entry_points(group=group)}
-    return top in declared or _is_project_module(top, base)
+    return top in _declaring(tuple(sys.path)) or _is_project_module(top, base)
+
+
+@lru_cache(8)
+def _declaring(path: tuple[str, ...]) -> frozenset[str]:
+    """Top-level modules of installed packages that declare an entry point of ours; looked up as `_entry_points` is."""
+    groups = entry_points().groups
+    points = (point for group in groups if group.startswith(PREFIX) for point in _entry_points(group, path))
+    return frozenset(point.module.split(".")[0] for point in points)
 
 
 def _is_project_module(top: str, base: Path) -> bool:
