@@ -4,14 +4,16 @@
 
 `agentloop serve` in a process of its own, before two upstream processes, one for each version. Episodes of three calls
 run all the time; meanwhile the registry gives the canary 10% of new episodes, then 50%, ends it, begins it again with
-30%, and restarts the gateway in between. An episode that is under way keeps its version. The figures come from the
-upstreams, which note the episode and the version of each call that reaches them:
+30%, and restarts the gateway in between. An episode that is under way keeps its version. Each upstream answers with its
+own number and with the model that it was asked for, so a call that reaches the wrong upstream is seen:
 
-- episodes that two versions answered: none may be;
+- episodes that two upstreams answered: none may be;
+- calls at an upstream of another version than the one that they name: none may be;
 - the canary's share of the episodes that began in each phase, against its 99.9% binomial interval;
-- the time from a move to the first new episode that heeds it, and to the last one that does not: within 2 s.
+- the time from a move to the beginning of the last new episode that does not heed it: within 2 s. Episodes whose names
+  are drawn alike before and after the move show nothing; each move needs MIN_TELLING others.
 
-Exits 1 where a bound is missed.
+The last line is JSON; exits 1 where a bound is missed.
 """
 
 from __future__ import annotations
@@ -30,13 +32,17 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import aiohttp
 from aiohttp import web
 
+from agentloop.gateway.contexts import trace_id_of
+from agentloop.gateway.routes import PROJECT, Serving, drawn_version
 from agentloop.identity import Identity
 from agentloop.registry.moves import Moves
+from agentloop.registry.routing import serving_of
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
 from agentloop.types import VersionKind
@@ -46,6 +52,8 @@ N_AT_ONCE = 24
 PAUSE_S = 0.5
 """Between the calls of episodes that are under way when a version moves."""
 MAX_DELAY_S = 2.0
+MIN_TELLING = 5
+"""New episodes that show whether a move is in effect."""
 Z = 3.29
 """Of a two-sided 99.9% interval."""
 LIVE, CANARY = 1, 2
@@ -67,16 +75,16 @@ models = ["policy-v{number}"]
 # ----------------------------------------------------------------------------------------------- the upstreams
 
 
-def upstream(port: int) -> None:
-    """A model server in a process of its own: it answers with the model that was asked."""
+def upstream(port: int, number: int) -> None:
+    """A model server in a process of its own: it answers with its own number and the model that it was asked for."""
 
     async def answer(request: web.Request) -> web.Response:
         body = await request.json()
-        message = {"role": "assistant", "content": body["model"]}
+        message = {"role": "assistant", "content": f"{number} {body['model']}"}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
         usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
-        made = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": body["model"]}
-        return web.json_response({**made, "choices": [choice], "usage": usage})
+        head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": f"policy-v{number}"}
+        return web.json_response({**head, "choices": [choice], "usage": usage})
 
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": []})
@@ -123,9 +131,12 @@ class Traffic:
 
     port: int
     versions: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """By episode, of each of its calls in order."""
+    """By episode, the upstream of each of its calls in order."""
     began: dict[str, float] = field(default_factory=dict)
-    n_failed: int = 0
+    n_failed: Counter[str] = field(default_factory=Counter)
+    """Calls that were made again, by status, or `no answer`."""
+    n_astray: int = 0
+    """Calls at another upstream than that of the model that they name."""
 
     async def run(self, session: aiohttp.ClientSession, name: str, pause_s: float) -> None:
         """One episode of three calls; a call that fails is made again, as SDKs do."""
@@ -133,7 +144,9 @@ class Traffic:
         talk = [{"role": "user", "content": f"Question of {name}"}]
         for _ in range(N_CALLS):
             text = await self._call(session, name, {"model": "policy/live", "messages": talk})
-            self.versions[name].append(int(text.rpartition("v")[2]))
+            number, _, model = text.partition(" ")
+            self.versions[name].append(int(number))
+            self.n_astray += model != f"policy-v{number}"
             talk += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
             await asyncio.sleep(pause_s)
 
@@ -144,9 +157,10 @@ class Traffic:
                 async with session.post(url, json=body) as response:
                     if response.status == 200:
                         return str((await response.json())["choices"][0]["message"]["content"])
-            except aiohttp.ClientError:
-                pass  # the gateway restarts
-            self.n_failed += 1
+                    failure = str(response.status)
+            except aiohttp.ClientError:  # the gateway restarts
+                failure = "no answer"
+            self.n_failed[failure] += 1
             await asyncio.sleep(0.1)
 
 
@@ -192,6 +206,24 @@ PHASES = (
 )
 
 
+@dataclass(frozen=True)
+class Moved:
+    """A move that was made."""
+
+    at: float
+    """When it began."""
+    before: Serving
+    after: Serving
+
+    def version_after(self, episode: str) -> int:
+        """What a new episode gets."""
+        return drawn_version(self.after, trace_id_of(PROJECT, episode))
+
+    def is_telling(self, episode: str) -> bool:
+        """Whether it gets another version than before the move."""
+        return drawn_version(self.before, trace_id_of(PROJECT, episode)) != self.version_after(episode)
+
+
 def register(store: Store) -> Moves:
     """Two versions of weights, the first live."""
     registry = Registry(store)
@@ -209,7 +241,8 @@ async def measure(folder: Path, ports: tuple[int, int, int], n_episodes: int) ->
     moves = register(store)
     traffic = Traffic(ports[0])
     serve = ("-m", "agentloop_cli", "serve", "--store", str(folder / "store.db"), "--port", str(ports[0]))
-    moved: dict[str, float] = {}
+    read_shares = serving_of(moves.registry)
+    moved: dict[str, Moved] = {}
     n = n_episodes // len(PHASES)
     timeout = aiohttp.ClientTimeout(60)
     running = process(ports[0], *serve, folder=folder)
@@ -224,9 +257,11 @@ async def measure(folder: Path, ports: tuple[int, int, int], n_episodes: int) ->
                         await asyncio.to_thread(running.__exit__, None, None, None)
                         running = process(ports[0], *serve, folder=folder)
                         await asyncio.to_thread(running.__enter__)
+                    before = read_shares()
+                    at = time.monotonic()
                     await asyncio.to_thread(phase.move, moves)
-                    moved[phase.name] = time.monotonic()
-                    await _probe(traffic, phase.name, session)
+                    moved[phase.name] = Moved(at, before, read_shares())
+                    await _probe(traffic, phase, moved[phase.name], session)
                 async with episodes(traffic, phase.name, n, session):
                     pass
     finally:
@@ -235,64 +270,77 @@ async def measure(folder: Path, ports: tuple[int, int, int], n_episodes: int) ->
     return report(traffic, moved)
 
 
-async def _probe(traffic: Traffic, phase: str, session: aiohttp.ClientSession) -> None:
-    """New episodes while a move comes into effect; what they get shows when it did."""
+async def _probe(traffic: Traffic, phase: Phase, move: Moved, session: aiohttp.ClientSession) -> None:
+    """New episodes while a move comes into effect, with names that it draws anew: what they get shows when it did."""
+    names = (f"probe-{phase.name}-{n}" for n in count())
     ends = time.monotonic() + MAX_DELAY_S
-    n = 0
     while time.monotonic() < ends:
-        await traffic.run(session, f"probe-{phase}-{n}", 0.0)
-        n += 1
+        name = next(names) if phase.restarts else next(name for name in names if move.is_telling(name))
+        await traffic.run(session, name, 0.0)
 
 
 # --------------------------------------------------------------------------------------------------- the figures
 
 
-def report(traffic: Traffic, moved: dict[str, float]) -> dict[str, object]:
+def report(traffic: Traffic, moved: dict[str, Moved]) -> dict[str, object]:
     """Prints the table; the figures, with what was missed."""
     mixed = sum(len(set(versions)) > 1 for versions in traffic.versions.values())
     short = sum(len(versions) != N_CALLS for versions in traffic.versions.values())
-    missed = [name for name, number in (("mixed", mixed), ("short", short)) if number]
-    print(f"{'phase':14}{'episodes':>10}{'share':>8}{'drawn':>9}{'99.9% interval':>20}{'delay s':>9}")
-    delays: dict[str, float] = {}
+    bad = {"mixed": mixed, "short": short, "astray": traffic.n_astray}
+    missed = [name for name, number in bad.items() if number]
+    heads = ("phase", "episodes", "share", "drawn", "99.9% interval", "delay s", "telling")
+    print("{:14}{:>10}{:>8}{:>9}{:>20}{:>9}{:>9}".format(*heads))
+    delays: list[float] = []
     for phase in PHASES:
         drawn = Counter(v[0] for name, v in traffic.versions.items() if name.startswith(f"{phase.name}-"))
         n = drawn.total()
         half = Z * math.sqrt(phase.share * (1 - phase.share) / n)
-        low, high = phase.share - half, phase.share + half
+        low = phase.share - half
+        high = phase.share + half
         if not low <= drawn[CANARY] / n <= high:
             missed.append(f"share of {phase.name}")
-        delay = _delay(traffic, phase, moved[phase.name])
-        delays[phase.name] = delay
-        if delay > MAX_DELAY_S:
+        delay, n_telling = _delay(traffic, phase, moved[phase.name])
+        delays.append(delay)
+        is_move = not phase.restarts
+        if delay > MAX_DELAY_S or (is_move and n_telling < MIN_TELLING):
             missed.append(f"delay of {phase.name}")
         interval = f"{low:.3f} to {high:.3f}"
-        print(f"{phase.name:14}{n:>10}{phase.share:>8.2f}{drawn[CANARY] / n:>9.3f}{interval:>20}{delay:>9.2f}")
-    print(f"{len(traffic.versions)} episodes, {mixed} with two versions; {traffic.n_failed} calls were repeated")
+        shown = f"{delay:.2f}" if is_move else "-"
+        print(
+            f"{phase.name:14}{n:>10}{phase.share:>8.2f}{drawn[CANARY] / n:>9.3f}{interval:>20}{shown:>9}{n_telling:>9}"
+        )
+    print(f"{len(traffic.versions)} episodes, {mixed} with two versions, {traffic.n_astray} calls astray")
+    repeated = ", ".join(f"{n} for {why}" for why, n in traffic.n_failed.items())
+    print(f"{traffic.n_failed.total()} calls were made again: {repeated}; the gateway restarts once")
     return {
         "episodes": len(traffic.versions),
         "calls": sum(map(len, traffic.versions.values())),
         "with_two_versions": mixed,
         "incomplete": short,
-        "slowest_move_s": round(max(delays.values()), 3),
-        "repeated_calls": traffic.n_failed,
+        "calls_astray": traffic.n_astray,
+        "slowest_move_s": round(max(delays), 3),
+        "repeated_calls": dict(traffic.n_failed),
+        "goals": {"with_two_versions": 0, "incomplete": 0, "calls_astray": 0, "slowest_move_s": MAX_DELAY_S},
         "missed": missed,
     }
 
 
-def _delay(traffic: Traffic, phase: Phase, at: float) -> float:
-    """Seconds from the move to the beginning of the last probe that shows the share before; 0 where none can.
+def _delay(traffic: Traffic, phase: Phase, move: Moved) -> tuple[float, int]:
+    """(seconds from a move to the beginning of the last new episode that does not heed it, episodes that can show it).
 
-    Only a share of 0 or 1 shows in a single episode which share it was drawn under.
+    An episode shows it if its name gets another version after the move than before.
     """
-    if phase.share not in (0.0, 1.0):
-        return 0.0
-    wrong = LIVE if phase.share else CANARY
-    late = [
-        traffic.began[name] - at
-        for name, versions in traffic.versions.items()
-        if name.startswith((f"probe-{phase.name}-", f"{phase.name}-")) and versions[0] == wrong
-    ]
-    return max(late, default=0.0)
+    latest = 0.0
+    n_telling = 0
+    for name, versions in traffic.versions.items():
+        if not name.startswith((f"probe-{phase.name}-", f"{phase.name}-")):
+            continue
+        if not move.is_telling(name):
+            continue
+        n_telling += 1
+        if versions[0] != move.version_after(name):
+            latest = max(latest, traffic.began[name] - move.at)
+    return latest, n_telling
 
 
 def run(n_episodes: int) -> dict[str, object]:
@@ -304,8 +352,8 @@ def run(n_episodes: int) -> dict[str, object]:
         (folder / "agentloop.toml").write_text(SETTINGS.format(upstreams=upstreams))
         program = str(Path(__file__).resolve())
         with ExitStack() as stack:
-            for port in ports[1:]:
-                stack.enter_context(process(port, program, "--upstream", str(port)))
+            for n in (LIVE, CANARY):
+                stack.enter_context(process(ports[n], program, "--upstream", str(ports[n]), "--number", str(n)))
             return asyncio.run(measure(folder, ports, n_episodes))
 
 
@@ -313,9 +361,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=10_000)
     parser.add_argument("--upstream", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.upstream:
-        upstream(options.upstream)
+        upstream(options.upstream, options.number)
         return 0
     load = os.getloadavg()[0]
     figures = run(options.episodes)
