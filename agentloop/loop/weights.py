@@ -108,7 +108,7 @@ def _weights_trainer(project: Project, kind: str, learning: Learning, own: Mappi
     else:
         host = InProcess(learning, policy.temperature)
     made = algorithm(kind, own)
-    admission = Admission(temperature=host.temperature, unconfined=project.config.sandbox.allow_unconfined)
+    admission = Admission(unconfined=project.config.sandbox.allow_unconfined)
     return WeightsTrainer(
         made,
         learning,

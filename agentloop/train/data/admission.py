@@ -13,6 +13,8 @@ from agentloop.types import Attempt, Completion, FailureType, Judged, Message, R
 MARK = re.compile(r"\[redacted:\w+:[0-9a-f]{12}\]")
 """Stands in a stored text where a secret stood; token ids of that text would still hold the secret."""
 NO_ISOLATION = "none"
+UPDATE = re.compile(r"-s\d+-\w+$")
+"""Ends the name of an update within a turn, such as `policy-v7-s3-1f0a`; before it stands the name of its version."""
 _STATES = {
     RewardState.unscored: Exclusion.unscored,
     RewardState.disputed: Exclusion.disputed,
@@ -37,7 +39,8 @@ class Admission:
     max_tokens: int | None = None
     """Longest row; turns that end later are refused. None is no limit."""
     models: frozenset[str] | None = None
-    """Names under which the trained policy answered; turns of other models are context. None takes all."""
+    """Names under which the trained policy answered; turns of other models are context. None takes all. An update
+    within a turn counts as its version, and a turn that names no model as ""."""
     unconfined: bool = False
     """Take runs that no sandbox held. Such an agent could read the verifiers."""
 
@@ -66,7 +69,7 @@ class Admission:
             return Exclusion.broken
         if step.copied:
             return Exclusion.copied
-        if self.models is not None and step.completion.model not in self.models:
+        if self.models is not None and UPDATE.sub("", step.completion.model or "") not in self.models:
             return Exclusion.other_model
         return None
 

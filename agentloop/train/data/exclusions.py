@@ -56,7 +56,7 @@ _REMEDIES = {
     Exclusion.broken: "nothing to do: the call failed or was cut off",
     Exclusion.copied: "nothing to do: the trace that the turn was copied from trains it",
     Exclusion.redacted: "keep secrets out of what the agent reads",
-    Exclusion.other_model: "nothing to do: another model sampled it",
+    Exclusion.other_model: "another model sampled it; sft, dpo and kto learn from its words",
     Exclusion.no_token_ids: _ASK_VLLM,
     Exclusion.no_logprobs: _ASK_VLLM,
     Exclusion.sampling_unknown: "record the calls through the gateway or policy 'vllm'; or train with sft, dpo or kto",

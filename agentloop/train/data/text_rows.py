@@ -28,9 +28,10 @@ def text_rows_of(
     """The rows of one trajectory as `renderer` writes it, and what could not be trained.
 
     Where the template rewrites earlier turns, the next turn begins a new row. tools: those that the agent was offered,
-    where the trace does not say. Tokens of refused turns are counted as the endpoint counted them.
+    where the trace does not say. Tokens of refused turns are counted as the endpoint counted them. Answers of any model
+    are learned: words have no tokenizer.
     """
-    admission = replace(admission, logprobs=False)
+    admission = replace(admission, logprobs=False, models=None)
     cut = Cut([], Counter(), Counter())
     reason = admission.refusal(judged)
     steps = list(_turns(judged.trace, tools))

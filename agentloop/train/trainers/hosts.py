@@ -20,7 +20,6 @@ class Host(Protocol):
 
     makes: VersionKind
     learning_rate: float
-    temperature: float
     answers_in_process: bool
     """Attempts are made in rounds, and each update is the policy at once."""
 
@@ -37,6 +36,10 @@ class Host(Protocol):
 
     def name_of(self, version: PolicyVersion) -> str:
         """How a version is asked."""
+        ...
+
+    def models(self, number: int) -> frozenset[str]:
+        """Names under which the policy answered by the turn that makes version `number`; see `Admission.models`."""
         ...
 
     def policy(self, name: str) -> Policy:
@@ -61,6 +64,11 @@ class Host(Protocol):
         ...
 
 
+def version_names(number: int) -> frozenset[str]:
+    """How a server and the gateway call the versions up to `number`."""
+    return frozenset(f"policy-v{n}" for n in range(1, number + 1))
+
+
 class InProcess:
     """See `Host`. The tiny policy: the weights that are trained are those that answer."""
 
@@ -68,7 +76,7 @@ class InProcess:
     answers_in_process = True
 
     def __init__(self, learning: Learning, temperature: float) -> None:
-        self.temperature = temperature
+        self._temperature = temperature
         self.learning_rate = learning.learning_rate or 4e-4
         self._policy: TinyPolicy | None = None
 
@@ -78,7 +86,7 @@ class InProcess:
     def load(self, parent: Path | None, *, head: bool, seed: int) -> Trainable:
         """See `Host`."""
         place = (parent or Path()) / WEIGHTS
-        self._policy = TinyPolicy(place, temperature=self.temperature)
+        self._policy = TinyPolicy(place, temperature=self._temperature)
         companions = self._policy.save_companions
         trainable = Trainable(self._policy.model, head=head, write_companions=companions, seed=seed)
         trainable.load_head(place)
@@ -87,6 +95,10 @@ class InProcess:
     def name_of(self, version: PolicyVersion) -> str:
         """See `Host`."""
         return f"policy-v{version.number}"
+
+    def models(self, number: int) -> frozenset[str]:
+        """See `Host`. The policy itself gives no name, and behind the gateway that of its kind."""
+        return version_names(number) | {"", TinyPolicy.name}
 
     def policy(self, name: str) -> Policy:
         """See `Host`. The model in training itself, whatever its name."""

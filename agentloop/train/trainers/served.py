@@ -23,6 +23,7 @@ from agentloop.train.engine import EngineSettings
 from agentloop.train.memory import check, estimate
 from agentloop.train.model import Lora, Placement, Trainable
 from agentloop.train.probes import make_probe, row_of
+from agentloop.train.trainers.hosts import version_names
 from agentloop.train.trainers.learning import Learning
 from agentloop.types import PolicyVersion, VersionKind
 
@@ -54,7 +55,6 @@ class Served:
                 f"[train.options] has no {missing}; a model behind a server needs its folder and an adapter, such as "
                 'model = "models/Qwen3-8B" and lora = { rank = 16, alpha = 32 }'
             )
-        self.temperature = server.temperature
         self.learning_rate = learning.learning_rate or 1e-4
         self._learning = learning
         self._lora = Lora(learning.lora.rank, learning.lora.alpha)
@@ -90,6 +90,10 @@ class Served:
     def name_of(self, version: PolicyVersion) -> str:
         """See `hosts.Host`."""
         return f"policy-v{version.number}" if version.kind is VersionKind.adapter else self._server.model
+
+    def models(self, number: int) -> frozenset[str]:
+        """See `hosts.Host`."""
+        return version_names(number) | {self._server.model}
 
     def policy(self, name: str) -> Policy:
         """See `hosts.Host`. One policy a name, because it remembers the ids of its conversations."""

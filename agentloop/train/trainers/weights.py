@@ -77,7 +77,7 @@ class WeightsTrainer:
         )
         await experience.resume(training.state.episodes if training.is_resumed else None)
         context = self._learning.max_row_tokens or training.trainable.context
-        admission = replace(self._admission, max_tokens=context)
+        admission = replace(self._admission, max_tokens=context, models=self._host.models(draft.number))
         if self.name in STORED_ONLY or experience.filter or not experience.tasks:
             note = StoredTurn(training, self._host, admission, draft, experience).run()
         else:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from agentloop.config.sections import AlarmSection
 from agentloop.registry.artifacts import WEIGHTS, weights_hash
 from agentloop.train.data.admission import judged_of
-from agentloop.types import Judged, RewardState
+from agentloop.types import Judged, RewardState, Split
 
 from .world import Lines, draft_in, experience, first_weights, hash_of, improved, trainer
 
@@ -44,3 +47,37 @@ def test_an_alarm_puts_the_last_good_weights_back(tmp_path: Path) -> None:
     assert isinstance(draft.progress, Lines)
     assert [line.partition(":")[0] for line in draft.progress.lines if "alarm" in line] == ["step 2", "step 4"]
     assert hash_of(draft) == weights_hash(parent / WEIGHTS)
+
+
+def changed(judged: Judged, **fields: Any) -> Judged:
+    """The same trace, whose answers have other `fields`."""
+    steps = tuple(
+        step.model_copy(update={"completion": step.completion.model_copy(update=fields)}) for step in judged.trace.steps
+    )
+    return judged._replace(trace=judged.trace.model_copy(update={"steps": steps}))
+
+
+REFUSED: dict[str, dict[str, Any]] = {"other_model": {"model": "another"}, "sampling_unknown": {"sampling": None}}
+OWN = ("policy-v1", "policy-v2-s3-0a1b")
+"""A version, and an update within the turn that makes the next one."""
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_stored_ids_of_another_model_or_of_an_unknown_distribution_do_not_train(tmp_path: Path, reason: str) -> None:
+    """By their ids; by their words they do."""
+    parent = first_weights(tmp_path / "v1")
+    world = experience()
+    improved(trainer("grpo", parent, steps_per_turn=2), draft_in(tmp_path / "other"), world)
+    stored = [judged_of(attempt) for attempt in world.done.values() if attempt.task.split is Split.train]
+    refused = {each.trace.id for each in stored[::3]}
+    stored = [
+        changed(each, **(REFUSED[reason] if each.trace.id in refused else {"model": OWN[n % 2]}))
+        for n, each in enumerate(stored)
+    ]
+    for kind, is_refused in (("grpo", True), ("kto", False)):
+        world = experience(stored=stored)
+        world.filter = "reward>=0"
+        draft = draft_in(tmp_path / kind)
+        assert improved(trainer(kind, parent), draft, world) is not None
+        assert draft.steps[1].get(f"excluded/{reason}", 0) == (len(refused) if is_refused else 0)
+        assert bool({trace for trace, _ in draft.pairs} & refused) != is_refused

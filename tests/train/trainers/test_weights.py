@@ -13,14 +13,15 @@ import torch
 from agentloop.config.sections import AlarmSection
 from agentloop.errors import ConfigError, TrainingError
 from agentloop.policies.tiny import TinyPolicy
+from agentloop.protocols import Policy, Record, Sandbox
 from agentloop.registry.artifacts import WEIGHTS, weights_hash
 from agentloop.testing.experience import MemoryDraft, MemoryExperience
 from agentloop.train.data.admission import judged_of
 from agentloop.train.trainers.hosts import InProcess
 from agentloop.train.trainers.learning import Learning, refuse_foreign
-from agentloop.types import Split
+from agentloop.types import Split, Step, StopReason, Task
 
-from .world import Interrupted, Lines, draft_in, experience, first_weights, hash_of, improved, trainer
+from .world import Interrupted, Lines, Speaker, draft_in, experience, first_weights, hash_of, improved, trainer
 
 OPTIONS = {"kto": {"desirable_weight": 6.0}}
 """Few attempts pass at first."""
@@ -219,6 +220,35 @@ def test_a_sampler_that_is_not_the_trained_model_stops_the_turn(
     monkeypatch.setattr(made._host, "load", beside_a_stale_sampler)
     with pytest.raises(TrainingError, match=r"disagree by .* first at trace"):
         improved(made, draft_in(tmp_path / "v2"), experience())
+
+
+class Helped(Speaker):
+    """Its first turn is an answer with other fields, such as that of a model that it asked beside the policy."""
+
+    def __init__(self, **fields: object) -> None:
+        self.fields = fields
+
+    async def run(
+        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Record
+    ) -> tuple[StopReason, str | None]:
+        done = await policy.complete(self.first_messages(task), (), max_tokens=3, seed=seed + 1)
+        record(Step(index=0, completion=done.model_copy(update=self.fields)))
+        done = await policy.complete(self.first_messages(task), (), max_tokens=3, seed=seed)
+        record(Step(index=1, completion=done))
+        return StopReason.submitted, done.message.content
+
+
+@pytest.mark.parametrize(
+    ("reason", "fields"), [("other_model", {"model": "another"}), ("sampling_unknown", {"sampling": None})]
+)
+def test_turns_of_another_model_or_of_an_unknown_distribution_do_not_train(
+    tmp_path: Path, reason: str, fields: dict[str, Any]
+) -> None:
+    draft = draft_in(tmp_path / "v2")
+    world = experience(agent=Helped(**fields))
+    assert improved(trainer("grpo", first_weights(tmp_path / "v1"), steps_per_turn=1), draft, world) is not None
+    assert draft.steps[1][f"excluded/{reason}"] == 24.0, "one turn of each attempt"
+    assert draft.steps[1]["rows"] == 24.0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from agentloop.config.sections import AlarmSection
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.tiny import TinyPolicy, new_model
 from agentloop.progress import Silent
-from agentloop.protocols import Policy, Record, Sandbox
+from agentloop.protocols import Agent, Policy, Record, Sandbox
 from agentloop.registry.artifacts import WEIGHTS, weights_hash
 from agentloop.testing.experience import MemoryDraft, MemoryExperience
 from agentloop.train.algorithms.kinds import algorithm
@@ -78,11 +78,11 @@ def task(name: str, split: Split = Split.train, pattern: str = "[a-z].*") -> Tas
     )
 
 
-def experience(pattern: str = "[a-z].*", stored: Sequence[Judged] = ()) -> MemoryExperience:
+def experience(pattern: str = "[a-z].*", stored: Sequence[Judged] = (), agent: Agent | None = None) -> MemoryExperience:
     """Three pools of two tasks, and two tasks to validate on."""
     train = [task(f"{pool}{n}", pattern=pattern) for pool in "abc" for n in range(2)]
     validation = [task(f"v{n}", Split.validation, pattern) for n in range(2)]
-    return MemoryExperience(train, validation, Speaker(), Speechless(), stored=stored)
+    return MemoryExperience(train, validation, agent or Speaker(), Speechless(), stored=stored)
 
 
 class Speechless:
@@ -109,7 +109,7 @@ def trainer(
 ) -> WeightsTrainer:
     """Of the algorithm `kind`, on weights in this process."""
     settings = Learning(**{**SMALL, **learning})
-    admission = Admission(temperature=1.0, unconfined=True)
+    admission = Admission(unconfined=True)
     host = InProcess(settings, 1.0)
     return WeightsTrainer(algorithm(kind, options), settings, host, admission, lambda _: parent, repr(learning), limits)
 
