@@ -1,4 +1,4 @@
-"""The last thing that an agent said which is more than a word that ends or hands over the run."""
+"""Finds the agent's last meaningful message, skipping words that only end the run or hand it over."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ ENDS = re.compile(
     r"|next|continue|proceed|hand ?off|transfer|[a-z_]+ ?# ?#?stop#* ?|stop#*)\W*){1,3}",
     re.IGNORECASE,
 )
-"""A message that is nothing but such words says nothing of the work."""
+"""A message that consists only of such words says nothing about the work."""
 HANDS_IN = re.compile(r"submit|finish|final|answer|complete|terminate|done", re.IGNORECASE)
 BY_COMMAND = re.compile(r"submit|complete_task|task_complete|final_output", re.IGNORECASE)
-"""Words of a shell command that hands in the work."""
+"""Shell commands that submit the work."""
 SAYS_COMPLETE = re.compile(r"\btask_?complete\W{1,4}true", re.IGNORECASE)
 
 
 class Closing(NamedTuple):
-    """The last step that says or does something."""
+    """The last step that contains text or a call."""
 
     step: int
     text: str
     calls: tuple[str, ...]
-    """Arguments of its calls."""
+    """Arguments of the step's calls."""
     hands_in: bool
-    """One of its calls hands in the work, or its words say that the task is complete."""
+    """True if a call submits the work, or the text says that the task is complete."""
 
 
 def closing(trace: Trace) -> Closing | None:
-    """None for a trace that says nothing at all."""
+    """The closing step; None for a trace without any text or call."""
     for step in reversed(trace.steps):
         if not is_empty(step):
             message = step.completion.message
@@ -45,12 +45,12 @@ def closing(trace: Trace) -> Closing | None:
 
 
 def blamable(trace: Trace) -> list[bool]:
-    """Of each step, whether it may be named as the one that decided: one that says nothing of the work may not."""
+    """For each step, whether it may be named as the deciding step. A step that says nothing about the work may not."""
     return [not is_empty(step) for step in trace.steps]
 
 
 def is_empty(step: Step) -> bool:
-    """True for a step without a call that says nothing, or nothing but that the run is over or handed on."""
+    """True for a step without a call whose text is empty, or only ends the run or hands it over."""
     message = step.completion.message
     if message.tool_calls:
         return False

@@ -1,9 +1,8 @@
-"""Which failure decided the outcome: the first that was not recovered from.
+"""Finds the failure that decided the outcome: the first one that the agent did not recover from.
 
-Recovery is looked for, not assumed: a failing call that a later call made good did not lose the
-episode, whatever it looked like. Infrastructure is the cause only when nothing failed before it, and
-never of a run of ours that has a reward. An error with which the agent ended its own run always is: it alone
-made the reward 0.
+Recovery is checked, never assumed: a failing call did not lose the episode if a later call made up for it. An
+infrastructure failure is the cause only if nothing failed before it, and never for one of our runs that has a reward.
+An error of the agent that ended its own run is always the cause, because it alone set the reward to 0.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _OF_A_CALL = frozenset(
         FailureType.infra_sandbox_failure,
     }
 )
-"""Types that a later call can make good; nothing makes good what ended the episode."""
+"""Types that a later call can make up for. Nothing makes up for a failure that ended the episode."""
 _NEVER_MENDED = (f"{wrong_command.id.partition('@')[0]}@", "rules.expected.")
-"""How detectors' names begin of calls that succeeded and were the wrong ones; later calls do not mend them."""
+"""Prefixes of detectors whose failures are calls that succeeded but were wrong. Later calls do not repair them."""
 _BY_ANY_CALL = frozenset({FailureType.call_malformed, FailureType.call_unknown_tool})
-"""What a success with another tool makes good, too: there was no such call to make again."""
+"""Failures that a success with a different tool also repairs, because the original call could not be repeated."""
 _CONSEQUENCES = frozenset(
     {
         FailureType.budget_limit_reached,
@@ -49,9 +48,9 @@ _CONSEQUENCES = frozenset(
         FailureType.outcome_reward_hack,
     }
 )
-"""How a run ended rather than why: an earlier step may have decided it."""
+"""Types that describe how a run ended, not why: an earlier step may have decided it."""
 MAX_DEPTH = 8
-"""Sub-agents of sub-agents that are looked into."""
+"""Maximum depth of nested sub-agents to search."""
 
 
 def classify(
@@ -64,14 +63,14 @@ def classify(
     rules: Sequence[Rule] | None = None,
     guess: Rule | None = None,
 ) -> tuple[Failure, ...]:
-    """Every failure of a trace, causes before consequences, the critical one marked.
+    """All failures of a trace, causes before consequences, with the critical one marked.
 
-    Exactly one is critical when the trace failed (reward below 1), broke (`infra_failed`) or could
-    not be graded (a score with an error); none for a success, and none where nobody knows.
-    `unclassified` stands in when the rules found nothing that was left unrecovered.
-    rules: every detector that is on by default.
-    guess: called for a run that lost where the rules do not explain it: they found no unrecovered failure, or only
-    a bad outcome. Its first failure is critical (`learned.Scorer.guess`).
+    Exactly one failure is critical if the trace failed (reward below 1), broke (`infra_failed`) or could not be graded
+    (a score with an error). None is critical for a success, or if the outcome is unknown. `unclassified` takes the
+    place if the rules found no unrecovered failure.
+    rules: default: every detector that is on.
+    guess: called for a lost run that the rules do not explain, because they found no unrecovered failure or only a bad
+    outcome. Its first failure is critical (`learned.Scorer.guess`).
     """
     return label(Reading(task, trace, reward, scores, expected=expected_actions(task)), state, rules=rules, guess=guess)
 
@@ -79,7 +78,7 @@ def classify(
 def label(
     reading: Reading, state: RewardState, *, rules: Sequence[Rule] | None = None, guess: Rule | None = None
 ) -> tuple[Failure, ...]:
-    """As `classify`, for a trace that was read already."""
+    """Like `classify`, for a `Reading` instead of a trace."""
     if rules is None:
         rules = rules_on()
     failures = [failure for rule in rules for failure in rule(reading)]
@@ -112,17 +111,17 @@ def label(
 
 
 def _marked(failures: Sequence[Failure], position: int) -> tuple[Failure, ...]:
-    """`failures`, with the one at `position` critical."""
+    """`failures`, with the one at `position` marked as critical."""
     critical = failures[position].model_copy(update={"critical": True})
     return (*failures[:position], critical, *failures[position + 1 :])
 
 
 def _leads(reading: Reading, cause: Failure | None, guess: Rule | None) -> list[Failure]:
-    """Failures that may explain a run that lost, where the rules have no more than `cause`; the critical one first.
+    """Failures that may explain a lost run for which the rules have no more than `cause`. The critical one is first.
 
-    A guess ranks above a sign and above a rule's candidate, because it was measured on labelled runs. A guess with a
-    step and no type stays `unclassified`: a sign at its step is listed beside it, because no label measured how often
-    such a sign is right.
+    A guess ranks above a sign and above a rule's candidate, because its precision was measured on labelled runs. A
+    guess with a step but no type stays `unclassified`; a sign at the same step is listed beside it, because the
+    precision of such a sign was never measured.
     """
     says_nothing = cause is None or cause.type is FailureType.outcome_wrong_or_unverified
     is_open = cause is None or cause.confidence < 1.0 or cause.type in _CONSEQUENCES
@@ -146,7 +145,7 @@ def _leads(reading: Reading, cause: Failure | None, guess: Rule | None) -> list[
 
 
 def _below(reading: Reading, child: SubTrace, rules: Sequence[Rule], depth: int) -> list[Failure]:
-    """The failures that a sub-agent did not recover from, at the step of its parent that called it."""
+    """Failures that a sub-agent did not recover from, assigned to the parent's step that called it."""
     # Only the whole run's outcome is known; errors of a sub-agent did no harm to a success.
     below = Reading(reading.task, child.trace, 1.0 if reading.won else None)
     failures = [failure for rule in rules for failure in rule(below)]
@@ -164,7 +163,7 @@ def _below(reading: Reading, child: SubTrace, rules: Sequence[Rule], depth: int)
 
 
 class _After:
-    """What happened after each step, looked up once for all failures of a trace."""
+    """What happened after each step, computed once for all failures of a trace."""
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
@@ -189,11 +188,11 @@ class _After:
                     self._last_new = act.step
 
     def recovered(self, failure: Failure) -> bool:
-        """True when what the agent did afterwards made `failure` harmless.
+        """True if the agent's later actions made `failure` harmless.
 
-        A call that failed is recovered by a success of the same tool in a later step (a success beside it is
-        luck: the policy had not seen the failure), or by a submission that never needed it. It is not when its
-        output was submitted. A repetition is recovered by doing something else that works.
+        A failed call is recovered by a success of the same tool in a later step, or by a submission that did not need
+        the call. A success in the same step does not count, because the policy had not yet seen the failure. A failed
+        call whose output was submitted is not recovered. A repetition is recovered by a different action that works.
         """
         if failure.step is None or failure.detector.startswith(_NEVER_MENDED):
             return False
@@ -214,10 +213,10 @@ class _After:
         return all(self._last_success.get(name, -1) > step for name in names)
 
     def _submitted_without(self, step: int) -> bool:
-        """True when the submission did not need the call that failed.
+        """True if the submission did not need the failed call.
 
-        Either the answer was read from a call that succeeded, or the call that failed was itself a
-        submission, made properly in a later step.
+        Either the answer came from a successful call, or the failed call was itself a submission that a later step
+        repeated correctly.
         """
         if not self.reading.submitted or self.reading.last_step is None:
             return False
@@ -227,7 +226,7 @@ class _After:
 
 
 def _order(failure: Failure) -> tuple[float, int]:
-    """First by step; a failure without one came after the last recorded step."""
+    """Sort key: the step. A failure without a step comes after the last recorded step."""
     step = math.inf
     if failure.step is not None:
         step = failure.step
@@ -235,7 +234,7 @@ def _order(failure: Failure) -> tuple[float, int]:
 
 
 def _sources(reading: Reading) -> tuple[bool, set[int]]:
-    """(a successful call printed the answer and nothing else; steps of failing calls that have it as a line)."""
+    """(a successful call printed exactly the answer; steps of failed calls whose output has the answer as a line)."""
     answer = reading.answer
     good = False
     errors = set[int]()

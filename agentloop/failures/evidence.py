@@ -1,4 +1,4 @@
-"""Quotes: a failure shows words that the trace really contains, never a paraphrase."""
+"""Quotes for failures: text that the trace really contains, never a paraphrase."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterator
 from agentloop.types import Message, Trace
 
 MAX_QUOTE = 200
-"""Characters kept of a quote; it is cut at the end, never in the middle."""
+"""Maximum number of characters of a quote. A longer quote is cut at its end."""
 BEFORE = 60
-"""Characters kept of the line before what was found in the middle of it."""
+"""Maximum number of characters kept before the match on the same line."""
 
 
 def quote(*texts: str | None) -> str:
-    """The beginning of the first text that is not blank; "" when all are."""
+    """The beginning of the first text that is not blank; "" if all are blank."""
     return next((text[:MAX_QUOTE] for text in texts if text and not text.isspace()), "")
 
 
 def around(text: str, at: int) -> str:
-    """The words of `text` from the line's beginning near `at`: part of the text as it stands."""
+    """The part of `text` from the beginning of the line near position `at`, unchanged."""
     start = max(text.rfind("\n", 0, at) + 1, at - BEFORE, 0)
     return text[start : start + MAX_QUOTE].rstrip()
 
 
 def texts(trace: Trace) -> Iterator[str]:
-    """Everything in a trace that may be quoted: messages, calls, results, the answer, the error; sub-agents', too."""
+    """All text in a trace that may be quoted, including sub-agents: messages, calls, results, the answer, the error."""
     waiting = [trace]
     while waiting:
         one = waiting.pop()
@@ -40,7 +40,7 @@ def texts(trace: Trace) -> Iterator[str]:
 
 
 def texts_at(trace: Trace, step: int) -> Iterator[str]:
-    """Everything at the step of that index that may be quoted; empty if the trace has no such step."""
+    """All text of the step with that index that may be quoted; empty if the trace has no such step."""
     place = _place(trace, step)
     if place is None:
         return iter(())
@@ -48,10 +48,10 @@ def texts_at(trace: Trace, step: int) -> Iterator[str]:
 
 
 def quote_at(trace: Trace, step: int | None, words: str) -> tuple[int | None, str]:
-    """(step, quote) where the quote stands at the step: `words` where they do, else the first words of that step.
+    """(step, quote) for a failure at `step`: `words` if the step contains them, else the step's first words.
 
-    A step that has no words at all is left for the nearest one before it that has some, and a failure of the whole is
-    quoted by `words` wherever they stand. The quote is empty only of a trace without any words.
+    A step without any text is replaced by the nearest earlier step that has some. A failure of the whole run quotes
+    `words` wherever they occur. The quote is empty only if the trace has no text.
     """
     named = None
     if step is not None:
@@ -67,14 +67,14 @@ def quote_at(trace: Trace, step: int | None, words: str) -> tuple[int | None, st
 
 
 def _place(trace: Trace, step: int) -> int | None:
-    """Where the step of that index stands; most traces count theirs from 0 without a gap."""
+    """Position of the step with that index. Most traces count from 0 without gaps."""
     if 0 <= step < len(trace.steps) and trace.steps[step].index == step:
         return step
     return next((place for place, each in enumerate(trace.steps) if each.index == step), None)
 
 
 def _of_step(trace: Trace, place: int) -> Iterator[str]:
-    """What was said, called and seen in a step: what a terminal printed of it is heard by the next."""
+    """The text, calls and results of a step. The next step hears what a terminal printed during this one."""
     step = trace.steps[place]
     yield from _texts_of(step.completion.message)
     yield from (result.content for result in step.results)
@@ -87,7 +87,7 @@ def _of_step(trace: Trace, place: int) -> Iterator[str]:
 
 
 def last_words(trace: Trace) -> str:
-    """A quote for a failure of the whole: what the agent last said or did, else what it was asked."""
+    """A quote for a failure of the whole run: the agent's last words or action, else the task."""
     for step in reversed(trace.steps):
         message = step.completion.message
         words = quote(message.content, *(call.arguments for call in message.tool_calls))

@@ -1,7 +1,7 @@
-"""Others' traces as detectors read them: what their source said beside the trace is looked up here.
+"""Prepares imported traces for the detectors: reads the facts that their source stored beside the trace.
 
-Expected actions, the reward, the tools that were offered and the word with which a run ended are kept raw by
-the importers (`Imported.raw`), each format in its own place. What is not there is not guessed.
+Importers keep expected actions, the reward, the offered tools and the exit status in `Imported.raw`, each format in its
+own place. This module does not guess what is missing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ STATUSES = (
     "info.exit_status", "exit_status", "termination_reason", "agent_error_kind", "extra.agent_error_kind",
     "error_kind", "status",
 )  # fmt: skip
-"""Where a source keeps the word with which a run ended; the vocabulary is the source's own."""
+"""Keys under which sources store the exit status. Each source has its own vocabulary."""
 HARNESS_STATUSES = tuple(
     f"{before}{key}" for key in ("failure_mode", "exception_info.exception_type") for before in ("", "extra.", "info.")
 )
-"""Where a harness writes it beside a trace of any format; the vocabulary is terminal-bench's."""
+"""Keys under which a harness stores the exit status beside a trace of any format, in terminal-bench's vocabulary."""
 TIME_FLAGS = tuple(
     f"{before}{key}" for key in ("agent_timed_out", "agent_timeout_error", "agent_timeout") for before in ("", "extra.")
 )
@@ -36,16 +36,16 @@ TOOLS = (
     "agent.tool_definitions", "body.tools", "request.tools",
 )  # fmt: skip
 ANSWERS = ("expected_answer", "ground_truth", "groundtruth", "reference_answer", "info.expected_answer")
-"""Where sources keep the answer that they expect."""
+"""Keys under which sources store the expected answer."""
 MAX_WANTED = 80
-"""Characters of an expected answer that can be looked for; a longer one is a rubric or an essay."""
+"""Maximum number of characters of an expected answer to search for. A longer one is a rubric or an essay."""
 MAX_INSTRUCTION = 10_000
 
 
 def classify_imported(
     imported: Imported, *, rules: Sequence[Rule] | None = None, guess: Rule | None = None
 ) -> tuple[Failure, ...]:
-    """Every failure of an imported trace, as `critical.classify` returns them for one of ours."""
+    """All failures of an imported trace, as `critical.classify` returns them for our own traces."""
     reading = read_imported(imported)
     state = RewardState.unscored
     if reading.reward is not None:
@@ -54,7 +54,7 @@ def classify_imported(
 
 
 def read_imported(imported: Imported, task: Task | None = None) -> Reading:
-    """What detectors are given. task: in place of the one that can be made of the trace."""
+    """The detectors' input. task: default: the task that the trace describes."""
     trace = imported.trace
     task = task or task_of(imported)
     return Reading(
@@ -70,7 +70,7 @@ def read_imported(imported: Imported, task: Task | None = None) -> Reading:
 
 
 def task_of(imported: Imported) -> Task:
-    """The task, as far as its trace tells it: the first words of a user."""
+    """The task as far as the trace describes it: the first words of a user."""
     trace = imported.trace
     instruction = next((m.content for m in trace.messages if m.role == "user" and m.content), "")
     return Task(id=trace.task_id or trace.id, instruction=instruction[:MAX_INSTRUCTION])
@@ -89,7 +89,7 @@ def _ended(source: str, raw: Mapping[str, Any]) -> FailureType | None:
 
 
 def _plain(value: object) -> str | None:
-    """A short answer as text; one digit is in every text, and says nothing."""
+    """A short answer as text. A single digit is rejected, because it occurs in almost every text."""
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         return None
     text = str(value).strip()
@@ -102,7 +102,8 @@ def _offered(raw: Mapping[str, Any]) -> schemas.Offered | None:
 
 
 def _expected(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | None:
-    """tau-bench has `info.task.actions`, `{name, kwargs}`; tau2 `task.evaluation_criteria.actions`."""
+    """Expected actions: `info.task.actions` with `{name, kwargs}` in tau-bench, `task.evaluation_criteria.actions` in
+    tau2."""
     actions = at(raw, "info", "task", "actions")
     if actions is None:
         actions = at(raw, "task", "evaluation_criteria", "actions")

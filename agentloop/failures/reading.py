@@ -1,6 +1,6 @@
-"""A trace as detectors read it: what was called and seen, in order, whatever wrote it down.
+"""A trace in the form that detectors read: calls and results in order, independent of the source.
 
-Everything here is linear in the trace's length. Nothing here decides what went wrong.
+Everything here is linear in the length of the trace. Nothing here decides what went wrong.
 """
 
 from __future__ import annotations
@@ -18,57 +18,59 @@ OURS = "agentloop"
 
 
 class Call(NamedTuple):
-    """One call, or what somebody who runs an agent's code printed, which has no call."""
+    """One call with its result, or output of an agent's code that has no call."""
 
     step: int
     call: ToolCall | None
     result: ToolResult | None
     text: str
-    """What came back; "" when nothing did."""
+    """The result's text; "" without a result."""
     failed: bool
-    """By its own flag or exit code; where its source has neither, by its words."""
+    """Whether the call failed: by its flag or exit code, or by its words if the source records neither."""
     flagged: bool
-    """True where a flag or an exit code says whether it failed, and no words need be read."""
+    """True if a flag or an exit code states success or failure, so the words need not be searched."""
 
     @property
     def ok(self) -> bool:
-        """It came back, and did not fail."""
+        """True if the call returned and did not fail."""
         return self.result is not None and not self.failed
 
     @property
     def name(self) -> str:
-        """The tool's name; "" for a terminal without a call."""
+        """The tool's name; "" for terminal output without a call."""
         return self.call.name if self.call else ""
 
     @property
     def arguments(self) -> str | None:
-        """The call's arguments; None for a terminal without a call."""
+        """The call's arguments; None for terminal output without a call."""
         return self.call.arguments if self.call else None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A trace with what is known of it; what every detector is given."""
+    """A trace with the known facts about it: the input of every detector."""
 
     task: Task
     trace: Trace
-    """Without a broken step: what ended the run is its error, and half an answer is nothing that the policy did."""
+    """The trace without a broken last step: the error describes the break, and half an answer is no action of the
+    policy."""
     reward: float | None = None
     scores: Sequence[Score] = ()
     ended: FailureType | None = None
-    """What the word with which a foreign run ended stands for (`vocabularies.EXITS`)."""
+    """Failure type of the exit status of a foreign run (`vocabularies.EXITS`)."""
     offered: Offered | None = None
-    """The tools that the agent was offered; None where nobody said. Where it is not given, it is what the steps say."""
+    """The tools that the agent was offered. Default: the tools that the steps record; None if nothing records them."""
     expected: tuple[Mapping[str, Any], ...] | None = None
-    """`{"name": …, "arguments": {…}}` of each call that the task expects; None where it says nothing of calls."""
+    """`{"name": …, "arguments": {…}}` of each call that the task expects; None if the task expects no particular
+    calls."""
     wanted: str | None = None
-    """The answer that the task expects, as its source wrote it down; None where it says nothing of one."""
+    """The answer that the task expects, as its source stored it; None if the source stores none."""
     acts: Sequence[Call] = field(init=False)
-    """Calls and what terminals printed, in order; those of copied steps are not the agent's own."""
+    """Calls and terminal output in order, without copied steps, which are not the agent's own."""
     calls: Sequence[tuple[int, ToolCall, ToolResult | None]] = field(init=False)
-    """`acts` without terminals."""
+    """`acts` without terminal output."""
     errors: Sequence[tuple[Call, FailureType | None, int]] = field(init=False)
-    """Where `by_words` holds, each act that failed, what its words say was the cause, and where in its text."""
+    """If `by_words` is true: each failed act, the cause that its words name, and their position in the text."""
 
     def __post_init__(self) -> None:
         if any(step.is_broken for step in self.trace.steps):
@@ -86,45 +88,46 @@ class Reading:
 
     @property
     def foreign(self) -> bool:
-        """Somebody else's trace: its tools' words are all there is, and our tools' conventions do not hold."""
+        """True for a trace from another system. Only its tools' words are known, and our tools' conventions do not
+        apply."""
         return self.trace.source != OURS
 
     @property
     def by_words(self) -> bool:
-        """Only its words say whether a tool failed: of a foreign trace, and of a program that ran in our sandbox.
+        """True if only words say whether a tool failed: in a foreign trace, and for a program in our sandbox.
 
-        Such a run is labelled alike, whether it came through the gateway or ran in a sandbox.
+        A program is labelled the same way whether it came through the gateway or ran in a sandbox.
         """
         return _by_words(self.trace)
 
     @property
     def lost(self) -> bool:
-        """Known to have failed: detectors of the outcome wait for this and never guess."""
+        """True if the run is known to have failed. Detectors of the outcome require this and never guess."""
         return self.reward is not None and self.reward < 1.0
 
     @property
     def won(self) -> bool:
-        """Known to have succeeded."""
+        """True if the run is known to have succeeded."""
         return self.reward is not None and self.reward >= 1.0
 
     @property
     def submitted(self) -> bool:
-        """True when the agent ended the episode with an answer, even an empty one."""
+        """True if the agent ended the episode with an answer, even an empty one."""
         return self.trace.stop_reason is StopReason.submitted or self.trace.answer is not None
 
     @property
     def answer(self) -> str:
-        """The submitted answer without outer whitespace; "" when there is none."""
+        """The submitted answer without surrounding whitespace; "" without a submission."""
         return (self.trace.answer or "").strip()
 
     @property
     def closing(self) -> Closing | None:
-        """The last step that says or does something; None when no step does."""
+        """The last step with text or a call; None if no step has either."""
         return closing(self.trace)
 
     @property
     def last_step(self) -> int | None:
-        """Index of the last step with text or calls: a message such as `TERMINATE` decided nothing."""
+        """Index of the last meaningful step. A message such as `TERMINATE` decides nothing."""
         last = self.closing
         return last.step if last else None
 
@@ -136,7 +139,7 @@ class Reading:
 
     @property
     def went_on_calling(self) -> bool:
-        """True when the last step made a call, so that the agent had not finished by itself."""
+        """True if the last step made a call, so the agent had not finished by itself."""
         return bool(self.trace.steps and self.trace.steps[-1].completion.message.tool_calls)
 
 

@@ -1,7 +1,7 @@
-"""The one place where judging reads what a task expects: was this call a step of the reference solution?
+"""Compares calls with the task's reference solution. Judging reads a task's expectations only here.
 
-Commands are compared as a shell would split them, not by what they do: `wc -l<f` is `wc -l < f`,
-but `cat f | wc -l` is another command. So "not a reference command" alone is never a failure.
+Commands are compared after shell word splitting, not by their effect: `wc -l<f` equals `wc -l < f`, but `cat f | wc -l`
+is another command. So "not a reference command" alone is never a failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _WORD = re.compile(
 
 
 def expected_actions(task: Task) -> tuple[Mapping[str, Any], ...] | None:
-    """What a task's verifier `actions` expects, as `{"name": …, "arguments": {…}}`; None for a task without."""
+    """The calls that the task's verifier `actions` expects, as `{"name": …, "arguments": {…}}`; None without that
+    verifier."""
     wanted = next((part.options.get("expected") for part in task.verifiers if part.kind == "actions"), None)
     if not isinstance(wanted, list | tuple):
         return None
@@ -34,13 +35,13 @@ def expected_actions(task: Task) -> tuple[Mapping[str, Any], ...] | None:
 
 
 def is_reference(task: Task, call: ToolCall) -> bool:
-    """True when `call` runs one of the solution's commands."""
+    """True if `call` runs one of the solution's commands."""
     command = _command(call)
     return command is not None and any(_same(command, solution_command) for solution_command in task.solution)
 
 
 def prints_answer(task: Task, call: ToolCall) -> bool:
-    """True when `call` runs the solution's last command, the one whose output is the answer."""
+    """True if `call` runs the solution's last command, whose output is the answer."""
     command = _command(call)
     return command is not None and bool(task.solution) and _same(command, task.solution[-1])
 
@@ -60,12 +61,12 @@ def _same(command: str, solution_command: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _words(command: str) -> tuple[str, ...]:
-    """Words and operators, quotes kept: 'a  b' and 'a b' differ, the space around `|` does not count."""
+    """Words and operators. Quoted text is kept: 'a  b' and 'a b' differ, but space around `|` does not count."""
     return tuple(_WORD.findall(command.strip()))
 
 
 def last_printed(reading: Reading) -> str | None:
-    """What the last successful call printed, when that call was the reference's last; else None."""
+    """The output of the last successful call if that call was the reference's last one; else None."""
     for _, call, result in reversed(reading.calls):
         if result is not None and result.ok:
             return result.content.strip() if prints_answer(reading.task, call) else None

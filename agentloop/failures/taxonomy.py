@@ -1,7 +1,7 @@
-"""Failure taxonomy v2 as data: what each type means and which one names the cause of a step.
+"""Failure taxonomy v2 as data: the meaning of each type, and which type names the cause of a step.
 
-Nothing here looks at a trace; `rules.py` does. What others call the same is `vocabularies.py`. `traces/README.md`
-is checked against this page.
+Nothing here reads a trace; `rules.py` does. `vocabularies.py` maps other taxonomies to this one. A test compares
+`traces/README.md` with this module.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from agentloop.config.settings import CONFIG_FILE, load_config
 from agentloop.types import FailureType
 
 VERSION = "2"
-"""Changes when a type is added, removed or redefined, so that counts are compared within one version."""
+"""Version of the taxonomy. It changes when a type is added, removed or redefined, because counts are comparable only
+within one version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One type of failure."""
+    """One failure type."""
 
     type: FailureType
     definition: str
-    """One sentence."""
+    """Definition of the type, one sentence."""
     found_by: Literal["rule", "judge"]
-    """`rule` when `rules.py` decides it alone; `judge` when it takes a reader, human or model."""
+    """`rule` if `rules.py` decides it alone, `judge` if it needs a human or model reader."""
 
     @property
     def group(self) -> str:
-        """`infra`, `agent`, `budget`, `call`, `obs`, `plan` or `outcome`; `unclassified` is its own."""
+        """`infra`, `agent`, `budget`, `call`, `obs`, `plan` or `outcome`. `unclassified` is its own group."""
         return self.type.value.partition(".")[0]
 
 
@@ -148,10 +149,10 @@ TAXONOMY: tuple[Leaf, ...] = (
 
 
 class Taxonomy:
-    """The leaves in order of precedence, and what can be asked of them."""
+    """The failure types in order of precedence."""
 
     def __init__(self, leaves: Iterable[Leaf] = TAXONOMY) -> None:
-        """Raises ValueError for a type that is there twice."""
+        """Raises ValueError for a duplicate type."""
         self.leaves = tuple(leaves)
         self._leaves = {leaf.type: leaf for leaf in self.leaves}
         self._ranks = {leaf.type: rank for rank, leaf in enumerate(self.leaves)}
@@ -160,10 +161,10 @@ class Taxonomy:
             raise ValueError(f"two leaves are called {twice.value!r}; name a project's own otherwise")
 
     def with_own(self, own: Iterable[tuple[str, str]]) -> Taxonomy:
-        """This taxonomy and a project's (type, definition) pairs, each below the last leaf of its group.
+        """This taxonomy plus a project's (type, definition) pairs, each below the last type of its group.
 
-        A project's own leaf is found by a reader, or by the project's own detector. Raises ValueError for a type
-        whose group is none of the seven, and for one that is there already.
+        A reader or the project's own detector assigns these types. Raises ValueError for a type whose group is unknown,
+        and for a duplicate.
         """
         leaves = list(self.leaves)
         for name, definition in own:
@@ -173,12 +174,12 @@ class Taxonomy:
         return Taxonomy(leaves)
 
     def describe(self, kind: FailureType) -> str:
-        """The definition of `kind`, one sentence; of a leaf that nobody defined here nothing."""
+        """The definition of `kind`, one sentence; "" for a type without a definition."""
         leaf = self._leaves.get(kind)
         return leaf.definition if leaf else ""
 
     def precedence(self, kind: FailureType) -> int:
-        """Lower is nearer to the cause; it decides only between failures of the same step."""
+        """Precedence between failures of the same step. Lower is closer to the cause."""
         return self._ranks.get(kind, self._ranks[FailureType.unclassified])
 
 
@@ -187,7 +188,7 @@ describe, precedence = OURS.describe, OURS.precedence
 
 
 def project_taxonomy(project: Path) -> Taxonomy:
-    """Ours, with the leaves that the settings of `project` add where it has any."""
+    """The built-in taxonomy plus the types that the settings of `project` add."""
     if not (project / CONFIG_FILE).is_file():
         return OURS
     return OURS.with_own((leaf.type, leaf.definition) for leaf in load_config(project).failures.leaf)

@@ -1,7 +1,7 @@
-"""What others call a failure, as our types: their taxonomies, and the words with which their runs end.
+"""Maps other vocabularies to our failure types: other taxonomies, and the exit statuses of other harnesses.
 
-Source of each word: reference beside its table. A word of theirs may stand for less or more than the leaf
-it is given here; where it stands for several, the nearest is named. Nothing here looks at a trace.
+Each table names its source. A foreign word may mean more or less than the type it maps to; if it covers several types,
+the nearest one is used. Nothing here reads a trace.
 """
 
 from __future__ import annotations
@@ -168,7 +168,8 @@ EXITS: Mapping[str, Mapping[str, F]] = {
     "tau": TAU2,
     "terminal_bench": TERMINAL_BENCH,
 }
-"""Trace.source, or the program -> how its runs end badly. A word that is not here says nothing of a failure."""
+"""Trace.source, or the program's name -> exit status -> failure type. A status that is missing here implies no
+failure."""
 
 _SPACE = re.compile(r"[\s_-]+")
 _WORDS = {
@@ -179,7 +180,7 @@ _WORDS["tau"] |= {_SPACE.sub(" ", word): leaf for word, leaf in TAU2.items()}
 
 
 def leaf_of(vocabulary: str, word: str) -> F | None:
-    """Our type for a word of theirs, in any case and with spaces, hyphens or underscores; None for no failure."""
+    """Our type for a foreign word, in any case and with spaces, hyphens or underscores; None if it means no failure."""
     table = _WORDS.get(vocabulary, {})
     phrase = _SPACE.sub(" ", word.strip().lower())
     if phrase.startswith("submitted (") and phrase.endswith(")"):  # SWE-agent submits what there is when it must end

@@ -41,7 +41,7 @@ class Change(Frozen):
     """Empty where the intervals overlap."""
 
 
-class Row(Frozen):
+class ParetoBar(Frozen):
     """One bar of the Pareto."""
 
     value: str
@@ -105,6 +105,6 @@ class Survey(Frozen):
     purposes: tuple[str, ...]
     """For what episodes were rolled out; rates of versions mean something within one."""
     n_rows: int
-    rows: tuple[Row, ...]
+    rows: tuple[ParetoBar, ...]
     n_clusters: int
     clusters: tuple[Cluster, ...]

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.failures.analysis.clusters import Alike, Clusters, Tally
-from agentloop.failures.analysis.pareto import BY, NONE, Change, Cluster, Example, Rate, Row, Survey, Trend
+from agentloop.failures.analysis.pareto import BY, NONE, Change, Cluster, Example, ParetoBar, Rate, Survey, Trend
 from agentloop.failures.analysis.remedies import remedy
 from agentloop.intervals import wilson
 from agentloop.store.failures import FailureLabel
@@ -134,7 +134,7 @@ def _rows(
     edge: int | None,
     of: Mapping[Any, int] | None,
     by: str,
-) -> list[Row]:
+) -> list[ParetoBar]:
     sizes = {_value_name(value, by): m for value, m in (of or {}).items()}
     if by == "tool":  # a failure without a tool has no calls to be a share of
         sizes.pop(NONE, None)
@@ -148,7 +148,7 @@ def _rows(
         if of is None:
             change = _change(tally, versions, edge)
         rows.append(
-            Row(
+            ParetoBar(
                 value=value,
                 n=tally.n,
                 share=tally.n / n,

@@ -1,4 +1,4 @@
-"""Detectors of the group `agent`: what the agent broke by itself. It is the agent's outcome, with reward 0."""
+"""Detectors of the group `agent`: failures of the agent program itself. The outcome is the agent's, with reward 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentloop.faults import fault_in
 from agentloop.types import FailureType, StopReason
 
 FILTERED = ("content_filter", "SAFETY", "refusal")
-"""Finish reasons of an answer that the model, or a filter behind it, withheld."""
+"""Finish reasons of answers that the model or a filter behind it withheld."""
 
 
 @detector(
@@ -21,9 +21,9 @@ FILTERED = ("content_filter", "SAFETY", "refusal")
     FailureType.call_malformed,
 )
 def crashed(reading: Reading) -> Iterator[Finding]:
-    """The error with which the agent ended the run. Of a run of ours its facts say so, of another one its words.
+    """The agent's error that ended the run. Our own runs record it as a fact; for other runs the words decide.
 
-    The step is None: a step during which the run broke was never recorded.
+    The step is None, because a step that breaks is never recorded.
     """
     trace = reading.trace
     if not reading.foreign:
@@ -45,7 +45,7 @@ def crashed(reading: Reading) -> Iterator[Finding]:
 
 @detector("withheld", FailureType.agent_crashed)
 def withheld(reading: Reading) -> Iterator[Finding]:
-    """An answer of the model that it, or a filter behind it, withheld."""
+    """An answer that the model, or a filter behind it, withheld."""
     for step in reading.trace.steps:
         if step.completion.finish_reason in FILTERED:
             yield Finding(step.index, (step.completion.message.content,), 0.9)

@@ -1,4 +1,4 @@
-"""Detectors of the group `budget`: what the run was not given enough of."""
+"""Detectors of the group `budget`: a limit of the run was too small."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LIMITS = {StopReason.step_limit, StopReason.time_limit, StopReason.cost_limit}
 
 @detector("context_overflow", FailureType.budget_context_overflow)
 def context_overflow(reading: Reading) -> Iterator[Finding]:
-    """The run hit the context window, or a turn hit its token limit before it had said a whole call.
+    """The run filled the context window, or a turn reached its token limit before its call was complete.
 
-    An endpoint hands on a call that was cut off as it is, so that its arguments are no JSON.
+    An endpoint returns a truncated call unchanged, so its arguments are not valid JSON.
     """
     for step in reading.trace.steps:
         if step.completion.finish_reason in _CUT and step.completion.finish_reason != "context":
@@ -39,7 +39,7 @@ def context_overflow(reading: Reading) -> Iterator[Finding]:
 
 @detector("limit_reached", FailureType.budget_limit_reached)
 def limit_reached(reading: Reading) -> Iterator[Finding]:
-    """A limit of steps, time or cost ended the run, which had not succeeded by then."""
+    """A limit on steps, time or cost ended the run before it had succeeded."""
     if reading.won:
         return
     if reading.trace.stop_reason in _LIMITS:

@@ -1,4 +1,4 @@
-"""Detectors of the group `obs`: what was seen and not taken for what it was."""
+"""Detectors of the group `obs`: the agent saw a result and misinterpreted it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from agentloop.failures.reference import last_printed
 from agentloop.types import FailureType
 
 MAX_SAID = 4000
-"""Characters of a message in which a claim or an admission is looked for."""
+"""Maximum number of characters of a message that are searched for a claim or an admission."""
 
 
 @detector("misread", FailureType.obs_misread)
 def misread(reading: Reading) -> Iterator[Finding]:
-    """The last successful call printed the reference's answer, and another value was submitted.
+    """The last successful call printed the reference answer, but the agent submitted another value.
 
-    A submission that holds the printed value among other words was read rightly; it is only wrong.
+    A submission that contains the printed value among other words was read correctly; it is only a wrong answer.
     """
     if not (reading.lost and reading.answer):
         return
@@ -32,7 +32,7 @@ def misread(reading: Reading) -> Iterator[Finding]:
 
 @detector("error_ignored", FailureType.obs_error_ignored, version="1", min_precision=0.7)
 def error_ignored(reading: Reading) -> Iterator[Finding]:
-    """A call failed, and the very next turn claims success without another call and without a word of the error."""
+    """A call failed, and the next turn claims success without another call and without mentioning the error."""
     steps = reading.trace.steps
     if not steps:
         return

@@ -1,6 +1,6 @@
-"""Where an answer came from: the first result that has its names and numbers, or the first agent that said them.
+"""Finds the origin of an answer: the first result, or the first agent message, that contains its names and numbers.
 
-An answer that the verifiers did not accept came from somewhere. Nothing here knows whether that place is to blame.
+An answer that the verifiers rejected came from somewhere. This module does not decide whether that place is to blame.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from agentloop.failures.closing import closing
 from agentloop.failures.reading import Call, Reading
 
 N_WORDS = 12
-"""Names and numbers of an answer that are traced."""
+"""Maximum number of names and numbers of an answer to trace."""
 MAX_ANSWER = 300
-"""Characters before the end of the last message that are its answer, where it does not say which they are."""
+"""Number of characters at the end of the last message that count as its answer, if the message does not mark one."""
 RESTATED = 0.6
-"""Share of the task's words that a message has that repeats it."""
+"""Share of the task's words that a message must contain to count as a repetition of the task."""
 MAX_TEXT = 100_000
-"""Characters of a result that are searched."""
+"""Maximum number of characters of a result to search."""
 STATED = re.compile(
     r"(?:\\boxed\{(?P<boxed>[^{}]{1,120})"
     r"|\b(?:final )?answer(?: to [^.:\n]{0,80})?\W{0,6}(?:is|was|would be|:|=)\W{0,4}(?P<value>[^\n]{1,120}))",
@@ -36,22 +36,22 @@ COMMON = frozenset(
         *("false", "none", "sorry"),
     }
 )
-"""Words that begin a sentence: their capital says nothing."""
+"""Common words at the start of a sentence, whose capital letter does not mark a name."""
 
 
 class Origin(NamedTuple):
-    """Where an answer was first."""
+    """The first occurrence of an answer."""
 
     step: int
     text: str
     at: int
-    """Place in the text."""
+    """Position in the text."""
     act: Call | None
-    """What gave it; None where an agent said it and no tool had given it."""
+    """The call that returned it; None if an agent said it before any tool returned it."""
 
 
 def origin_of(reading: Reading) -> Origin | None:
-    """None where no tool gave anything, or the answer has no names and numbers that the task does not have."""
+    """The origin; None if no tool returned anything, or the answer has no names and numbers beyond the task's."""
     results = [act for act in reading.acts if act.ok and act.text]
     words = answer_words(reading)
     if not words or not results:
@@ -69,7 +69,7 @@ def origin_of(reading: Reading) -> Origin | None:
 
 
 def answer_words(reading: Reading) -> list[str]:
-    """Names and numbers of the answer that the task does not have, in order."""
+    """Names and numbers of the answer that the task does not contain, in order."""
     last = closing(reading.trace)
     answer = reading.trace.answer or (last.text or "\n".join(last.calls) if last is not None else "")
     stated = [*STATED.finditer(answer)] or [*BOLD.finditer(answer)]
@@ -85,7 +85,7 @@ def answer_words(reading: Reading) -> list[str]:
 
 
 def restated(reading: Reading, question: str) -> str:
-    """The first message where it repeats the task, as a manager's plan does: its headings are no part of an answer."""
+    """The first message if it repeats the task, as a manager's plan does. Its headings are not part of an answer."""
     first = next((step.completion.message.content for step in reading.trace.steps), "")
     words = set(question.lower().split())
     if words and len(words & set(first.lower().split())) >= RESTATED * len(words):
@@ -94,18 +94,18 @@ def restated(reading: Reading, question: str) -> str:
 
 
 def facts(text: str) -> list[str]:
-    """Names and numbers of a text, in order: words with a digit or a capital letter, but common words."""
+    """Names and numbers of a text, in order: words with a digit or a capital letter, except common words."""
     words = (match[0] for match in WORD.finditer(text[:MAX_TEXT]))
     return [word for word in words if not word.islower() and word.lower() not in COMMON and len(word) > 1]
 
 
 def has(text: str, word: str) -> bool:
-    """Whether a word, a number or a phrase stands in a text, not as a part of another."""
+    """True if a text contains a word, a number or a phrase that is not part of a longer one."""
     return place(text, word) >= 0
 
 
 def place(text: str, word: str) -> int:
-    """Where it stands; -1 where it does not."""
+    """Position of that occurrence; -1 without one."""
     if not word or word not in text[:MAX_TEXT]:
         return -1
     match = re.search(rf"(?<![\w.]){re.escape(word)}(?![\w]|\.\d)", text[:MAX_TEXT])

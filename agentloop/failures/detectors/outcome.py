@@ -1,4 +1,4 @@
-"""Detectors of the group `outcome`, but for tampering: work that was left undone, and answers that were wrong."""
+"""Detectors of the group `outcome`, except tampering: unfinished work and wrong answers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HANDS_IN = re.compile(r"submit|finish|final|answer|complete|terminate", re.IGNO
 
 @detector("premature_stop", FailureType.outcome_premature_stop, version="3")
 def premature_stop(reading: Reading) -> Iterator[Finding]:
-    """Ended without submitting, with an empty answer, or with one that no successful call led to.
+    """The run ended without a submission, with an empty answer, or with an answer that no successful call supports.
 
-    The last of these needs a reference solution, which shows that work was needed. A foreign agent that
-    ends with words has submitted them: there an empty last word counts, and a promise to go on, as a candidate.
+    The last case needs a reference solution, which shows that work was needed. A foreign agent that ends with words has
+    submitted them: for it, an empty last message counts, and a promise to continue is a candidate.
     """
     if reading.won:
         return
@@ -57,9 +57,9 @@ def _foreign(reading: Reading) -> Iterator[Finding]:
 
 @detector("wrong_answer", FailureType.outcome_wrong_or_unverified, version="3")
 def wrong_answer(reading: Reading) -> Iterator[Finding]:
-    """Given as final, and the verifiers did not give it full marks; the detector's name says how it was checked.
+    """The submitted answer did not get full marks. The detector's name says how the agent had checked it.
 
-    `.contradicted`: the last thing seen was an error. `.weak`: a test or check ran last. `.none`: neither.
+    `.contradicted`: the last result was an error. `.weak`: a test or check ran last. `.none`: neither.
     """
     if reading.lost and (reading.submitted or (reading.by_words and _ended_by_itself(reading))):
         texts = (reading.trace.answer, reading.last_said)
@@ -67,7 +67,7 @@ def wrong_answer(reading: Reading) -> Iterator[Finding]:
 
 
 def _ended_by_itself(reading: Reading) -> bool:
-    """True for last words without a call, and for a last call that hands something in."""
+    """True if the last message has no call, or its call submits something."""
     if not reading.trace.steps:
         return False
     calls = reading.trace.steps[-1].completion.message.tool_calls

@@ -1,7 +1,8 @@
-"""Detectors of other packages: the entry points of `agentloop.detectors`. An installed one is on.
+"""Detectors from other packages, installed through the entry points `agentloop.detectors`. Installed detectors are on.
 
 Each is a callable `Reading -> list[Failure]` with an `id`, such as `rules.my_detector@1`, which its labels carry. A
-detector made with `detector.detector` is one, and so is a class without arguments whose instances are.
+function decorated with `detector.detector` is one. So is a class without constructor arguments whose instances are
+callable in this way.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ GROUP = "detectors"
 
 
 class OutsideDetector:
-    """A detector of another package, blamed by its name for whatever it raises."""
+    """A detector from another package. Any error it raises is attributed to its name."""
 
     def __init__(self, name: str, find: Any) -> None:
-        """Raises PluginError for what is no detector."""
+        """Raises PluginError if the object is not a detector."""
         self._name = label(GROUP, name)
         if inspect.isclass(find):
             with boundary(PluginError, f"{self._name} cannot be made"):
@@ -33,7 +34,7 @@ class OutsideDetector:
         self._find = find
 
     def __call__(self, reading: Reading) -> list[Failure]:
-        """What it finds. Raises PluginError for whatever it raises, and for what is no list of failures."""
+        """The failures that it finds. Raises PluginError if it raises, or returns anything but a list of failures."""
         with boundary(PluginError, f"{self._name} failed"):
             failures = list(self._find(reading))
         if not all(isinstance(failure, Failure) for failure in failures):
@@ -43,6 +44,6 @@ class OutsideDetector:
 
 @cache
 def outside_detectors() -> tuple[OutsideDetector, ...]:
-    """Those that are installed and can be loaded, by name."""
+    """The installed detectors that can be loaded, by name."""
     detectors = load_each(sorted(installed(GROUP)), lambda name: OutsideDetector(name, load_object(GROUP, name)))
     return tuple(detectors.values())

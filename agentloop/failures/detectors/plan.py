@@ -1,4 +1,4 @@
-"""Detectors of the group `plan`: the same again without anything new."""
+"""Detectors of the group `plan`: the agent repeats itself without learning anything new."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from agentloop.types import FailureType
 
 N_EQUAL = 3
 MAX_CYCLE = 4
-"""Calls of a cycle that is told once, and not once for each call in it."""
+"""Maximum number of calls in a cycle that is reported once instead of once per call."""
 MIN_WORDS = 40
-"""Characters of a message from which saying it thrice is no mere courtesy."""
+"""Minimum number of characters of a repeated message. Shorter ones may be courtesy."""
 
 
 @detector("repetition", FailureType.plan_repetition)
 def repetition(reading: Reading) -> Iterator[Finding]:
-    """Three or more equal calls with equal results, anywhere in the trace; the step is the third one's.
+    """Three or more equal calls with equal results, anywhere in the trace. The step is that of the third call.
 
-    Where results were not written down, equal arguments or their equal hashes are a candidate. A cycle is
-    told once, by its first call that comes a third time.
+    If the trace records no results, equal arguments or equal hashes make a candidate. A cycle is reported once, at its
+    first call that occurs a third time.
     """
     if len(reading.acts) < N_EQUAL:
         return
@@ -42,7 +42,8 @@ def repetition(reading: Reading) -> Iterator[Finding]:
 
 @detector("same_words", FailureType.plan_repetition, version="1", min_precision=0.7)
 def same_words(reading: Reading) -> Iterator[Finding]:
-    """A foreign agent said the same, without a call, three times: told once each, as a candidate."""
+    """A foreign agent wrote the same message three times without a call. Each message is reported once, as a
+    candidate."""
     if not reading.by_words:
         return
     counts: Counter[tuple[str | None, str]] = Counter()
@@ -57,7 +58,7 @@ def same_words(reading: Reading) -> Iterator[Finding]:
 
 
 def canonical(arguments: str) -> str:
-    """Equal for JSON texts that differ only in key order or spacing; other text stands for itself."""
+    """A canonical form: equal for JSON texts that differ only in key order or whitespace. Other text is unchanged."""
     if not arguments or arguments[0] not in ' {["\n\t':
         return arguments
     try:

@@ -1,7 +1,7 @@
-"""The deterministic detectors, all of them, and which of them are on.
+"""All deterministic detectors, and which of them are on.
 
-They say what happened, not which of it mattered: that is `critical.py`. A trace may carry several
-failures, and a success may too. Nothing here reads a file, a clock or a model.
+They report what happened; `critical.py` decides which failure mattered. A trace may have several failures, and a
+success may have some too. Nothing here reads a file, a clock or a model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agentloop.failures.detectors.outside import outside_detectors
 from agentloop.failures.reading import Reading
 from agentloop.types import Failure
 
-__all__ = ["ALL", "LIKELY", "MEASURED", "RULES", "Measured", "Reading", "Rule", "is_on", "rules_on"]
+__all__ = ["ALL", "LIKELY", "MEASURED", "RULES", "DetectorPrecision", "Reading", "Rule", "is_on", "rules_on"]
 
 Rule = Callable[[Reading], list[Failure]]
 
@@ -49,23 +49,23 @@ ALL: tuple[Detector, ...] = (
 )
 
 
-class Measured(NamedTuple):
-    """How often a detector was right, of its labels on runs whose true failures are known."""
+class DetectorPrecision(NamedTuple):
+    """Precision of a detector on runs whose true failures are known."""
 
     n_right: int
     n: int
 
 
-MEASURED: Mapping[str, Measured] = {
+MEASURED: Mapping[str, DetectorPrecision] = {
     # All five of its labels on the public traces (Who&When 3, BioAgent, OpenHands), read by hand: in the three others
     # the agent spoke of the error in words that the pattern does not know.
-    "rules.error_ignored@1": Measured(2, 5),
+    "rules.error_ignored@1": DetectorPrecision(2, 5),
 }
-"""Detector -> how it did where the truth is known; `measure.py` counts what labels can say."""
+"""Detector -> measured precision. `measure.py` computes it from labels."""
 
 
 def is_on(detector: Detector) -> bool:
-    """False for one that was measured below the precision that it states."""
+    """False for a detector whose measured precision is below the one it declares."""
     measured = MEASURED.get(detector.id)
     return measured is None or measured.n_right >= detector.min_precision * measured.n
 
@@ -75,5 +75,5 @@ RULES: tuple[Detector, ...] = tuple(detector for detector in ALL if is_on(detect
 
 
 def rules_on() -> tuple[Rule, ...]:
-    """Every detector that is on: built-in ones, and those of installed packages. Raises PluginError."""
+    """Every detector that is on: built-in and installed ones. Raises PluginError."""
     return (*RULES, *outside_detectors())

@@ -1,7 +1,7 @@
-"""The schemas of the tools that an agent was offered, and whether the arguments of a call fit them.
+"""Schemas of the tools that an agent was offered, and whether a call's arguments match them.
 
-Sources write a schema in several dialects: JSON Schema, the upper-case types of OpenAPI, and the Python type names of
-function-calling benchmarks. `offered` reads all three. Nothing here decides whether a call that does not fit mattered.
+Sources use several schema dialects: JSON Schema, the upper-case types of OpenAPI, and the Python type names of
+function-calling benchmarks. `offered` reads all three. Nothing here decides whether a mismatch mattered.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from agentloop.formats.fields import object_at, text_at
 from agentloop.types import content_hash
 
 MAX_COMPILED = 256
-"""Schemas that are kept compiled."""
+"""Maximum number of compiled schemas in the cache."""
 MAX_STEPS = 20_000
-"""Keywords that are applied to one call's arguments; a schema can be small and need 2**30 of them."""
+"""Maximum number of keywords applied to the arguments of one call. A small schema can require 2**30 of them."""
 MAX_UNIQUE = 500
-"""Items of an array that are compared with each other for `uniqueItems`."""
+"""Maximum number of array items to compare for `uniqueItems`."""
 TYPES = {"dict": "object", "map": "object", "list": "array", "tuple": "array", "str": "string", "char": "string",
          "int": "integer", "long": "integer", "float": "number", "double": "number", "bool": "boolean",
          "none": "null", "nonetype": "null"}  # fmt: skip
-"""Type names of Python and Java -> those of JSON Schema."""
+"""Type names of Python and Java -> JSON Schema types."""
 JSON_TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 PARAMETERS = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema")
-"""Where OpenAI, Anthropic, MCP and Gemini put the schema of a tool."""
+"""Keys under which OpenAI, Anthropic, MCP and Gemini store the schema of a tool."""
 IN_A_SCHEMA = ("items", "additionalProperties", "not", "contains", "anyOf", "oneOf", "allOf", "prefixItems")
 OF_NAMES = ("properties", "$defs", "definitions", "patternProperties")
 
@@ -36,28 +36,28 @@ Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
 """A keyword of jsonschema: (validator, the keyword's value, instance, schema) -> errors."""
 _compiled: dict[str, Any] = {}
 _steps: ContextVar[int] = ContextVar("_steps")
-"""Keywords that were applied so far."""
+"""Number of keywords applied so far."""
 
 
 class TooManySteps(Exception):
-    """Whether the arguments fit the schema is not known after MAX_STEPS."""
+    """The check stopped after MAX_STEPS keywords, so it is unknown whether the arguments match."""
 
 
 class Offered(NamedTuple):
     """The tools that an agent was offered."""
 
     schemas: Mapping[str, Schema]
-    """Tool name -> schema of its arguments, `{}` where it has none or several."""
+    """Tool name -> schema of its arguments; `{}` if the tool has none or several."""
     is_complete: bool = True
-    """False where a tool has no name, as a provider's built-in one: a trace may call it by any."""
+    """False if a tool has no name, such as a provider's built-in tool. A trace may then call it by any name."""
 
     def lacks(self, name: str) -> bool:
-        """Whether no tool of that name was offered."""
+        """True if no tool of that name was offered."""
         return self.is_complete and name not in self.schemas
 
 
 def offered(tools: Sequence[object]) -> Offered | None:
-    """The tools of a request or of several; None without any."""
+    """The tools of one or several requests; None without any."""
     if not tools:
         return None
     schemas: dict[str, Schema] = {}
@@ -76,9 +76,9 @@ def offered(tools: Sequence[object]) -> Offered | None:
 
 
 def misfit(schema: Schema, arguments: str) -> str | None:
-    """Why `arguments`, a JSON text, does not fit `schema`.
+    """Why `arguments`, a JSON text, does not match `schema`.
 
-    None when it fits, is no JSON, the schema is none, or MAX_STEPS are too few to say.
+    None if it matches, if it is not JSON, if the schema is invalid, or if MAX_STEPS were not enough to decide.
     """
     if not schema:
         return None
@@ -92,7 +92,7 @@ def misfit(schema: Schema, arguments: str) -> str | None:
 
 
 def standard(schema: object) -> object:
-    """A schema in the words of JSON Schema. A type that no dialect has allows every value."""
+    """The schema in JSON Schema vocabulary. A type that no dialect defines allows every value."""
     if isinstance(schema, list):
         return [standard(item) for item in schema]
     if not isinstance(schema, dict):
@@ -140,7 +140,7 @@ def _validator(schema: Schema) -> Any:
 
 @cache
 def _dialect() -> Any:
-    """Draft 2020-12 whose patterns are RE2's: a pattern from elsewhere cannot take for ever."""
+    """Draft 2020-12 with RE2 patterns, so a hostile pattern cannot run forever."""
     import re2
     from jsonschema import Draft202012Validator, ValidationError, validators
 
@@ -175,7 +175,7 @@ def _dialect() -> Any:
 
 
 def _counted(keyword: Keyword) -> Keyword:
-    """`keyword`, which raises TooManySteps when MAX_STEPS were applied before."""
+    """`keyword`, raising TooManySteps once MAX_STEPS keywords have been applied."""
 
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         n = _steps.get(0)

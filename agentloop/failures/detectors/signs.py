@@ -1,11 +1,11 @@
-"""Signs: what a run that is known to have failed shows of its cause, where no detector found a failure for certain.
+"""Signs: weak evidence about the cause of a failed run, used if no detector found a failure for certain.
 
-A sign is weaker than a detector's finding. Each is a fact about the run with words that prove it, and it names the
-critical failure only where nothing stronger does (`critical.py`). None is looked for in a run that succeeded or that
-nobody scored. `benchmarks/failures_goals.py` measures how often each would hold of successes too. `source` and
-`no_source` often would: they say where an answer came from, and a right one comes from somewhere, too.
+Each sign is a fact about the run with a quote that proves it. It names the critical failure only if nothing stronger
+does (`critical.py`). Signs are never searched for in a run that succeeded or was not scored.
+`benchmarks/failures_goals.py` measures how often each sign also holds for successes. `source` and `no_source` often do:
+they state where an answer came from, and a right answer comes from somewhere, too.
 
-A pattern here names what an agent does, in the common words of English; none names a source, a tool or a task.
+Each pattern describes an agent's action in common English words. None names a source, a tool or a task.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from agentloop.failures.reading import Call, Reading
 from agentloop.types import FailureType
 
 SIGN = 0.3
-"""Confidence of a sign: five of 16 that were compared with what people had written named the same."""
+"""Confidence of a sign: 5 of 16 signs agreed with the labels that people had written."""
 N_ALIKE = 3
 MAX_SAID = 6000
-"""Characters of a message that are searched, from its beginning."""
+"""Maximum number of characters of a message to search, from its beginning."""
 MIN_WORDS = 12
 ALIKE = 0.8
-"""Share of the words of two messages that are the same from which one repeats the other."""
+"""Share of common words above which one message counts as a repetition of another."""
 
 _I = re.IGNORECASE
 GAVE_UP = re.compile(
@@ -51,7 +51,7 @@ OF_ASSUMED = (
     "assum", "suppos", "simulate", "pretend", "hypothetical", "illustration", "demonstration", "placeholder", "mock",
     "dummy", "fictional", "made-up", "synthetic", "fake", "knowledge", "memory", "understanding", "training", "guess",
 )  # fmt: skip
-"""A text that has none of these parts has nothing of ASSUMED; to look for them costs a tenth."""
+"""A text without any of these parts cannot match ASSUMED. Searching for them costs a tenth as much."""
 CLAIMS = re.compile(
     r"\b(?:I|we)(?:'ve| have)? (?:already |now |also |just |successfully )?(?:searched|checked|reviewed|examined"
     r"|explored|ran|executed|tested|verified|looked (?:at|up|into)|browsed|visited|opened|queried|inspected"
@@ -70,7 +70,7 @@ CODE = re.compile(r"```[ \t]*(?:python|py|sh|bash|shell|sql|javascript|js)\b", _
 
 @detector("sign.call_as_text", FailureType.call_malformed, version="1", min_precision=SIGN)
 def call_as_text(reading: Reading) -> Iterator[Finding]:
-    """The last message has a tool call written out as text, which nothing could run."""
+    """The last message contains a tool call written as text, which nothing could execute."""
     last = reading.closing
     if last is not None and not last.calls and (match := CALL_AS_TEXT.search(last.text)):
         yield Finding(last.step, (last.text,), SIGN, match.start())
@@ -78,7 +78,8 @@ def call_as_text(reading: Reading) -> Iterator[Finding]:
 
 @detector("sign.no_work", FailureType.outcome_premature_stop, version="1", min_precision=SIGN)
 def no_work(reading: Reading) -> Iterator[Finding]:
-    """An answer was given without a successful call: all failed, no offered tool was called, or no written code run."""
+    """The agent answered without a successful call: all calls failed, no offered tool was called, or its code never
+    ran."""
     last = reading.closing
     if last is None or last.calls or _talks(reading) or last.text.rstrip(" *_)\"'\n").endswith("?"):
         return
@@ -91,7 +92,7 @@ def no_work(reading: Reading) -> Iterator[Finding]:
 
 @detector("sign.gave_up", FailureType.outcome_premature_stop, version="1", min_precision=SIGN)
 def gave_up(reading: Reading) -> Iterator[Finding]:
-    """The last message says that the work was not done, or leaves it to somebody else."""
+    """The last message admits that the work was not done, or leaves it to somebody else."""
     last = reading.closing
     if last is None or last.hands_in or _talks(reading):  # to refuse a person may be the right answer
         return
@@ -101,7 +102,7 @@ def gave_up(reading: Reading) -> Iterator[Finding]:
 
 @detector("sign.unfinished", FailureType.outcome_premature_stop, version="1", min_precision=SIGN)
 def unfinished(reading: Reading) -> Iterator[Finding]:
-    """The run ended with a call, and no answer was given or handed in."""
+    """The run ended with a call, and the agent submitted no answer."""
     last = reading.closing
     if last is None or not last.calls or last.hands_in or reading.trace.answer is not None or _talks(reading):
         return
@@ -111,7 +112,7 @@ def unfinished(reading: Reading) -> Iterator[Finding]:
 
 @detector("sign.assumed", FailureType.obs_fabrication, version="1", min_precision=SIGN)
 def assumed(reading: Reading) -> Iterator[Finding]:
-    """An agent says that it assumes, simulates or recalls what the task asks it to find out."""
+    """The agent says that it assumes, simulates or recalls something that the task asks it to find out."""
     for step in reading.trace.steps:
         text = step.completion.message.content
         low = text[:MAX_SAID].lower()
@@ -123,7 +124,7 @@ def assumed(reading: Reading) -> Iterator[Finding]:
 
 @detector("sign.never_done", FailureType.obs_fabrication, version="1", min_precision=SIGN)
 def never_done(reading: Reading) -> Iterator[Finding]:
-    """An agent says that it searched, ran or checked something, in a run in which no tool gave anything."""
+    """The agent claims to have searched, run or checked something, but no tool returned anything."""
     if any(act.result is not None for act in reading.acts):
         return
     for step in reading.trace.steps:
@@ -134,7 +135,7 @@ def never_done(reading: Reading) -> Iterator[Finding]:
 
 @detector("sign.stuck", FailureType.plan_repetition, version="1", min_precision=SIGN)
 def stuck(reading: Reading) -> Iterator[Finding]:
-    """A tool failed three times in a row, and never succeeded afterwards."""
+    """A tool failed three times in a row and never succeeded afterwards."""
     in_a_row: Counter[str] = Counter()
     third: dict[str, Call] = {}
     for act in reading.acts:
@@ -154,7 +155,7 @@ def stuck(reading: Reading) -> Iterator[Finding]:
 
 @detector("sign.said_again", FailureType.plan_repetition, version="1", min_precision=SIGN)
 def said_again(reading: Reading) -> Iterator[Finding]:
-    """An agent said nearly the same three times without a call."""
+    """The agent wrote nearly the same message three times without a call."""
     texts: dict[str | None, list[tuple[frozenset[str], int]]] = defaultdict(list)
     for step in reading.trace.steps:
         message = step.completion.message
@@ -170,7 +171,7 @@ def said_again(reading: Reading) -> Iterator[Finding]:
 
 @detector("sign.seen", FailureType.obs_misread, version="1", min_precision=SIGN)
 def seen(reading: Reading) -> Iterator[Finding]:
-    """A tool gave the answer that the source expects, and another was given."""
+    """A tool returned the answer that the source expects, but the agent gave another one."""
     value = reading.wanted
     if value is None or has(reading.trace.answer or "", value) or _says(reading, value):
         return
@@ -182,7 +183,7 @@ def seen(reading: Reading) -> Iterator[Finding]:
 
 @detector("sign.source", FailureType.call_wrong_arguments, version="1", min_precision=SIGN)
 def source(reading: Reading) -> Iterator[Finding]:
-    """The answer, which was not accepted, is what a call gave: it did something else than the goal needs."""
+    """The rejected answer is the output of a call, so that call did not do what the goal needs."""
     origin = origin_of(reading)
     if origin is not None and origin.act is not None:
         yield Finding(origin.step, (origin.text,), SIGN, origin.at)
@@ -190,21 +191,21 @@ def source(reading: Reading) -> Iterator[Finding]:
 
 @detector("sign.no_source", FailureType.obs_fabrication, version="1", min_precision=SIGN)
 def no_source(reading: Reading) -> Iterator[Finding]:
-    """Nothing of the answer, which was not accepted, is in what any tool gave: an agent said it first."""
+    """The rejected answer occurs in no tool output: an agent message contains it first."""
     origin = origin_of(reading)
     if origin is not None and origin.act is None and origin.step not in _ends(reading):
         yield Finding(origin.step, (origin.text,), SIGN, origin.at)
 
 
 def _ends(reading: Reading) -> set[int]:
-    """The steps that only end the run, such as one that says `Done.`: none of them is where an answer went wrong."""
+    """The steps that only end the run, such as `Done.`. None of them is where an answer went wrong."""
     steps = reading.trace.steps
     return {step.index for step, may in zip(steps, blamable(reading.trace), strict=True) if not may}
 
 
 @detector("sign.error", FailureType.call_wrong_arguments, version="1", min_precision=SIGN)
 def error(reading: Reading) -> Iterator[Finding]:
-    """A call of the step failed, whatever was done about it later."""
+    """A call of the step failed, whatever the agent did about it later."""
     for act in reading.acts:
         if act.failed:
             yield Finding(act.step, (act.text, act.arguments), SIGN)
@@ -212,7 +213,7 @@ def error(reading: Reading) -> Iterator[Finding]:
 
 @detector("sign.new_facts", FailureType.obs_fabrication, version="1", min_precision=SIGN)
 def new_facts(reading: Reading) -> Iterator[Finding]:
-    """The step has names or numbers that the task does not have, no tool had given and no agent had said before."""
+    """The step contains names or numbers that are not in the task, in any tool output or in any earlier message."""
     heard = [message.content for message in reading.trace.messages]
     facts_before = {word for text in heard for word in facts(text)}
     for step in reading.trace.steps:
@@ -228,13 +229,13 @@ def new_facts(reading: Reading) -> Iterator[Finding]:
 SIGNS = (
     call_as_text, no_work, unfinished, stuck, said_again, never_done, assumed, gave_up, seen, source, no_source,
 )  # fmt: skip
-"""In the order in which they name a cause: the surer first."""
+"""In order of reliability, the most reliable first."""
 OF_A_STEP = (error, new_facts)
-"""Too common to name a cause. They say what kind of step it is that a learned scorer names."""
+"""Signs that are too common to name a cause. They describe the step that a learned scorer names."""
 
 
 def _talks(reading: Reading) -> bool:
-    """True for a conversation: a person, or somebody who plays one, answers the agent."""
+    """True for a conversation in which a person, real or simulated, answers the agent."""
     return any(message.role == "user" for step in reading.trace.steps[1:] for message in step.heard)
 
 

@@ -1,9 +1,8 @@
-"""Patterns in the words of tools and endpoints, each for errors alone: they are applied to what has failed.
+"""Patterns for the error messages of tools and endpoints. They are applied only to failed results.
 
-Those that name a cause are written for texts in lower case, which are searched three times as fast as any case is.
+Patterns that name a cause expect lower-case text, which is three times as fast to search as text in any case.
 
-A page that a browser shows may say "403 Forbidden" of somebody else; therefore nothing here is searched in a
-result that went well.
+A browser page may contain "403 Forbidden" from somebody else. Therefore successful results are never searched.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import re
 from agentloop.types import FailureType
 
 HEAD, TAIL = 600, 1400
-"""Characters of a result that are searched for an error, from its beginning and before its end: an error is told
-where it happened or when it ended, and a page of ten megabytes is not read for it."""
+"""Number of characters of a result to search, from its beginning and before its end. Errors appear where they happen or
+at the end, and a page of ten megabytes need not be read for them."""
 _ERROR = re.compile(
     r"""\A\W{0,6}(?:
         (?:error|exception|failure|fatal)(?!["'])(?:\s*[:!(\[\n]|\s+(?:\d|executing|calling|running|reading|while|during
@@ -46,7 +45,7 @@ API = re.compile(
     r"|service(?:[ _]is)?(?:[ _]temporarily)?[ _]?unavailable|bad gateway|internal server error|overloaded(?:_error)?"
     r"|api ?(?:connection|timeout) ?error|\banswered (?:429|5\d\d)\b"
 )
-"""A model or service that could not be reached, or answered 429 or 5xx."""
+"""A model or service could not be reached, or answered 429 or 5xx."""
 REFUSED = re.compile(
     r"\b(?:http(?:/\d(?:\.\d)?)?|status(?:[ _]?code)?|error(?:[ _]code)?|response)[\s:='\"\[(]{1,4}"
     r"4(?!08|29)\d\d\b"
@@ -54,12 +53,12 @@ REFUSED = re.compile(
     r"|authentication (?:failed|error)|authenticationerror|invalid api[ _-]?key|api key (?:is )?(?:invalid|missing)"
     r"|content[ _]?(?:filter|policy)|not subscribed|badrequesterror|\banswered 4(?!08|29)\d\d\b"
 )
-"""A model or service that refused: whoever asked it has to change something."""
+"""A model or service refused the request; the caller has to change something."""
 UNREADABLE = re.compile(
     r"sent (?:what is no|an unreadable) answer|no chat completion|pars\w* (?:the )?(?:tool|function) call|"
     r"tool_use_failed"
 )
-"""An answer of a model, or a tool call in it, that cannot be read."""
+"""A model's answer, or a tool call in it, that cannot be parsed."""
 BOX = re.compile(
     r"connection refused|connection reset|connection (?:was )?(?:closed|lost)|broken pipe"
     r"|out of memory|oom[ -]?kill|\boomkilled\b"
@@ -135,18 +134,18 @@ _CAUSES = (
         FailureType.infra_sandbox_failure,
     ),
 )  # fmt: skip
-"""The first that fits an error names it: what the agent did wrong before what broke. A pattern holds only where one
-of the words before it is, which is a hundred times cheaper to find out."""
+"""The first pattern that matches an error names the cause: the agent's mistake before the breakdown. A pattern can
+match only if the text contains one of the words before it, which is a hundred times cheaper to check."""
 _CODE_RAN = re.compile(
     r"\W*(?:traceback\b|exit ?code|(?:type|value|key|attribute|name|modulenotfound|import|index|syntax|runtime"
     r"|filenotfound|os|zerodivision|assertion|indentation)error\b)",
     _I,
 )
-"""What an interpreter says of a program: the call that handed it over was well-formed, and known."""
+"""Messages of an interpreter about a program. The call that submitted the program was valid."""
 
 
 def cause(text: str) -> tuple[FailureType | None, int]:
-    """(type, place) that the words of a failed result name; (None, -1) when they name none that we know."""
+    """(type, position) that the words of a failed result name; (None, -1) for unknown words."""
     parts = [(0, text)]
     if len(text) > HEAD + TAIL:
         parts = [(0, text[:HEAD]), (len(text) - TAIL, text[-TAIL:])]
@@ -162,7 +161,7 @@ def cause(text: str) -> tuple[FailureType | None, int]:
 
 
 def says_error(text: str) -> bool:
-    """True when a result reads like the report of an error, and not like a page that mentions one."""
+    """True if a result reads like an error report, and not like a page that mentions an error."""
     if not text:
         return False
     if _ERROR.match(text, 0, HEAD):

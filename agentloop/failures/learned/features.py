@@ -15,7 +15,7 @@ from itertools import islice
 from operator import eq
 
 from agentloop.failures.learned.phrases import SAID, phrases
-from agentloop.failures.learned.turns import Turn, cut, turns
+from agentloop.failures.learned.turns import TurnTexts, cut, turns
 from agentloop.types import Trace
 
 N_COMPARED = 4
@@ -81,7 +81,7 @@ def _of_places(n: int) -> Columns:
     }
 
 
-def _of_speakers(spoken: Sequence[Turn]) -> Columns:
+def _of_speakers(spoken: Sequence[TurnTexts]) -> Columns:
     """Who speaks how often, and who tells others what to do."""
     names = [turn.speaker for turn in spoken]
     n = len(spoken)
@@ -114,7 +114,7 @@ def _of_speakers(spoken: Sequence[Turn]) -> Columns:
     }
 
 
-def _of_texts(trace: Trace, spoken: Sequence[Turn]) -> Columns:
+def _of_texts(trace: Trace, spoken: Sequence[TurnTexts]) -> Columns:
     """What is said in the step itself and beside it."""
     heard = {text for turn in spoken for text in (turn.heard_words, turn.back)}
     has = phrases({*heard, *(text for turn in spoken for text in (turn.own_words, turn.answered))})
@@ -141,7 +141,7 @@ def _of_texts(trace: Trace, spoken: Sequence[Turn]) -> Columns:
     }
 
 
-def _of_novelty(trace: Trace, spoken: Sequence[Turn]) -> Columns:
+def _of_novelty(trace: Trace, spoken: Sequence[TurnTexts]) -> Columns:
     """Numbers and ids that nobody had said before, and words that somebody had."""
     facts_before = {fact for m in trace.messages if m.role == "system" for fact in _facts(cut([m.content]))}
     words: deque[set[str]] = deque(maxlen=N_COMPARED)
@@ -212,7 +212,7 @@ def _of_errors(columns: Columns) -> Columns:
     }
 
 
-def _of_answer(trace: Trace, spoken: Sequence[Turn]) -> Columns:
+def _of_answer(trace: Trace, spoken: Sequence[TurnTexts]) -> Columns:
     """Where the names and numbers of the answer, the last words of the run, come from: who said them first."""
     question = cut([message.content for message in trace.messages])
     last = next((turn.own_words for turn in reversed(spoken) if turn.own_words.strip()), "")[-MAX_ANSWER:]

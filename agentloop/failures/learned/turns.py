@@ -11,7 +11,7 @@ MAX_TEXT = 2_000
 """Characters looked at of one text, half from its beginning and half from its end."""
 
 
-class Turn(NamedTuple):
+class TurnTexts(NamedTuple):
     """A step as the features see it."""
 
     speaker: str
@@ -24,7 +24,7 @@ class Turn(NamedTuple):
     """What a person or another agent that is no step said next."""
 
 
-def turns(trace: Trace) -> list[Turn]:
+def turns(trace: Trace) -> list[TurnTexts]:
     """The steps with what was said around them."""
     steps = trace.steps
     all_turns = []
@@ -34,7 +34,7 @@ def turns(trace: Trace) -> list[Turn]:
         following = steps[place + 1].heard if place + 1 < len(steps) else ()
         gave = [result.content for result in step.results]
         all_turns.append(
-            Turn(
+            TurnTexts(
                 speaker=speaker(step),
                 own_words=spoken(step),
                 heard_words=cut([m.content for m in heard if m.role != "system"] + results),
