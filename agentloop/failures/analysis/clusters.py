@@ -1,7 +1,7 @@
-"""Failures that are alike: one type, found by one detector, at one tool's call, with words that differ in details.
+"""Groups similar failures: one type, one detector, one tool, and words that differ only in details.
 
-Nothing is learned and nothing is random: who asks why two traces are together is shown the template. What has a
-template for itself alone is put together with the others of its type, detector and tool, as `OWN_WORDS`.
+Nothing is learned and nothing is random: the template explains why two traces are in one cluster. Failures whose
+template is unique form one cluster for each type, detector and tool, called `OWN_WORDS`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentloop.store.failures import FailureLabel
 
 OWN_WORDS = "(each in its own words)"
 MAX_TRACES = 20
-"""Ids that are kept of a cluster."""
+"""Maximum number of trace ids to keep for a cluster."""
 
 
 class Kind(NamedTuple):
@@ -25,25 +25,26 @@ class Kind(NamedTuple):
 
     type: str
     detector: str
-    """Without its version."""
+    """The detector's name without its version."""
     tool: str | None
 
 
 @dataclass
 class Tally:
-    """Traces that failed alike, counted as they come."""
+    """Running totals of traces that failed alike."""
 
     n: int = 0
     tasks: set[str] = field(default_factory=set)
     versions: Counter[int | None] = field(default_factory=Counter)
     types: Counter[str] = field(default_factory=Counter)
     traces: list[str] = field(default_factory=list)
-    """The first of them."""
+    """Ids of the first traces."""
     best: dict[str, tuple[tuple[int, bool, int, int], FailureLabel]] = field(default_factory=dict)
-    """Type -> what stands for all of it: of those that say something the one of fewest steps that was stored first."""
+    """Type -> its representative trace: the one with the fewest steps among those with a quote; the oldest of
+    equals."""
 
     def add(self, row: FailureLabel, rank: int = 0) -> None:
-        """One more trace. rank: lower ones stand for the others."""
+        """Adds a trace. rank: a lower rank is preferred as the representative."""
         self.n += 1
         self.versions[row.version] += 1
         self.types[row.type] += 1
@@ -54,7 +55,7 @@ class Tally:
         self._show((rank, not row.evidence.strip(), row.n_steps, row.key), row)
 
     def merge(self, other: Tally) -> None:
-        """All of another's traces as well."""
+        """Adds all traces of another tally."""
         self.n += other.n
         self.versions.update(other.versions)
         self.types.update(other.types)
@@ -65,12 +66,12 @@ class Tally:
 
     @property
     def mostly(self) -> str:
-        """The commonest type."""
+        """The most common type."""
         return min(self.types, key=lambda kind: (-self.types[kind], kind))
 
     @property
     def example(self) -> FailureLabel:
-        """Stands for all; it is of the commonest type."""
+        """The representative trace of the most common type."""
         return self.best[self.mostly][1]
 
     def _show(self, order: tuple[int, bool, int, int], row: FailureLabel) -> None:
@@ -88,12 +89,12 @@ class Alike:
 
     @property
     def id(self) -> str:
-        """The same for the same kind and template."""
+        """An id that depends on the kind and the template alone."""
         return blake2b(repr((*self.kind, self.template)).encode(), digest_size=4).hexdigest()
 
 
 class Clusters:
-    """Fed one label after another; only the tallies are in memory."""
+    """Builds clusters from a stream of labels. Only the tallies are in memory."""
 
     def __init__(self, rank: Callable[[FailureLabel], int] = lambda _: 0) -> None:
         self._rank = rank
@@ -102,7 +103,7 @@ class Clusters:
         self._last: dict[tuple[Kind, int], int] = {}
 
     def add(self, row: FailureLabel) -> None:
-        """A trace is counted once in a cluster, however many labels it has there; they come one after another."""
+        """Adds a label. A trace counts once in a cluster; labels of one trace must arrive together."""
         kind = Kind(row.type, row.detector.partition("@")[0], row.tool)
         place = (kind, self._templates.add(kind, row.evidence))
         if self._last.get(place) != row.key:
@@ -110,7 +111,7 @@ class Clusters:
             self._tallies.setdefault(place, Tally()).add(row, self._rank(row))
 
     def done(self) -> list[Alike]:
-        """The largest first."""
+        """The clusters, largest first."""
         alone: dict[Kind, list[tuple[int, Tally]]] = {}
         clusters = []
         for (kind, number), tally in self._tallies.items():

@@ -1,10 +1,11 @@
-"""What each detector is worth on labelled data: precision, recall, and how often it says nothing.
+"""Measures each detector on labelled data: precision, recall, and how often it reports nothing.
 
-    rows = measure(read_folder(Path("traces")))
+rows = measure(read_folder(Path("traces")))
 
-Two kinds of truth: a run that succeeded, where every label is wrong; and AgentRx's people, who said which
-categories of failure a run has (`vocabularies.AGENTRX`). A detector is held against the latter only for types that
-those categories can say. Fault-injected episodes, where each cause is known, are `benchmarks/failures_rules.py`.
+Two sources provide the truth: successful runs, in which every label is wrong, and the AgentRx annotations, which state
+the failure categories of a run (`vocabularies.AGENTRX`). A detector is compared with the annotations only for types
+that their categories can express. Episodes with injected faults, whose causes are all known, are in
+`benchmarks/failures_rules.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SAYABLE = frozenset(AGENTRX.values())
 
 
 class DetectorCase(NamedTuple):
-    """A trace, and what people said is wrong in it; None where nobody looked."""
+    """A trace and its annotated failures; None without annotations."""
 
     imported: Imported
     types: frozenset[FailureType] | None
@@ -37,29 +38,29 @@ class DetectorCase(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DetectorCounts:
-    """One detector's account."""
+    """Counts for one detector."""
 
     detector: str
     on: bool
     min_precision: float
     n_labels: int
-    """Runs that it labelled, anywhere in the folder."""
+    """Number of runs in the folder that it labelled."""
     n_wrong_on_success: int
     n_right: int
-    """Of the labelled runs that people looked at, those that have such a failure."""
+    """Number of labelled and annotated runs that have such a failure."""
     n_judged: int
-    """Runs that it labelled and of which the truth is known: they succeeded, or people looked. 0 for types that the
-    people had no word for."""
+    """Number of labelled runs whose truth is known: successes and annotated runs. 0 for types that the annotations
+    cannot express."""
     n_found: int
     n_to_find: int
-    """Runs of which people said that they have such a failure, and those of them that it labelled."""
+    """Number of annotated runs that have such a failure, and how many of them it labelled."""
     n_silent: int
     n_failed: int
-    """Runs that failed, and those of them of which it said nothing."""
+    """Number of failed runs, and in how many of them it reported nothing."""
 
 
 def read_folder(data: Path) -> list[DetectorCase]:
-    """Every trace in a folder, once, with AgentRx's labels where a file of them lies there."""
+    """Every trace in a folder, once, with the AgentRx labels if the folder has a file of them."""
     traces: dict[str, Imported] = {}
 
     def put(items: Sequence[Imported]) -> int:
@@ -75,7 +76,7 @@ def read_folder(data: Path) -> list[DetectorCase]:
 
 
 def measure(labelled: Sequence[DetectorCase], *, sayable: frozenset[FailureType] = SAYABLE) -> list[DetectorCounts]:
-    """One row a detector, those that are off too. sayable: types for which those who looked had a word."""
+    """One row for each detector, including those that are off. sayable: types that the annotations can express."""
     readings = [(read_imported(item.imported), item.types) for item in labelled]
     rows = []
     for detector in ALL:
@@ -106,7 +107,7 @@ def measure(labelled: Sequence[DetectorCase], *, sayable: frozenset[FailureType]
 
 
 def _labels(path: Path) -> dict[str, frozenset[FailureType]]:
-    """Trajectory -> the types that its failures were given."""
+    """Trajectory -> annotated failure types."""
     try:
         records = [record for _, record in SourceFile(path).records() if isinstance(record, dict)]
     except (FormatError, orjson.JSONDecodeError):

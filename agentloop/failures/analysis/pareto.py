@@ -1,4 +1,4 @@
-"""What `agentloop failures` shows: the document of `--json` and of `GET /api/v1/failures`, filled in by `survey.py`."""
+"""The result of `agentloop failures`: the document of `--json` and `GET /api/v1/failures`. `survey.py` fills it in."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ class Rate(Frozen):
 
 
 class Example(Frozen):
-    """The trace that stands for others, and its words."""
+    """A representative trace, with its quote."""
 
     trace_id: str
     task: str | None
     step: int | None
     tool: str | None
-    """Whose call failed."""
+    """The tool whose call failed."""
     evidence: str
 
 
 class Change(Frozen):
-    """How often before the version asked for, and since."""
+    """Frequency before and since the requested version."""
 
     before: Rate
     since: Rate
     trend: Trend
-    """Empty where the intervals overlap."""
+    """The trend; empty if the intervals overlap."""
 
 
 class ParetoBar(Frozen):
-    """One bar of the Pareto."""
+    """One bar of the Pareto chart."""
 
     value: str
     n: int
     share: float
-    """Of all that are counted."""
+    """Share of all counted traces."""
     cumulative: float
-    """With those above it."""
+    """Share including the bars above it."""
     n_tasks: int
     rate: Rate | None
-    """Of the traces that have the value; None for types, of which only what failed has any."""
+    """Rate among the traces that have the value; None for types, because only failures have one."""
     mostly: str
-    """The commonest type."""
+    """The most common type."""
     change: Change | None
     example: Example
     next: str
-    """What to do."""
+    """The recommended next step."""
 
 
 class Cluster(Frozen):
-    """Failures that are alike."""
+    """Similar failures."""
 
     id: str
     type: str
@@ -73,13 +73,13 @@ class Cluster(Frozen):
     share: float
     n_tasks: int
     versions: dict[str, Rate]
-    """`v4` -> how often, of those that have any version."""
+    """`v4` -> rate among the traces that name a version."""
     change: Change | None
     is_new: bool
-    """Never seen before the version asked for, be it by chance."""
+    """True if the cluster never occurred before the requested version. This may be chance."""
     example: Example
     traces: tuple[str, ...]
-    """The first of them."""
+    """Ids of the first traces."""
 
 
 class Survey(Frozen):

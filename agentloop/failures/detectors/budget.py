@@ -50,9 +50,9 @@ def limit_reached(reading: Reading) -> Iterator[Finding]:
 
 @detector("slow_call", FailureType.budget_limit_reached, version="1")
 def slow_call(reading: Reading) -> Iterator[Finding]:
-    """A command of the reference solution overran its limit. `failing_call` names every other call that did.
+    """A command of the reference solution exceeded its time limit. `failing_call` reports every other such call.
 
-    The run is scored all the same: an agent can make its sandbox slow, so the overrun is not provably ours.
+    The run is scored anyway: an agent can slow down its own sandbox, so the delay is not provably our fault.
     """
     for index, call, result in [] if reading.by_words else reading.calls:
         if result is not None and result.timed_out and is_reference(reading.task, call):
@@ -73,7 +73,7 @@ def slow_call(reading: Reading) -> Iterator[Finding]:
     FailureType.infra_grader_failure,
 )
 def ended(reading: Reading) -> Iterator[Finding]:
-    """The word with which a foreign run ended (`vocabularies.EXITS`), where the stop reason does not say it already."""
+    """The exit status of a foreign run (`vocabularies.EXITS`), if the stop reason does not already report it."""
     kind = reading.ended
     stop = reading.trace.stop_reason
     is_limit = (kind is FailureType.budget_limit_reached and stop in _LIMITS) or (

@@ -1,4 +1,4 @@
-"""Detectors of the group `call`: calls that could not be made, or were not the ones to make."""
+"""Detectors of the group `call`: calls that could not be executed, or that were the wrong calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from agentloop.types import FailureType, ToolResult
 
 @detector("malformed", FailureType.call_malformed)
 def malformed(reading: Reading) -> Iterator[Finding]:
-    """The policy's text could not be read as a call, or the tool refused its shape.
+    """The policy's text could not be parsed as a call, or the tool rejected its format.
 
-    A foreign recorder may cut arguments that its tool got whole: then the result is a success.
+    A foreign recorder may truncate arguments that the tool received whole. The result is then a success.
     """
     for index, call, result in reading.calls:
         if call.error is not None or _refused(result, "malformed call"):
@@ -36,10 +36,10 @@ def malformed(reading: Reading) -> Iterator[Finding]:
 
 @detector("schema", FailureType.call_malformed, version="2")
 def schema(reading: Reading) -> Iterator[Finding]:
-    """The arguments of a call do not fit the schema of the tool.
+    """The arguments of a call do not match the tool's schema.
 
-    The detector's name has the tool's reaction: `.refused` for a failure or no recorded result, `.accepted` for an
-    answer. The latter is a candidate: the tool was less strict than its schema.
+    The detector's name ends with the tool's reaction: `.refused` for a failure or a missing result, `.accepted` for an
+    answer. The latter is only a candidate, because the tool was less strict than its schema.
     """
     if reading.offered is None:
         return
@@ -77,11 +77,11 @@ def unknown_tool(reading: Reading) -> Iterator[Finding]:
 
 @detector("failing_call", FailureType.call_wrong_arguments, min_precision=0.5)
 def failing_call(reading: Reading) -> Iterator[Finding]:
-    """A call that failed: wrong values, or the wrong tool for the goal.
+    """A call failed because of wrong values, or because the tool does not fit the goal.
 
-    A command that overran its limit is included, because the agent chose to write `sleep 999`; a reference
-    command that timed out belongs to `slow_call`. The failure is certain when the result says that something
-    is missing or invalid. For a foreign tool it is a candidate, and none where expected actions decide.
+    This includes a command that exceeded its limit, because the agent chose to write `sleep 999`. A reference command
+    that timed out belongs to `slow_call`. The failure is certain if the result reports a missing or invalid value. For
+    a foreign tool it is a candidate, or nothing if expected actions decide.
     """
     if reading.by_words:
         if reading.expected is None:
@@ -101,11 +101,11 @@ def failing_call(reading: Reading) -> Iterator[Finding]:
 
 @detector("wrong_command", FailureType.call_wrong_arguments)
 def wrong_command(reading: Reading) -> Iterator[Finding]:
-    """The submitted answer is what a command printed that the reference solution does not have.
+    """The submitted answer is the output of a command that the reference solution does not contain.
 
-    Another command is no failure by itself: only when the answer came out of it, the verifiers did
-    not accept that answer, no reference command printed the same, and the reference's own value
-    was not the last that was seen (that is `misread`). Later calls do not mend it.
+    A different command alone is no failure. All of these must hold: the answer came from it, the verifiers rejected the
+    answer, no reference command printed the same, and the agent did not see the reference value last (that is
+    `misread`). Later calls do not repair it.
     """
     if not (reading.lost and reading.answer and reading.task.solution):
         return
@@ -117,7 +117,7 @@ def wrong_command(reading: Reading) -> Iterator[Finding]:
 
 
 def _refused(result: ToolResult | None, why: str = "") -> bool:
-    """True for a call that our agent did not make. A command that merely prints `error: ...` has an exit code."""
+    """True if our agent rejected the call. A command that merely prints `error: ...` has an exit code."""
     return (
         result is not None
         and not result.ok
@@ -128,12 +128,13 @@ def _refused(result: ToolResult | None, why: str = "") -> bool:
 
 
 def _printed(result: ToolResult | None, answer: str) -> bool:
-    """True when the call succeeded and what it printed is `answer` and nothing else."""
+    """True if the call succeeded and printed exactly `answer`."""
     return result is not None and result.ok and result.content.strip() == answer
 
 
 def broken(arguments: str) -> bool:
-    """True for what begins like a JSON object and is none: other texts may be what a tool takes."""
+    """True for text that begins like a JSON object but is not valid JSON. Other text may be a tool's own input
+    format."""
     if not arguments.startswith("{"):
         return False
     try:

@@ -1,8 +1,7 @@
-"""A detector: what it finds, how sure it claims to be, and how a finding becomes a labelled failure.
+"""A detector: what it finds, how reliable it claims to be, and how a finding becomes a labelled failure.
 
-A function yields `Finding`; the decorator gives it a name, a version and the precision below which it is
-not worth having. A finding of confidence 1.0 is the detector's word; below that it is a candidate,
-which a known success refutes.
+A function yields `Finding`s. The decorator adds a name, a version and the minimum precision. A finding of confidence
+1.0 is certain. A finding below 1.0 is a candidate, which a known success refutes.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from agentloop.failures.reading import Reading
 from agentloop.types import Failure, FailureType
 
 LIKELY = 0.5
-"""Confidence of a finding whose evidence fits other causes too."""
+"""Confidence of a finding whose evidence also fits other causes."""
 MIN_PRECISION = 0.9
-"""What most detectors promise of their labels."""
+"""Precision that most detectors guarantee for their labels."""
 
 
 class Finding(NamedTuple):
-    """One finding: where, and the texts of which the first that says something is quoted."""
+    """One finding: its step, and the texts to quote. The first text that is not blank is quoted."""
 
     step: int | None
     texts: tuple[str | None, ...] = ()
     confidence: float = 1.0
     at: int = -1
-    """Place in the first text around which it is quoted; -1 quotes the beginning."""
+    """Position in the first text around which to quote; -1 quotes the beginning."""
     type: FailureType | None = None
-    """When the detector decides between several."""
+    """The failure type, if the detector distinguishes several."""
     flavour: str = ""
-    """Part of the detector's name, where it tells kinds of one type apart."""
+    """Suffix of the detector's name that distinguishes kinds of one type."""
 
 
 Find = Callable[[Reading], Iterable[Finding]]
@@ -40,23 +39,23 @@ Find = Callable[[Reading], Iterable[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """Callable as `Reading -> failures`."""
+    """A callable `Reading -> failures`."""
 
     find: Find
     name: str
     version: str
     types: tuple[FailureType, ...]
-    """What it can find; the first unless a finding says otherwise."""
+    """The types that it can find. A finding without a type has the first one."""
     min_precision: float
-    """Of its labels on traces of known outcome; where it is measured lower, the detector is off by default."""
+    """Guaranteed precision on traces of known outcome. A detector that was measured below it is off by default."""
 
     @property
     def id(self) -> str:
-        """As in a label: `rules.malformed@2`."""
+        """The id in labels: `rules.malformed@2`."""
         return f"rules.{self.name}@{self.version}"
 
     def __call__(self, reading: Reading) -> list[Failure]:
-        """The failures, with quotes. A success refutes an uncertain finding."""
+        """The failures with their quotes. A success refutes uncertain findings."""
         won = reading.won
         return [
             self._failure(reading, finding) for finding in self.find(reading) if not (won and finding.confidence < 1.0)
@@ -79,5 +78,5 @@ class Detector:
 def detector(
     name: str, *types: FailureType, version: str = "2", min_precision: float = MIN_PRECISION
 ) -> Callable[[Find], Detector]:
-    """Makes a Detector of a function."""
+    """Turns a function into a Detector."""
     return lambda find: Detector(find, name, version, types, min_precision)

@@ -1,7 +1,8 @@
-"""Expected actions against the calls that were made: they decide the argument and the completion leaf.
+"""Compares a task's expected actions with the calls of a run, for the types `wrong_arguments` and
+`wrong_or_unverified`.
 
-Only calls that change something are compared, because looking twice harms nobody and a hand-over changes
-nothing; both are told by their names (`READS`). Calls that failed changed nothing either.
+Only calls that change something are compared: reading twice does no harm, and a hand-over changes nothing. `READS`
+lists both by name. Failed calls changed nothing either.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ READS = re.compile(
 
 @detector("expected", FailureType.call_wrong_arguments, FailureType.outcome_premature_stop, version="1")
 def expected(reading: Reading) -> Iterator[Finding]:
-    """The first of these that holds of a run that failed; `difference` gives it its name."""
+    """The first difference of a failed run; `difference` names it."""
     if not reading.lost or reading.expected is None:
         return
     kind, act = difference(reading)
@@ -36,9 +37,8 @@ def expected(reading: Reading) -> Iterator[Finding]:
 
 
 def difference(reading: Reading) -> tuple[str, Call | None]:
-    """(kind, the call that shows it): `no_write`, `unexpected_tool`, `missing_action`, `extra_call`,
-    `wrong_arguments`, or `output` when the calls were the expected ones, in any order.
-    """
+    """(kind, the call that shows it). The kind is `no_write`, `unexpected_tool`, `missing_action`, `extra_call`,
+    `wrong_arguments`, or `output` if the calls were the expected ones in any order."""
     wanted = [_key(a["name"], a.get("arguments")) for a in reading.expected or () if not READS.match(str(a["name"]))]
     calls = [
         (act, _key(act.name, _parsed(act.call.arguments)))
@@ -48,7 +48,7 @@ def difference(reading: Reading) -> tuple[str, Call | None]:
     any_will_do = {name for name, arguments in wanted if arguments is None}
 
     def comparable(key: tuple[str, Any]) -> tuple[str, Any]:
-        """A call without its arguments, where any will do."""
+        """A call without its arguments, if the task accepts any."""
         return (key[0], None) if key[0] in any_will_do else key
 
     calls = [(act, comparable(key)) for act, key in calls]
@@ -88,7 +88,7 @@ def _key(name: str, arguments: Any) -> tuple[str, str | None]:
 
 
 def _plain(value: Any) -> Any:
-    """1.0 as 1, which JSON does not tell apart."""
+    """Converts 1.0 to 1, because JSON does not distinguish them."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):

@@ -1,6 +1,5 @@
-"""Detectors of the group `infra`: what broke outside the agent. A run that infrastructure ended has no reward, so
-traces of ours are believed by their facts alone: an agent chooses what its commands print.
-"""
+"""Detectors of the group `infra`: faults outside the agent. A run that infrastructure ended has no reward. For our own
+runs only recorded facts count, because an agent chooses what its commands print."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from agentloop.faults import fault_in
 from agentloop.types import FailureType
 
 SAID = 0.8
-"""Confidence of what a foreign tool's words tell, without a flag or a status."""
+"""Confidence of a finding from a foreign tool's words, without a flag or a status."""
 
 
 @detector("infrastructure", FailureType.infra_sandbox_failure, FailureType.infra_model_api_error)
 def infrastructure(reading: Reading) -> Iterator[Finding]:
-    """The infrastructure ended the run. Of a run of ours its facts say so (`faults.py`), of another one its words.
+    """Infrastructure ended the run. Our own runs record it as a fact (`faults.py`); for other runs the words decide.
 
-    The step is None: a step during which the sandbox or the model died was never recorded.
+    The step is None, because a step during which the sandbox or the model died is never recorded.
     """
     error = reading.trace.error
     if not reading.foreign:
@@ -38,7 +37,7 @@ def infrastructure(reading: Reading) -> Iterator[Finding]:
 
 @detector("tool_timeout", FailureType.infra_tool_timeout)
 def tool_timeout(reading: Reading) -> Iterator[Finding]:
-    """Every call that overran its limit, whoever is to blame; `failing_call` names the agent's own."""
+    """Every call that exceeded its limit, whoever caused it. `failing_call` reports those that the agent caused."""
     for index, call, result in reading.calls:
         if result is not None and result.timed_out:
             yield Finding(index, (result.content, call.arguments, call.name))
@@ -47,25 +46,25 @@ def tool_timeout(reading: Reading) -> Iterator[Finding]:
 
 @detector("service_error", FailureType.infra_model_api_error)
 def service_error(reading: Reading) -> Iterator[Finding]:
-    """A foreign tool that failed because its service could not be reached, limited the rate, or had an error."""
+    """A foreign tool failed because its service was unreachable, limited the rate, or had an error."""
     yield from _reported(reading, FailureType.infra_model_api_error)
 
 
 @detector("box_error", FailureType.infra_sandbox_failure)
 def box_error(reading: Reading) -> Iterator[Finding]:
-    """A foreign tool that failed because its environment did: refused connections, no memory, no disk."""
+    """A foreign tool failed because of its environment: refused connections, no memory, no disk."""
     yield from _reported(reading, FailureType.infra_sandbox_failure)
 
 
 @detector("grader_failure", FailureType.infra_grader_failure)
 def grader_failure(reading: Reading) -> Iterator[Finding]:
-    """A verifier gave no usable number. Its own words are in `Score.error`; quoted is what it was given."""
+    """A verifier returned no usable number. `Score.error` has its error; the quote shows its input."""
     if any(score.error for score in reading.scores):
         yield Finding(None, (reading.trace.answer,))
 
 
 def _reported(reading: Reading, kind: FailureType, *, flagged: bool = True) -> Iterator[Finding]:
-    """Errors of foreign tools of which the words say `kind`."""
+    """Errors of foreign tools whose words indicate `kind`."""
     for act, reported, at in reading.errors:
         if reported is kind and act.result is not None and (flagged or not act.result.timed_out):
             yield Finding(act.step, (act.text,), SAID, at)

@@ -1,7 +1,7 @@
-"""How often a guess is right: models asked about traces of tasks that they were not fitted on.
+"""Measures how often a guess is right, with models that were not fitted on the same tasks.
 
-Everything a learned scorer says about its own certainty is measured here, by cross-validation that keeps all traces
-of a task on one side.
+Every statement of a learned scorer about its own certainty comes from here, by cross-validation that keeps all traces
+of a task in one fold.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ Answer = TypeVar("Answer")
 
 
 class Curve(Frozen):
-    """From a model's own probability to how often such a one was right: a logistic curve over its log-odds."""
+    """Maps a model's probability to the measured precision of such guesses: a logistic curve over the log-odds."""
 
     slope: FiniteFloat
     intercept: FiniteFloat
 
     def __call__(self, p: float) -> float:
-        """In [0, 1], and never falling as `p` rises."""
+        """The calibrated probability in [0, 1]; it never decreases as `p` rises."""
         z = self.intercept + self.slope * _log_odds(p)
         return 1 / (1 + math.exp(-z)) if z > -700 else 0.0
 
 
 class Calibration(Frozen):
-    """How sure a guess is, whether it is sure enough to be said, and how such guesses did on traces held out."""
+    """The confidence of a guess, whether it is high enough to report, and the precision on held-out traces."""
 
     curve: Curve
     cut: FiniteFloat | None
-    """Confidence from which guesses kept what was promised; None when too few did."""
+    """Minimum confidence at which guesses kept the guaranteed precision; None if too few did."""
     n: int = 0
-    """Held-out guesses; the next two are of those."""
+    """Number of held-out guesses. The next two numbers count a part of them."""
     n_said: int = 0
-    """Sure enough to be said, by a curve and a cut that were fitted on the other folds'."""
+    """Guesses that were reported, by a curve and a cut that were fitted on the other folds."""
     n_right: int = 0
-    """Said, and right."""
+    """Reported guesses that were right."""
 
     def claims(self, p: float) -> bool:
-        """Whether a guess of probability `p` is said."""
+        """True if a guess of probability `p` is reported."""
         return self.cut is not None and self.curve(p) >= self.cut
 
 
 def folds(tasks: Sequence[str], seed: int, n_folds: int = N_FOLDS) -> list[int]:
-    """The fold of each item, 0 to n_folds - 1. All items of a task get the same; the seed decides which."""
+    """The fold of each item, 0 to n_folds - 1. All items of a task are in one fold; the seed decides which."""
     names = sorted(set(tasks))
     random.Random(seed).shuffle(names)
     of_task = {name: place % n_folds for place, name in enumerate(names)}
@@ -69,10 +69,10 @@ def held_out(
     ask: Callable[[Model, Item], Answer],
     also: Sequence[tuple[Item, str]] = (),
 ) -> list[Answer]:
-    """What a model says of each item that was fitted on the other folds' items, in the items' order.
+    """For each item, the answer of a model that was fitted on the other folds' items, in the items' order.
 
-    also: (item, task) pairs from elsewhere that nothing is said of; a model learns from those whose task it is not
-    asked about.
+    also: additional (item, task) pairs to fit on, without answers. A model never learns from a task that it is asked
+    about.
     """
     fold = folds(tasks, seed)
     answers: dict[int, Answer] = {}
@@ -85,10 +85,10 @@ def held_out(
 
 
 def fit_trust(p: Sequence[float], right: Sequence[bool], promised: float) -> Calibration:
-    """What held-out guesses of probability `p` were worth, and above what they keep a promise of precision.
+    """The precision of held-out guesses of probability `p`, and the confidence above which they keep the guarantee.
 
-    The cut is the lowest confidence above which the share that was right is `promised` even at the lower end of its
-    95% interval (Wilson): with few guesses nothing is claimed. Source of the idea: selective classification with
+    The cut is the lowest confidence above which the share of right guesses is at least `promised` at the lower end of
+    its 95% interval (Wilson). With few guesses nothing is reported. Source of the idea: selective classification with
     guaranteed risk, arXiv:1705.08500.
     """
     curve = fit_curve(p, right)
@@ -106,7 +106,7 @@ def fit_trust(p: Sequence[float], right: Sequence[bool], promised: float) -> Cal
 def fit_measured(
     p: Sequence[float], right: Sequence[bool], tasks: Sequence[str], promised: float, seed: int
 ) -> Calibration:
-    """As `fit_trust`, with what was said and right when each fold's guesses are judged by the other folds'."""
+    """Like `fit_trust`, plus the numbers of reported and right guesses, each fold judged by the other folds."""
     fold = folds(tasks, seed)
     n_said = n_right = 0
     for out in sorted(set(fold)):
@@ -119,7 +119,7 @@ def fit_measured(
 
 
 def fit_curve(p: Sequence[float], right: Sequence[bool]) -> Curve:
-    """The curve that fits held-out guesses of probability `p`; flat where surer ones were right less often."""
+    """The curve that fits held-out guesses of probability `p`; flat if more confident guesses were right less often."""
     share = (sum(right) + 1) / (len(right) + 2)  # Laplace: a few guesses that were all right are no certainty
     flat = Curve(slope=0.0, intercept=_log_odds(share))
     if len(set(right)) < 2:

@@ -1,8 +1,8 @@
-"""What a learned scorer sees of a trace: one row of plain numbers for each step.
+"""Features of a learned scorer: one row of numbers for each step of a trace.
 
-Nothing of a task, a model or a framework is named here, so that a scorer fitted on one kind of run can
-be asked about another. A row looks at its step, at what came before it, and at how the environment and
-others answered; a trace without contents has its rows, too. Time and memory grow with the trace's length.
+No feature names a task, a model or a framework, so a scorer that was fitted on one kind of run also works on others. A
+row describes its step, what came before it, and how the environment and other agents answered. A trace without contents
+has rows, too. Time and memory are linear in the trace's length.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from agentloop.failures.learned.turns import TurnTexts, cut, turns
 from agentloop.types import Trace
 
 N_COMPARED = 4
-"""Earlier turns that a turn is compared with: a loop of that length is seen, and the time stays linear."""
+"""Number of earlier turns to compare a turn with. It detects loops up to that length and keeps the time linear."""
 N_NAMES = 50
-"""Agents whose names are looked for in what others say."""
+"""Maximum number of agents whose names are searched for in messages."""
 MAX_ANSWER, N_TRACED = 400, 20
-"""Characters at the end of a run that are taken for its answer, and words of it that are traced back."""
+"""Number of characters at the end of a run that count as its answer, and the maximum number of its words to trace."""
 
 HARD = re.compile(
     r"exit ?code:? ?-?[1-9]|execution failed|Traceback \(most recent|^[ \t]*(?:[A-Z]\w*)?Error\b|(?:Error|Exception):",
@@ -36,7 +36,7 @@ READS = re.compile(
 FACT = re.compile(r"\d[\w.:/-]*")
 """A number, a date, or an id from its first digit on."""
 ASCII_FACT = re.compile(FACT.pattern, re.ASCII)
-"""The same in a text that is ASCII, which it is through faster."""
+"""The same pattern for ASCII text, which is faster."""
 
 FEATURES: tuple[str, ...] = (
     *("start", "end", "relative", "first", "second", "third", "last", "n_steps"),
@@ -53,11 +53,11 @@ FEATURES: tuple[str, ...] = (
 )
 """Names of the columns, in order."""
 Columns = dict[str, Sequence[float]]
-"""Some of them: a value for each step."""
+"""Some of the columns: a value for each step."""
 
 
 def rows(trace: Trace) -> list[list[float]]:
-    """One row for each step, in the order of FEATURES; every value is finite."""
+    """One row for each step, in the order of FEATURES. Every value is finite."""
     spoken = turns(trace)
     if not spoken:
         return []
@@ -67,7 +67,7 @@ def rows(trace: Trace) -> list[list[float]]:
 
 
 def _of_places(n: int) -> Columns:
-    """Where each step stands among the `n`."""
+    """Position of each step among `n` steps."""
     start = [math.log1p(place) for place in range(n)]
     return {
         "start": start,
@@ -82,7 +82,7 @@ def _of_places(n: int) -> Columns:
 
 
 def _of_speakers(spoken: Sequence[TurnTexts]) -> Columns:
-    """Who speaks how often, and who tells others what to do."""
+    """How often each agent speaks, and which agents give instructions."""
     names = [turn.speaker for turn in spoken]
     n = len(spoken)
     counts: Counter[str] = Counter()
@@ -115,7 +115,7 @@ def _of_speakers(spoken: Sequence[TurnTexts]) -> Columns:
 
 
 def _of_texts(trace: Trace, spoken: Sequence[TurnTexts]) -> Columns:
-    """What is said in the step itself and beside it."""
+    """Features of the text of the step and its neighbours."""
     heard = {text for turn in spoken for text in (turn.heard_words, turn.back)}
     has = phrases({*heard, *(text for turn in spoken for text in (turn.own_words, turn.answered))})
     hard = {text for text in heard if "error" in has[text] and HARD.search(text)}
@@ -142,7 +142,7 @@ def _of_texts(trace: Trace, spoken: Sequence[TurnTexts]) -> Columns:
 
 
 def _of_novelty(trace: Trace, spoken: Sequence[TurnTexts]) -> Columns:
-    """Numbers and ids that nobody had said before, and words that somebody had."""
+    """Numbers and ids that occur for the first time, and words that occurred before."""
     facts_before = {fact for m in trace.messages if m.role == "system" for fact in _facts(cut([m.content]))}
     words: deque[set[str]] = deque(maxlen=N_COMPARED)
     own: dict[str, set[str]] = {}
@@ -170,7 +170,7 @@ def _of_novelty(trace: Trace, spoken: Sequence[TurnTexts]) -> Columns:
 
 
 def _of_calls(trace: Trace, new_facts: Sequence[float]) -> Columns:
-    """Tool calls: those that change something, and those made before."""
+    """Tool calls: those that change something, and repeated ones."""
     keys_before: set[tuple[str, str]] = set()
     calls = [step.completion.message.tool_calls for step in trace.steps]
     repeats = []
@@ -193,7 +193,7 @@ def _of_calls(trace: Trace, new_facts: Sequence[float]) -> Columns:
 
 
 def _of_errors(columns: Columns) -> Columns:
-    """Where the errors of a trace are, seen from each step."""
+    """Positions of a trace's errors, relative to each step."""
     hard = columns["hard"]
     soft = columns["soft"]
     n = len(columns["hard"])
@@ -213,7 +213,7 @@ def _of_errors(columns: Columns) -> Columns:
 
 
 def _of_answer(trace: Trace, spoken: Sequence[TurnTexts]) -> Columns:
-    """Where the names and numbers of the answer, the last words of the run, come from: who said them first."""
+    """Origin of the names and numbers in the answer (the run's last words): the agent that said them first."""
     question = cut([message.content for message in trace.messages])
     last = next((turn.own_words for turn in reversed(spoken) if turn.own_words.strip()), "")[-MAX_ANSWER:]
     words = dict.fromkeys(word.strip(".,;:!?()[]{}*`'\"") for word in last.split() if not word.islower())
@@ -234,12 +234,12 @@ def _of_answer(trace: Trace, spoken: Sequence[TurnTexts]) -> Columns:
 
 
 def _only(place: int | None, n: int) -> list[bool]:
-    """True at one place of `n`, or at none."""
+    """A column that is true at `place` only, or nowhere."""
     return [at == place for at in range(n)]
 
 
 def _ends(column: Sequence[float]) -> tuple[int | None, int | None]:
-    """The first and the last place where it is true."""
+    """The first and the last position where the column is true."""
     places = [place for place, value in enumerate(column) if value]
     return next(iter(places), None), next(reversed(places), None)
 
@@ -249,6 +249,6 @@ def _facts(text: str) -> list[str]:
 
 
 def _alike(a: set[str], b: set[str]) -> float:
-    """Shared words of all words, 0 to 1."""
+    """Shared words divided by all words, 0 to 1."""
     both = len(a & b)
     return both / (len(a) + len(b) - both) if both else 0.0

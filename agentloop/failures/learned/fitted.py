@@ -1,7 +1,7 @@
-"""The models inside a learned scorer: fitted by scikit-learn, kept as plain numbers, asked without it.
+"""The models inside a learned scorer. scikit-learn fits them; they are stored as numbers and evaluated without it.
 
-What is stored is JSON that can be read, compared and checked; nothing is pickled, so a file from elsewhere runs no
-code. Small and strongly regularised on purpose: people label hundreds of runs, not millions.
+The stored form is JSON that people can read, compare and check. Nothing is pickled, so a foreign file runs no code. The
+models are small and strongly regularised, because people label hundreds of runs, not millions.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from agentloop.types import Frozen
 
 Rows = Sequence[Sequence[float]]
 SURE = 1e-3
-"""A forest's probability stays this far from 0 and 1: no leaf of five examples knows more."""
+"""Minimum distance of a forest's probability from 0 and 1. A leaf with five examples cannot know more."""
 STEP_C, RUN_C = 0.02, 0.03
-"""Inverse strength of regularisation of the linear models of steps and of runs (scikit-learn's C)."""
+"""Inverse strength of regularisation (scikit-learn's C) of the linear models for steps and for runs."""
 N_TREES = 40
 N_LEVELS = 5
-"""Levels that all trees go down before those that have reached a leaf are left out."""
+"""Levels that all trees descend together before those that have reached a leaf are removed."""
 
 
 class Linear(Frozen):
-    """Logistic regression over standardised columns; one row of weights for each class, or one for two classes."""
+    """Logistic regression over standardised columns; one row of weights for each class, or one row for two classes."""
 
     mean: tuple[FiniteFloat, ...]
     scale: tuple[FiniteFloat, ...]
@@ -45,7 +45,7 @@ class Linear(Frozen):
         return self
 
     def log_odds(self, x: Any) -> Any:
-        """Of the second of two classes against the first: (rows, columns) -> (rows,)."""
+        """Log-odds of the second of two classes: (rows, columns) -> (rows,)."""
         return self._scores(x)[:, 0]
 
     def probabilities(self, row: Sequence[float]) -> dict[str, float]:
@@ -66,9 +66,9 @@ class Linear(Frozen):
 
 
 class Forest(Frozen):
-    """Decision trees whose answers are averaged, one after another in the same lists.
+    """Decision trees in shared lists, one after another. Their answers are averaged.
 
-    `left` and `right` are places in the lists, -1 in a leaf; `value` is a leaf's probability.
+    `left` and `right` are indices into the lists, -1 in a leaf. `value` is a leaf's probability.
     """
 
     roots: tuple[int, ...]
@@ -98,7 +98,7 @@ class Forest(Frozen):
         return _log_odds(self.opinions(x))
 
     def opinions(self, x: Any) -> Any:
-        """What each tree says of each row: (rows, columns) -> (rows, trees)."""
+        """Each tree's answer for each row: (rows, columns) -> (rows, trees)."""
         np = library("numpy")
         feature, threshold, child, value = self._arrays
         cells = x.astype(np.float32).astype(float).ravel()  # as scikit-learn rounds before it compares
@@ -117,7 +117,7 @@ class Forest(Frozen):
         return value.take(leaf).reshape(len(x), len(self.roots))
 
     def beside(self, other: Forest) -> Forest:
-        """One forest of the trees of both, these first."""
+        """One forest with the trees of both, these first."""
         n = len(self.value)
 
         def later(places: Sequence[int]) -> tuple[int, ...]:
@@ -134,7 +134,8 @@ class Forest(Frozen):
 
     @cached_property
     def _arrays(self) -> tuple[Any, ...]:
-        """Feature, threshold, left child and value of each node, level by level: a right child is beside the left."""
+        """Feature, threshold, left child and value of each node, level by level. A right child follows its left
+        sibling."""
         np = library("numpy")
         left = np.array(self.left)
         right = np.array(self.right)
@@ -153,10 +154,10 @@ class Forest(Frozen):
 
 
 class StepModel(Frozen):
-    """Which step of a failed run is the critical one: the mean opinion of four small models.
+    """Predicts the critical step of a failed run: the mean of four small models.
 
-    Two compare all steps of a run with one another; two ask of each step, given that none before was it, whether it
-    is (a discrete hazard): the critical step is the first from which the run did not recover.
+    Two models compare all steps of a run. Two estimate a discrete hazard: the probability that a step is critical,
+    given that no earlier one was. The critical step is the first from which the run did not recover.
     """
 
     linear: Linear
@@ -165,7 +166,7 @@ class StepModel(Frozen):
     first_forest: Forest
 
     def probabilities(self, table: Rows) -> list[float]:
-        """One for each step, summing to 1; [] of none."""
+        """One probability for each step, summing to 1; [] for no steps."""
         if not table:
             return []
         np = library("numpy")
@@ -181,25 +182,25 @@ class StepModel(Frozen):
 
     @cached_property
     def _forests(self) -> Forest:
-        """Both in one: walked through together, they cost less."""
+        """Both forests as one, because a joint evaluation costs less."""
         return self.forest.beside(self.first_forest)
 
 
 def _log_odds(opinions: Any) -> Any:
-    """Of the trees' mean: (rows, trees) -> (rows,)."""
+    """Log-odds of the trees' mean: (rows, trees) -> (rows,)."""
     np = library("numpy")
     p = np.clip(opinions.mean(axis=1), SURE, 1 - SURE)
     return np.log(p / (1 - p))
 
 
 def softmax(scores: Any) -> Any:
-    """Probabilities, summing to 1 along the last axis."""
+    """Probabilities that sum to 1 along the last axis."""
     powers = library("numpy").exp(scores - scores.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
 def fit_steps(tables: Sequence[Rows], critical: Sequence[int], seed: int) -> StepModel:
-    """Learn from runs which of their rows is the critical one; a long run weighs as much as a short one.
+    """Learns which row of each run is the critical one. A long run weighs as much as a short one.
 
     Raises ConfigError without scikit-learn.
     """
@@ -220,7 +221,7 @@ def fit_steps(tables: Sequence[Rows], critical: Sequence[int], seed: int) -> Ste
 
 
 def fit_linear(x: Any, y: Sequence[str], c: float, weight: Any = None) -> Linear:
-    """Logistic regression of the classes `y` on rows `x`; of one class only, a model that is sure of it.
+    """Logistic regression of the classes `y` on the rows `x`. With a single class, the model always predicts it.
 
     Raises ConfigError without scikit-learn.
     """
@@ -241,7 +242,7 @@ def fit_linear(x: Any, y: Sequence[str], c: float, weight: Any = None) -> Linear
 
 
 def fit_forest(x: Any, y: Any, seed: int, weight: Any = None) -> Forest:
-    """A random forest of two classes, False and True."""
+    """A random forest for two classes, False and True."""
     np = library("numpy")
     forest = library("sklearn.ensemble").RandomForestClassifier(
         N_TREES, min_samples_leaf=5, max_features=0.3, random_state=seed, n_jobs=1
@@ -269,7 +270,7 @@ def fit_forest(x: Any, y: Any, seed: int, weight: Any = None) -> Forest:
 
 @cache
 def library(name: str) -> Any:
-    """numpy, or a part of scikit-learn, loaded when first asked for. Raises ConfigError with the remedy."""
+    """numpy or a part of scikit-learn, imported on first use. Raises ConfigError with the remedy."""
     try:
         return import_module(name)
     except ImportError:

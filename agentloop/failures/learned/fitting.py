@@ -1,6 +1,6 @@
-"""Labels to a scorer: `fit` learns each head that there are labels enough for, and measures how sure it may be.
+"""Fits a scorer to labels: `fit` trains each head that has enough labels, and measures how reliable it is.
 
-The benchmark asks the same functions, head by head, for what they say of traces that were held out.
+The benchmark uses the same functions, head by head, to predict held-out traces.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from agentloop.failures.learned.scorer import RunHead, Scorer, StepHead, likelie
 from agentloop.types import FailureType, Trace
 
 MIN_LABELS, MIN_TASKS = 20, 10
-"""What a head needs before it is fitted at all; `docs` say how good it is with more."""
+"""Minimum numbers of labels and tasks to fit a head. The docs state the quality with more."""
 
 
 @dataclass(frozen=True)
 class ScorerExample:
-    """A trace and what is known of it; None for what is not."""
+    """A trace and its labels; None for an unknown label."""
 
     trace: Trace
     task: str
-    """Traces of one task never stand on both sides of a cross-validation."""
+    """All traces of one task are in the same fold of a cross-validation."""
     step: int | None = None
     """Index of the critical step."""
     category: str | None = None
-    """Its type: a leaf of the taxonomy, ours or the project's own."""
+    """Failure type of the critical step: a built-in one or the project's own."""
 
     @cached_property
     def rows(self) -> list[list[float]]:
-        """Of the steps, computed once."""
+        """Feature rows of the steps, computed once."""
         return rows(self.trace)
 
     @cached_property
     def place(self) -> int | None:
-        """Where the critical step stands among the steps; None where nobody said, or it is none of them."""
+        """Position of the critical step among the steps; None if it is unknown or not among them."""
         return next((n for n, step in enumerate(self.trace.steps) if step.index == self.step), None)
 
 
 def fit(labelled: Sequence[ScorerExample], *, seed: int = 0, precision: float = 0.5) -> Scorer:
-    """Learn what the labels are enough for; the same labels and seed give the same scorer.
+    """Fits every head that has enough labels. The same labels and seed give the same scorer.
 
-    precision: share of the scorer's claims that should be right; the higher, the more often it abstains.
+    precision: minimum share of reported guesses that must be right. A higher value makes the scorer abstain more often.
 
-    Raises ConfigError when no head has MIN_LABELS labels of MIN_TASKS tasks (saying what there is), for a category
-    that is no leaf, and without scikit-learn.
+    Raises ConfigError if no head has MIN_LABELS labels from MIN_TASKS tasks (with the counts), for a category that is
+    no failure type, and without scikit-learn.
     """
     for item in labelled:
         if item.category is not None:
@@ -81,35 +81,35 @@ def fit(labelled: Sequence[ScorerExample], *, seed: int = 0, precision: float = 
 
 
 def held_out_steps(items: Sequence[ScorerExample], seed: int, also: Sequence[ScorerExample] = ()) -> list[list[float]]:
-    """Probabilities of each item's steps, by models that were fitted on other tasks, of `also` too."""
+    """Probabilities of each item's steps, from models that were fitted on other tasks and on `also`."""
     more = [(item, item.task) for item in also]
     return held_out(items, _tasks(items), seed, lambda some: step_model(some, seed), ask_steps, more)
 
 
 def held_out_categories(items: Sequence[ScorerExample], seed: int) -> list[dict[str, float]]:
-    """Probabilities of each category for each item, as above."""
+    """Probabilities of each item's categories, from models that were fitted on other tasks."""
     return held_out(items, _tasks(items), seed, category_model, ask_category)
 
 
 def step_model(items: Sequence[ScorerExample], seed: int) -> StepModel:
-    """Learned of the items whose critical step is known and not the only one."""
+    """A model fitted to the items whose critical step is known and is not their only step."""
     pairs = [(item.rows, item.place) for item in items if item.place is not None and len(item.rows) > 1]
     return fit_steps([table for table, _ in pairs], [place for _, place in pairs], seed)
 
 
 def ask_steps(model: StepModel, item: ScorerExample) -> list[float]:
-    """Probabilities of its steps, of those that may be named."""
+    """Probabilities of the item's steps, restricted to those that may be named."""
     return only(model.probabilities(item.rows), blamable(item.trace))
 
 
 def category_model(items: Sequence[ScorerExample]) -> Linear:
-    """Learned of the items whose category is known."""
+    """A model fitted to the items whose category is known."""
     some = [item for item in items if item.category is not None]
     return fit_linear([_row(item) for item in some], [item.category or "" for item in some], RUN_C)
 
 
 def ask_category(model: Linear, item: ScorerExample) -> dict[str, float]:
-    """Probabilities of its categories."""
+    """Probabilities of the item's categories."""
     return model.probabilities(_row(item))
 
 
@@ -117,7 +117,7 @@ def ask_category(model: Linear, item: ScorerExample) -> dict[str, float]:
 
 
 def _step_head(items: list[ScorerExample], seed: int, precision: float) -> StepHead:
-    """Its curve is measured on held-out traces, before it learns from all."""
+    """The step head. Its curve is measured on held-out traces before it learns from all items."""
     answers = held_out_steps(items, seed)
     guesses = [likeliest(p) for p in answers]
     right = [guess == item.place for guess, item in zip(guesses, items, strict=True)]

@@ -1,7 +1,7 @@
-"""What a learned scorer listens for: parts of words in lower case, of which a text has some or none.
+"""Searches text for lower-case parts of words, which are features of a learned scorer.
 
-A hundred parts are looked for in all texts of a trace in one pass: four characters in a row are one number, and only
-where that number is one of a part's is the part compared. That is three times as fast as a search for each.
+One pass searches all texts of a trace for a hundred parts. Four consecutive characters form a number, and a part is
+compared only where that number occurs in the part. This is three times as fast as one search for each part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAID = {
                "policyviolation", "paywall"),
     "hands_over": ("transfer", "human agent", "another agent", "escalat"),
 }  # fmt: skip
-"""Of what an agent says; each is a column."""
+"""Parts of words that the agent writes; each entry is a column."""
 OTHERS = {
     "objects": ("no,", "wait", "actually", "instead", "wrong", "incorrect", "not what", "isn't", "but ", "however",
                 "mistake", "are you sure"),
@@ -39,19 +39,20 @@ OTHERS = {
              "not available", "not supported", "went wrong"),
     "error": ("rror", "xception", "xecution failed", "xit code", "xitcode", "traceback"),
 }  # fmt: skip
-"""Of what it is told: an objection, that something did not work out, and what stands in every report of an error."""
+"""Parts of words that the agent reads: objections, reports that something did not work, and common words of error
+reports."""
 WIDTH = 4
-"""Characters of a window: as many bytes as one number has."""
+"""Characters in a window: as many bytes as one number has."""
 MIX = 2_654_435_761
-"""Multiplied by it, the upper half of a window's number tells most windows apart (Knuth's multiplicative hashing)."""
+"""Multiplier that spreads windows over the upper half of a number (Knuth's multiplicative hashing)."""
 COMMON = " etaoinsrhldcumfpgwyb"
-"""The commonest characters of English, in order: a part is looked up by its rarest window."""
+"""The most common characters of English, in order. A part is looked up by its rarest window."""
 N_AT_ONCE = 256
-"""Texts that are looked at together."""
+"""Number of texts to search together."""
 
 
 def phrases(texts: Iterable[str]) -> dict[str, set[str]]:
-    """Each text with the names of SAID and OTHERS of which it has a part, in upper or lower case."""
+    """For each text, the names in SAID and OTHERS of which it contains a part, in any case."""
     parts: dict[str, set[str]] = {text: set() for text in texts}
     waiting = list(parts)
     for first in range(0, len(waiting), N_AT_ONCE):
@@ -81,7 +82,8 @@ def _look(texts: Sequence[str], parts: dict[str, set[str]]) -> None:
 
 @cache
 def _index() -> tuple[dict[int, list[tuple[str, int, str]]], list[tuple[str, str]], Any]:
-    """Window -> (part, characters of it before the window, name); parts shorter than one; the table."""
+    """Window -> (part, characters of the part before the window, name); the parts shorter than a window; the lookup
+    table."""
     wanted: dict[int, list[tuple[str, int, str]]] = defaultdict(list)
     short = []
     for name, parts in (*SAID.items(), *OTHERS.items()):

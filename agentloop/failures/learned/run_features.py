@@ -1,4 +1,4 @@
-"""What a learned scorer sees of a whole run: one row for a trace. Nothing here knows a reward or an expected action."""
+"""Features of a whole run for a learned scorer: one row for a trace, without its reward or expected actions."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ OF_RUN: tuple[str, ...] = (
 
 
 def run_row(trace: Trace, steps: Sequence[Sequence[float]] | None = None) -> list[float]:
-    """One row for a trace, in the order of OF_RUN; every value is finite.
+    """One row for a trace, in the order of OF_RUN. Every value is finite.
 
-    steps: `rows(trace)`, where it was computed already.
+    steps: `rows(trace)`, if already computed.
     """
     if steps is None:
         steps = rows(trace)
@@ -47,7 +47,7 @@ def run_row(trace: Trace, steps: Sequence[Sequence[float]] | None = None) -> lis
 
 
 def changes(trace: Trace) -> frozenset[tuple[str, str]]:
-    """Calls that went well and, going by the tool's name, change something; arguments in one spelling."""
+    """Successful calls whose tool names indicate a change, with canonical arguments."""
     return frozenset(
         (call.name, _canonical(call.arguments))
         for _, call, result in trace.tool_calls

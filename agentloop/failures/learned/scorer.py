@@ -1,13 +1,12 @@
-"""A scorer for what rules leave open, learned from labels: which step, which agent, which type.
+"""A scorer for failures that no rule explains, learned from labels: which step, which agent, which type.
 
-    scorer = fit(labelled)                      # people's labels; needs the extra `judge`
-    scorer.save(path); scorer = Scorer.load(path)
-    classify(task, trace, state, reward, guess=scorer.guess)
+scorer = fit(labelled)                      # people's labels; needs the extra `judge`
+scorer.save(path); scorer = Scorer.load(path)
+classify(task, trace, state, reward, guess=scorer.guess)
 
-It names the likeliest step of every failed run that the rules leave open, with the probability that such a step was
-right on traces that were held out (`confidence`). A type is named only where such types kept the promised `precision`
-there. No weights are shipped (`docs/05-judging.md` has the reason). It asks no model, and a fitted scorer needs no
-scikit-learn.
+It names the most likely step of every failed run that the rules do not explain, with the precision of such a step on
+held-out traces (`confidence`). It names a type only if such types kept the guaranteed `precision` there. agentloop
+ships no weights (`docs/05-judging.md` explains why). A scorer calls no model, and a fitted one needs no scikit-learn.
 """
 
 from __future__ import annotations
@@ -36,29 +35,29 @@ DETECTOR = "learned.critical@2"
 
 
 class Read(Protocol):
-    """A trace as rules read it."""
+    """A trace in the form that rules read."""
 
     @property
     def trace(self) -> Trace:
-        """What is read."""
+        """The underlying trace."""
 
 
 class StepHead(Frozen):
-    """Which step, and how often such a guess was right. It names one in every run or in none: no cut is used."""
+    """Predicts the step, with the measured precision. It names a step in every run or in none; it has no cut."""
 
     model: StepModel
     trust: Calibration
     chance: FiniteFloat = 0.0
-    """How often a step drawn at random would have been right on the same labels."""
+    """Precision of a randomly drawn step on the same labels."""
 
     @property
     def names(self) -> bool:
-        """Whether the likeliest step was right more often than chance, at the lower end of its 95% interval."""
+        """True if the most likely step was right more often than chance, at the lower end of its 95% interval."""
         return wilson(self.trust.n_right, self.trust.n)[0] > self.chance
 
 
 class RunHead(Frozen):
-    """Which class a run is of, and how often such a guess was right."""
+    """Predicts the class of a run, with the measured precision."""
 
     model: Linear
     trust: Calibration
@@ -71,7 +70,7 @@ class RunHead(Frozen):
 
 
 class Scorer(Frozen):
-    """What `fit` has learned. A head without enough labels is None, and its questions get no answer."""
+    """The result of `fit`. A head without enough labels is None and answers nothing."""
 
     kind: Literal["agentloop.scorer"] = "agentloop.scorer"
     version: Literal[2] = 2
@@ -80,7 +79,7 @@ class Scorer(Frozen):
     n_labels: int = 0
     n_tasks: int = 0
     precision: FiniteFloat = Field(default=0.5, ge=0, le=1)
-    """What was promised of the guesses that are said; the heads' cuts keep it."""
+    """Guaranteed precision of reported guesses. The heads' cuts keep it."""
     steps: StepHead | None = None
     categories: RunHead | None = None
 
@@ -98,11 +97,11 @@ class Scorer(Frozen):
         return self
 
     def failures(self, item: Trace | Read) -> list[Failure]:
-        """The critical failure of a run that failed: one, or none for a trace without steps.
+        """The critical failure of a failed run: one failure, or none for a trace without steps.
 
-        The step is the likeliest one, however likely, and None where the scorer's steps do not beat chance. The type
-        is `unclassified` where no type is sure enough to keep the promise. `confidence` is the probability of the
-        type; where it is `unclassified` it is that of the step, 0.0 when there is none.
+        The step is the most likely one, however unlikely, and None if the scorer's steps do not beat chance. The type
+        is `unclassified` if no type is certain enough to keep the guarantee. `confidence` is the probability of the
+        type; for `unclassified` it is the probability of the step, 0.0 without one.
         """
         trace = item if isinstance(item, Trace) else item.trace
         table = rows(trace)
@@ -122,7 +121,7 @@ class Scorer(Frozen):
         ]
 
     def guess(self, reading: Read) -> list[Failure]:
-        """As `failures`, for `classify`: of a failed run only, and nothing where it knows neither step nor type."""
+        """Like `failures`, for `classify`: only for a failed run, and nothing if neither step nor type is known."""
         return [
             failure
             for failure in self.failures(reading)
@@ -150,13 +149,13 @@ class Scorer(Frozen):
         return FailureType(best), trust.curve(probabilities[best])
 
     def save(self, path: Path) -> None:
-        """Write JSON: numbers and names, nothing that runs. Raises OSError."""
+        """Writes JSON that contains only numbers and names. Raises OSError."""
         make_folder(path.parent)
         path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Scorer:
-        """What `save` wrote. Raises ConfigError for anything else, and for what another version fitted."""
+        """Reads what `save` wrote. Raises ConfigError for any other file, and for one from another version."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
@@ -168,7 +167,7 @@ class Scorer(Frozen):
 
 
 def load_scorer(project: Path) -> Scorer | None:
-    """That of a project's folder, where there is one. Raises ConfigError for a file that is none, and without numpy."""
+    """The scorer in a project's folder, if there is one. Raises ConfigError for an invalid file, and without numpy."""
     refuse_earlier_layout(project)
     if not (project / SCORER).is_file():
         return None
@@ -177,7 +176,7 @@ def load_scorer(project: Path) -> Scorer | None:
 
 
 def only(p: Sequence[float], allowed: Sequence[bool]) -> list[float]:
-    """Probabilities of the allowed steps alone, summing to 1; unchanged where none is allowed."""
+    """Probabilities restricted to the allowed steps, summing to 1; unchanged if none is allowed."""
     total = sum(one for one, may in zip(p, allowed, strict=True) if may)
     if not total:
         return list(p)
@@ -185,5 +184,5 @@ def only(p: Sequence[float], allowed: Sequence[bool]) -> list[float]:
 
 
 def likeliest(p: Sequence[float]) -> int:
-    """Place of the step that is named: the likeliest, the first of equals."""
+    """Position of the most likely step; the first of equals."""
     return max(range(len(p)), key=p.__getitem__)

@@ -1,4 +1,4 @@
-"""A trace turn by turn: who spoke, what was said, and what stood around it, each text cut to the same length."""
+"""A trace as a list of turns: speaker, text and context, each text cut to the same length."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import NamedTuple
 from agentloop.types import Step, Trace
 
 MAX_TEXT = 2_000
-"""Characters looked at of one text, half from its beginning and half from its end."""
+"""Maximum number of characters of one text: half from its beginning, half from its end."""
 
 
 class TurnTexts(NamedTuple):
-    """A step as the features see it."""
+    """A step in the form that the features read."""
 
     speaker: str
     own_words: str
     heard_words: str
-    """What it answered to: words of others, and what the tools of the step before gave."""
+    """The step's input: messages of others, and results of the previous step's tools."""
     back: str
-    """What its own tools gave, and what a terminal said next."""
+    """Results of the step's own tools, and the terminal output that followed."""
     answered: str
-    """What a person or another agent that is no step said next."""
+    """The next message of a person or of another agent that is not a step."""
 
 
 def turns(trace: Trace) -> list[TurnTexts]:
-    """The steps with what was said around them."""
+    """The steps with their surrounding text."""
     steps = trace.steps
     all_turns = []
     heard = trace.messages
@@ -48,17 +48,17 @@ def turns(trace: Trace) -> list[TurnTexts]:
 
 
 def speaker(step: Step) -> str:
-    """The agent whose turn it is; `assistant` where no name was kept."""
+    """The agent whose turn it is; `assistant` if the trace records no name."""
     return step.completion.message.name or step.completion.message.role
 
 
 def spoken(step: Step) -> str:
-    """What it said, thought and called, cut to MAX_TEXT."""
+    """The step's text, reasoning and calls, cut to MAX_TEXT."""
     message = step.completion.message
     return cut([message.content, message.reasoning, *[call.arguments for call in message.tool_calls]])
 
 
 def cut(texts: Sequence[str]) -> str:
-    """One text of all that are not empty, without its middle where it is too long."""
+    """All texts that are not empty as one text, with its middle removed if it is too long."""
     text = "\n".join(filter(None, texts))
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]}\n{text[-MAX_TEXT // 2 :]}"
