@@ -1,6 +1,6 @@
 """Measures each detector on labelled data: precision, recall, and how often it reports nothing.
 
-rows = measure(read_folder(Path("traces")))
+    rows = measure(read_folder(Path("traces")))
 
 Two sources provide the truth: successful runs, in which every label is wrong, and the AgentRx annotations, which state
 the failure categories of a run (`vocabularies.AGENTRX`). A detector is compared with the annotations only for types

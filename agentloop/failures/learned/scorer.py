@@ -1,8 +1,8 @@
 """A scorer for failures that no rule explains, learned from labels: which step, which agent, which type.
 
-scorer = fit(labelled)                      # people's labels; needs the extra `judge`
-scorer.save(path); scorer = Scorer.load(path)
-classify(task, trace, state, reward, guess=scorer.guess)
+    scorer = fit(labelled)                      # people's labels; needs the extra `judge`
+    scorer.save(path); scorer = Scorer.load(path)
+    classify(task, trace, state, reward, guess=scorer.guess)
 
 It names the most likely step of every failed run that the rules do not explain, with the precision of such a step on
 held-out traces (`confidence`). It names a type only if such types kept the guaranteed `precision` there. agentloop
