@@ -141,7 +141,7 @@ class Traffic(NamedTuple):
 
 def traffic(world: World, rng: np.random.Generator) -> Traffic:
     """A stream that is long enough for N_CANARY canary episodes."""
-    n = int(N_CANARY / SHARE * 1.05)
+    n = int(N_CANARY / SHARE * 1.2)
     is_canary = rng.random(n) < SHARE
     at = np.arange(n)
     chance = world.level + world.drift * np.sin(at * SHARE / 40) - world.slope * at / n
