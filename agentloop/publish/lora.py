@@ -95,7 +95,10 @@ class LoraHotSwap:
                 f"{self.server.base_url} serves no model {self.base!r}, but {', '.join(models)}; set [policy] model"
             )
         loaded = [each for each, parent in models.items() if parent is not None]
-        if len(loaded) >= self._slots:
+        spare = await asyncio.to_thread(self._spare, loaded) if len(loaded) >= self._slots else None
+        if spare is not None:
+            await self.server.unload(spare)
+        elif len(loaded) >= self._slots:
             raise PublishError(
                 f"{self.server.base_url} has no free slot: {', '.join(sorted(loaded))} are loaded; unload one, or "
                 f"start the server with --max-loras above {self._slots}"

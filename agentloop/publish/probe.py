@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agentloop.errors import PublishError
+from agentloop.output_files import write_text
 from agentloop.types import Frozen
 
 PROBE = "probe.json"
@@ -55,8 +56,8 @@ class Probe(Frozen):
         return [scores[sequence][index] for sequence, index in self.positions]
 
     def save(self, folder: Path) -> None:
-        """Write it into the folder of a version."""
-        (folder / PROBE).write_text(self.model_dump_json())
+        """Write it into the folder of a version, whole or not at all."""
+        write_text(folder / PROBE, self.model_dump_json())
 
 
 def read_probe(folder: Path) -> Probe:

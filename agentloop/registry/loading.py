@@ -7,6 +7,7 @@ server kept an old file, was started with other weights, or has another project'
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ from agentloop.types import PolicyState, PolicyVersion, VersionKind
 OF_WEIGHTS = (VersionKind.weights, VersionKind.adapter)
 """Kinds of versions that have tensors of ours."""
 VLLM = "vllm"
+UPDATE = re.compile(r"policy-v(\d+)-s\d+-[0-9a-f]+")
 EPISODE = timedelta(hours=1)
 """Longer than an episode goes on after its version was live."""
 
@@ -54,8 +56,24 @@ def loaded(version: PolicyVersion, folder: Path, policy: PolicySection, project:
     return policy.model_copy(update={"model": name})
 
 
+def update_model(number: int, step: int, made_from: str) -> str:
+    """The name at a server of an update: the `step`th of the turn that makes version `number`.
+
+    made_from: hash of what decides what the turn ends in. It tells an update from that of a turn that was begun with
+    other settings and never ended.
+    """
+    return f"{version_model(number)}-s{step}-{made_from[:4]}"
+
+
+def turn_of(name: str) -> int | None:
+    """Number of the version that is made by the turn of which `name` is an update; None where it is none."""
+    parts = UPDATE.fullmatch(name)
+    return int(parts[1]) if parts else None
+
+
 def spare_in(project: Path) -> Callable[[Sequence[str]], str | None]:
-    """For `LoraHotSwap`: the oldest adapter of the project that is neither live nor canary, nor was moved lately.
+    """For `LoraHotSwap`: an update of a turn that is over, since nobody asks it; else the oldest version of the project
+    that is neither live nor canary, nor was moved lately.
 
     Nothing lists the episodes that are between two calls, so an hour stands for the end of those with a retired one.
     """
@@ -65,6 +83,10 @@ def spare_in(project: Path) -> Callable[[Sequence[str]], str | None]:
         try:
             registry = Registry(store)
             versions = {version_model(version.number): version for version in registry.all()}
+            for name in names:
+                turn = turn_of(name)
+                if turn is not None and version_model(turn) in versions:
+                    return name
             for name in sorted(names, key=lambda name: (len(name), name)):
                 version = versions.get(name)
                 if version is None or version.state in (PolicyState.live, PolicyState.canary):

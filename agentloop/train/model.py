@@ -23,12 +23,14 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from agentloop.errors import ConfigError, TrainingError
+from agentloop.output_files import make_folder
 from agentloop.registry.artifacts import ADAPTER, ADAPTER_CONFIG, TENSORS, WEIGHTS, weights_hash
+from agentloop.registry.folders import replacing
 from agentloop.train.adapters import sort_settings, with_adapter
 from agentloop.train.algorithms.algorithm import Scored
 from agentloop.train.attention import use_segments
 from agentloop.train.distributed import ALONE, Ranks, like, whole
-from agentloop.train.forward import LOGPROBS, Actor, Asked, Layout
+from agentloop.train.forward import LOGPROBS, Layout, ScoreParts, ScoringModel
 from agentloop.train.trees import follows_trees
 
 HEAD = "head.safetensors"
@@ -111,7 +113,7 @@ class Trainable:
         self.dtype = DTYPES[placement.dtype]
         self.device = torch.device(placement.device)
         self._write_companions = write_companions
-        self._frozen: Actor | None = None
+        self._frozen: ScoringModel | None = None
         self._ranks = ALONE
         _remove_dropout(model)
         self.base = model.to(self.device)
@@ -125,7 +127,7 @@ class Trainable:
         if scalar is not None:
             nn.init.zeros_(scalar.weight)
             scalar.to(self.device)
-        self.actor = Actor(self.model, scalar)
+        self.actor = ScoringModel(self.model, scalar)
         with self.precision():
             self.actor.check(self.n_vocab)
         if placement.checkpointing:
@@ -223,16 +225,17 @@ class Trainable:
     def save(self, folder: Path) -> str:
         """Write `adapter/` or `weights/` into `folder`; the sha256 of it (`registry/artifacts.weights_hash`).
 
-        The same weights give the same files. On several ranks, all must call it, and the first writes. The scalar head
+        It is whole or not there, and takes the place of one before. The same weights give the same files. On several ranks, all must call it, and the first writes. The scalar head
         is inside, in a separate file.
         """
         place = folder / (WEIGHTS if self.lora is None else ADAPTER)
         state = self.state()
         saved_hash = ""
         if self._ranks.is_first:
-            place.mkdir(parents=True, exist_ok=True)
-            self.write(place, state)
-            saved_hash = weights_hash(place)
+            make_folder(folder)
+            with replacing(place) as draft:
+                self.write(draft, state)
+                saved_hash = weights_hash(draft)
         return self._ranks.from_first(saved_hash)
 
     def state(self) -> dict[str, Tensor]:
@@ -267,6 +270,19 @@ class Trainable:
                     raise TrainingError(f"the saved state belongs to another model: {name} has another shape")
                 value.copy_(like(state[name], value))
 
+    def read(self, adapter: Path) -> dict[str, Tensor]:
+        """The state in the folder of an adapter that `save` wrote. Raises TrainingError where it is not whole."""
+        try:
+            tensors = load_file(adapter / "adapter_model.safetensors")
+            if (adapter / HEAD).is_file():
+                tensors["head.weight"] = load_file(adapter / HEAD)["weight"]
+            # peft leaves the name of the adapter out of the names in its file.
+            return {
+                name: tensors[name.removeprefix("model.").replace(".default.", ".")] for name in dict(self.parameters())
+            }
+        except (OSError, KeyError, SafetensorError) as error:
+            raise TrainingError(f"{adapter}: no whole adapter of this model ({error})") from error
+
     def load_head(self, place: Path) -> None:
         """Read the scalar head from a saved folder, where both have one."""
         if self.actor.head is not None and (place / HEAD).is_file():
@@ -293,7 +309,7 @@ class Trainable:
                         shutil.copyfile(path, place / path.name)
 
 
-def score(actor: nn.Module, layout: Layout, asked: Asked = LOGPROBS) -> Scored:
+def score(actor: nn.Module, layout: Layout, asked: ScoreParts = LOGPROBS) -> Scored:
     """What `actor`, wrapped or not, says of a layout."""
     scored: Scored = actor(layout, asked)
     return scored

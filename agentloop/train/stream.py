@@ -64,8 +64,10 @@ class GroupStream(Generic[G]):
         self.consumed = set(consumed)
         """Numbers of groups that were handed out."""
         self.dropped = set(dropped)
-        """Numbers of groups that were too old when they ended."""
+        """Numbers of groups that were too old when they ended, or that nobody used before the last step was over."""
         self._next = 0
+        self._oldest = 0
+        """Updates that a group's policy must have had for the group to be used."""
 
     async def __aenter__(self) -> GroupStream[G]:
         return self
@@ -73,6 +75,12 @@ class GroupStream(Generic[G]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End what is under way. It is dropped, and so is what ended and was not used."""
+        self.dropped.update(self._running, self._ready)
+        self._ready.clear()
         await self._cancel(list(self._running))
 
     async def take(self, version: int) -> list[Ready[G]]:
@@ -81,7 +89,7 @@ class GroupStream(Generic[G]):
         Raises what `roll` raised. Groups go on being rolled out after this returns.
         """
         while True:
-            await self._drop_old(version)
+            await self.drop_before(version - self._max_lag)
             self._admit(version)
             if len(self._ready) >= self._n_groups:
                 break
@@ -92,6 +100,20 @@ class GroupStream(Generic[G]):
         chosen = [self._ready.pop(number) for number in sorted(self._ready)[: self._n_groups]]
         self.consumed.update(each.number for each in chosen)
         return chosen
+
+    async def drop_before(self, version: int) -> None:
+        """Drop groups of policies with fewer than `version` updates, also those under way: they only become older.
+
+        Call it before such a policy can no longer be asked. An error of such a group is not raised.
+        """
+        self._oldest = max(self._oldest, version)
+        self._collect()
+        late = [number for number in self._running if self._started[number] < self._oldest]
+        await self._cancel(late)
+        old = [number for number, each in self._ready.items() if each.version < self._oldest]
+        for number in old:
+            del self._ready[number]
+        self.dropped.update(late, old)
 
     def announce(self, version: int) -> None:
         """An update is published: groups that start from now on are of `version`."""
@@ -118,18 +140,11 @@ class GroupStream(Generic[G]):
 
     def _collect(self) -> None:
         for number in [number for number, task in self._running.items() if task.done()]:
-            self._ready[number] = self._running.pop(number).result()
-
-    async def _drop_old(self, version: int) -> None:
-        """Drop what is too old for this step, also where it is still under way: it can only become older."""
-        self._collect()
-        oldest = version - self._max_lag
-        late = [number for number in self._running if self._started[number] < oldest]
-        await self._cancel(late)
-        old = [number for number, each in self._ready.items() if each.version < oldest]
-        for number in old:
-            del self._ready[number]
-        self.dropped.update(late, old)
+            task = self._running.pop(number)
+            if task.exception() is not None and self._started[number] < self._oldest:
+                self.dropped.add(number)  # nobody would have used it
+            else:
+                self._ready[number] = task.result()
 
     async def _cancel(self, numbers: list[int]) -> None:
         tasks = [self._running.pop(number) for number in numbers]

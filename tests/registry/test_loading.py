@@ -15,7 +15,7 @@ from agentloop.store.store import Store
 
 from .versions import register
 
-LOADED = ["policy-v10", "policy-v3", "policy-v2", "policy-v1", "policy-v9-s4", "another"]
+LOADED = ["policy-v10", "policy-v3", "policy-v2", "policy-v1", "policy-v9-s4-1a2b", "another"]
 
 
 def test_the_oldest_version_that_no_episode_uses_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,4 +31,5 @@ def test_the_oldest_version_that_no_episode_uses_makes_room(tmp_path: Path, monk
     monkeypatch.setattr(loading, "EPISODE", timedelta(0))
     assert spare(LOADED) == "policy-v1"
     assert spare(LOADED[:3]) == "policy-v3", "v2 is live"
-    assert spare(["policy-v2", "policy-v9-s4"]) is None, "an update of a turn is its trainer's"
+    assert spare(["policy-v2", "policy-v9-s4-1a2b"]) is None, "version 9 is being made, and its trainer asks the update"
+    assert spare([*LOADED, "policy-v3-s4-1a2b"]) == "policy-v3-s4-1a2b", "version 3 is made: nobody asks its updates"

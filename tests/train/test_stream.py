@@ -139,3 +139,54 @@ def test_the_error_of_a_group_ends_the_step_and_everything_under_way() -> None:
                 await stream.take(0)
 
     assert run(scenario).cancelled == [0]
+
+
+def test_the_error_of_a_group_that_nobody_would_use_is_no_error() -> None:
+    """Its policy could not be asked any more."""
+
+    async def scenario(rollouts: Rollouts) -> None:
+        async def roll(number: int, version: int) -> tuple[int, str]:
+            done = await rollouts.roll(number, version)
+            if number == 0:
+                raise RuntimeError("no model answers")
+            return done
+
+        async with GroupStream(roll, n_groups=1, n_steps=3, over_commit=1) as stream:
+            rollouts.end(1)
+            assert [each.number for each in await stream.take(0)] == [1]
+            await stream.drop_before(1)
+            rollouts.end(0, 2)
+            stream.announce(1)
+            assert [each.number for each in await stream.take(1)] == [2]
+            assert stream.dropped == {0}
+
+    assert run(scenario).cancelled[0] == 0
+
+
+def test_an_error_that_came_before_its_group_was_too_old_is_no_error_either() -> None:
+    async def scenario(rollouts: Rollouts) -> None:
+        async def roll(number: int, version: int) -> tuple[int, str]:
+            done = await rollouts.roll(number, version)
+            if number == 0:
+                raise RuntimeError("no model answers")
+            return done
+
+        async with GroupStream(roll, n_groups=1, n_steps=3, over_commit=1) as stream:
+            rollouts.end(1)
+            await stream.take(0)
+            rollouts.end(0)
+            await asyncio.sleep(0.01)
+            await stream.drop_before(1)
+            assert stream.dropped == {0}
+
+    run(scenario)
+
+
+def test_what_nobody_used_is_dropped_at_the_end() -> None:
+    async def scenario(rollouts: Rollouts) -> None:
+        async with GroupStream(rollouts.roll, n_groups=1, n_steps=1, over_commit=2) as stream:
+            rollouts.end(1, 2)
+            assert [each.number for each in await stream.take(0)] == [1]
+        assert stream.dropped == {0, 2}, "one under way, one that ended"
+
+    assert run(scenario).cancelled == [0]

@@ -30,11 +30,15 @@ class Groups(Protocol):
 
     @property
     def discarded(self) -> Collection[int]:
-        """Numbers of groups that were too old when they ended."""
+        """Numbers of groups that were too old when they ended, or that nobody used before the turn was over."""
         ...
 
     async def take(self, step: int) -> list[Group]:
         """Those of the round `step`, from 0, in plan order. Raises PolicyError, SandboxError where most were lost."""
+        ...
+
+    async def drop_before(self, step: int) -> None:
+        """Policies with fewer than `step` updates of this turn can soon not be asked any more."""
         ...
 
     def announce(self, step: int) -> None:
@@ -42,7 +46,7 @@ class Groups(Protocol):
         ...
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End what is under way; it counts as discarded."""
         ...
 
 
@@ -95,6 +99,9 @@ class Rounds:
         members = [list(group) for _, group in groupby(attempts, key=lambda attempt: attempt.episode.group)]
         return [Group(step * self._n + place, 0, group) for place, group in enumerate(members)]
 
+    async def drop_before(self, step: int) -> None:
+        """See `Groups`."""
+
     def announce(self, step: int) -> None:
         """See `Groups`."""
 
@@ -116,7 +123,8 @@ class Stream:
         consumed: Sequence[int],
         discarded: Sequence[int],
     ) -> None:
-        """policy, name: of a number of updates. consumed, discarded: groups of an interrupted run."""
+        """policy: of a number of updates; name: of its model in answers. consumed, discarded: groups of an interrupted
+        run."""
         self._experience = experience
         self._plan = plan
         self._policy = policy
@@ -143,13 +151,17 @@ class Stream:
         ready = await self.stream.take(step)
         return [Group(each.number, step - each.version, each.group) for each in ready]
 
+    async def drop_before(self, step: int) -> None:
+        """See `Groups`."""
+        await self.stream.drop_before(step)
+
     def announce(self, step: int) -> None:
         """See `Groups`."""
         self.stream.announce(step)
 
     async def close(self) -> None:
         """See `Groups`."""
-        await self.stream.__aexit__(None, None, None)
+        await self.stream.close()
 
     async def _roll(self, number: int, version: int) -> tuple[int, list[Attempt]]:
         task = self._plan.task(number)
@@ -163,9 +175,11 @@ class Stream:
                 raise
             return version, []
         self._n_broken = 0
-        return min((self._sampled_by(attempt, version) for attempt in attempts), default=version), attempts
+        return min((sampled_by(attempt, version, self._name) for attempt in attempts), default=version), attempts
 
-    def _sampled_by(self, attempt: Attempt, version: int) -> int:
-        """Updates that the policy of an attempt had had, which may be on disk since before an interruption."""
-        names = {step.completion.model for step in attempt.trace.answered}
-        return next((number for number in range(version) if self._name(number) in names), version)
+
+def sampled_by(attempt: Attempt, newest: int, name: Callable[[int], str]) -> int:
+    """Updates that the policy of an attempt had had: `newest`, or fewer where it is on disk since before an
+    interruption. name: of the model that answers, by a number of updates."""
+    names = {step.completion.model for step in attempt.trace.answered}
+    return next((number for number in range(newest, -1, -1) if name(number) in names), newest)

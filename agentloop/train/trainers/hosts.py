@@ -46,6 +46,10 @@ class Host(Protocol):
         """Who answers as `name`."""
         ...
 
+    def model_of(self, name: str) -> str:
+        """What answers of `name` have as their model."""
+        ...
+
     def renderer(self) -> Renderer:
         """Words -> ids, as the model has them."""
         ...
@@ -61,6 +65,10 @@ class Host(Protocol):
 
     async def retract(self, name: str) -> None:
         """Nobody asks `name` any more."""
+        ...
+
+    async def retract_updates(self, number: int) -> None:
+        """Nobody asks any update of the turns that made the versions up to `number`; see `loading.update_model`."""
         ...
 
 
@@ -104,6 +112,10 @@ class InProcess:
         """See `Host`. The model in training itself, whatever its name."""
         return self._loaded
 
+    def model_of(self, name: str) -> str:
+        """See `Host`."""
+        return name
+
     def renderer(self) -> Renderer:
         """See `Host`."""
         return ChatRenderer(self._loaded.chat)
@@ -112,6 +124,9 @@ class InProcess:
         """See `Host`. Nothing is to be done."""
 
     async def retract(self, name: str) -> None:
+        """See `Host`."""
+
+    async def retract_updates(self, number: int) -> None:
         """See `Host`."""
 
     @property

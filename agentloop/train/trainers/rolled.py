@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from random import Random
 from statistics import fmean, pstdev
 
-from agentloop.errors import counted
+from agentloop.errors import PublishError, counted
 from agentloop.protocols import Draft, Experience
+from agentloop.registry.loading import update_model
 from agentloop.train.algorithms.algorithm import Need
 from agentloop.train.curriculum import Curriculum
 from agentloop.train.data.admission import Admission, judged_of
@@ -39,17 +41,22 @@ from agentloop.train.figures import (
     counts,
     of,
 )
-from agentloop.train.mismatch import Tolerance
+from agentloop.train.mismatch import Mismatch, Tolerance
 from agentloop.train.trainers.credit import credited
 from agentloop.train.trainers.forks import Forked, forked
-from agentloop.train.trainers.groups import Group, Groups, Plan, Rounds, Stream
+from agentloop.train.trainers.groups import Group, Groups, Plan, Rounds, Stream, sampled_by
 from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.revival import Revival
 from agentloop.train.trainers.training import GOES_BACK, Training
+from agentloop.train.trainers.updates import Updates
 from agentloop.types import Attempt, PolicyVersion
 
 N_SAMPLE = 16
 """Rows of a step on which a server that gets its update is checked."""
+TOO_LATE = "too_late"
+"""Reason of attempts that nobody trained on, because they ended too late."""
+START = "start"
+"""Folder of the workspace with the model before the first update."""
 MIN_RATE = 0.25
 """Share of the learning rate that remains when little is left to learn; below a quarter failing, it falls to this."""
 
@@ -75,7 +82,11 @@ class RolledTurn:
         self._experience = experience
         self._curriculum = Curriculum(experience.tasks, training.state.rates[-1])
         self._revival = Revival(experience, host.renderer(), admission)
-        self._served: list[str] = []
+        self._updates = Updates(
+            training.trainable,
+            self._learning.max_lag,
+            lambda step: draft.workspace / (self._name(step) if step else START),
+        )
 
     async def run(self) -> str:
         """All steps that are not made yet; a note. Raises TrainingError, PolicyError, SandboxError or PublishError."""
@@ -87,22 +98,32 @@ class RolledTurn:
         )
         if not self.training.is_resumed:
             self.training.checkpoint()
+            self._updates.save_first()
+        await self._host.retract_updates(self._draft.number - 1)
         groups = self._groups()
         try:
             if state.n_steps < learning.steps_per_turn:
-                await self._publish(state.n_steps)
+                await self._publish(state.n_steps, groups)
             for step in range(state.n_steps, learning.steps_per_turn):
                 await self._step(step, groups)
         finally:
             await groups.close()
+            with suppress(PublishError):  # a server that is gone has nothing to free, and is reported already
+                await self._host.retract_updates(self._draft.number)
+        state.discarded = sorted(groups.discarded)
+        if state.discarded:
+            state.dropped[TOO_LATE] = len(state.discarded) * learning.group_size
         return f"{counted(len(state.episodes), 'attempt')}"
 
     def _name(self, step: int) -> str:
         """How a server calls the policy after `step` updates of the turn."""
         if step:
-            # The tag tells it from the update of a turn that was begun with other settings and never ended.
-            return f"policy-v{self._draft.number}-s{step}-{self.training.state.made_from[:4]}"
+            return update_model(self._draft.number, step, self.training.state.made_from)
         return self._host.name_of(self._parent)
+
+    def _model(self, step: int) -> str:
+        """What answers of that policy have as their model."""
+        return self._host.model_of(self._name(step))
 
     def _groups(self) -> Groups:
         plan = Plan(self._experience.tasks, self.training.state.rates, self._draft.rng, self._learning)
@@ -113,7 +134,7 @@ class RolledTurn:
             plan,
             lambda step: self._host.policy(self._name(step)),
             self._learning,
-            name=self._name,
+            name=self._model,
             consumed=self.training.state.consumed,
             discarded=self.training.state.discarded,
         )
@@ -137,6 +158,9 @@ class RolledTurn:
             figures = await asyncio.to_thread(self._learn, step, taken, forks, cut)
         trained_s = time.perf_counter() - started
         figures |= _figures(taken, cut)
+        n_late = len(groups.discarded) - len(state.discarded)
+        if n_late:
+            figures[of(EXCLUDED, TOO_LATE)] = float(n_late * self._learning.group_size)
         state.n_steps = step + 1
         state.consumed += [group.number for group in taken]
         state.discarded = sorted(groups.discarded)
@@ -147,7 +171,7 @@ class RolledTurn:
         if raised is not None:
             self._draft.progress.say(f"step {step + 1}: {raised.line}; {GOES_BACK}")
         self.training.checkpoint()
-        published_s = await self._publish(step + 1) if step + 1 < self._learning.steps_per_turn else 0.0
+        published_s = await self._publish(step + 1, groups) if step + 1 < self._learning.steps_per_turn else 0.0
         groups.announce(step + 1)
         phase = StepPhase.generate if self._host.answers_in_process else StepPhase.wait
         seconds = {str(phase): waited_s, str(StepPhase.train): trained_s, str(StepPhase.publish): published_s}
@@ -164,6 +188,7 @@ class RolledTurn:
             self._host.policy(self._name(step)),
             part=("credit", step),
             n=self._learning.forks,
+            is_scaled=Need.spread in self.training.algorithm.needs,
         )
         cut.rows[:] = done.rows
         self.training.state.episodes += [fork.episode.id for fork in done.forks]
@@ -173,8 +198,7 @@ class RolledTurn:
         training = self.training
         rng = self._draft.rng("update", step)
         every = [*taken, *(each.group for each in forks)]
-        fresh = {attempt.trace.id for group in every if group.lag == 0 for attempt in group.attempts}
-        figures = self._compare(cut.rows, fresh)
+        figures = self._compare(step, cut.rows, self._samplers(step, every))
         revival = self._observe(taken, forks, rng)
         units, flat = training.algorithm.prepare(self._credited(cut.rows, forks))
         training.state.dropped.update({str(reason): n for reason, n in cut.excluded.items()})
@@ -200,21 +224,46 @@ class RolledTurn:
             **counts(EXCLUDED, Counter({str(k): n for k, n in cut.excluded.items()}) + flat),
         }
 
-    def _compare(self, rows: list[Row], fresh: set[str]) -> dict[str, float]:
-        """The guard, on rows of the policy as it is now. Raises TrainingError where trainer and sampler disagree."""
+    def _samplers(self, step: int, groups: Sequence[Group]) -> dict[str, int]:
+        """Trace -> updates that the policy had had which sampled it."""
+        every = [attempt for group in groups for attempt in group.attempts]
+        if self._host.answers_in_process:
+            return {attempt.trace.id: step for attempt in every}
+        return {attempt.trace.id: sampled_by(attempt, step, self._model) for attempt in every}
+
+    def _compare(self, step: int, rows: list[Row], samplers: Mapping[str, int]) -> dict[str, float]:
+        """The guard. Rows of an earlier update are compared with the trainer as it was then.
+
+        Raises TrainingError where trainer and sampler disagree.
+        """
         if Need.logprobs not in self.training.algorithm.needs:
             return {}
-        rows[:] = self.training.engine.score(rows)
+        engine = self.training.engine
+        rows[:] = engine.score(rows)
         limit = self._learning.tolerance
         tolerance = Tolerance(limit, limit) if limit is not None else None
-        mismatch = self.training.engine.guard([row for row in rows if row.trajectory in fresh], tolerance)
-        return {MISMATCH: mismatch.mean, of(MISMATCH, WORST): mismatch.worst} if mismatch.n_tokens else {}
+        own: dict[int, list[Row]] = {}
+        for row in rows:
+            if row.trajectory in samplers:
+                own.setdefault(samplers[row.trajectory], []).append(row)
+        mismatches = [engine.guard(own.pop(step), tolerance)] if step in own else []
+        for number, older in sorted(own.items()):
+            with self._updates.as_of(number) as is_known:
+                if is_known:
+                    mismatches.append(engine.guard(engine.score(older), tolerance))
+                else:
+                    self._draft.progress.say(
+                        f"step {step + 1}: {counted(len(older), 'row')} of {self._name(number)} are not compared with "
+                        "the trainer: that update is not on disk any more"
+                    )
+        return together(mismatches)
 
     def _credited(self, rows: Sequence[Row], forks: Sequence[Forked]) -> Sequence[Row]:
         """With advantages by step where forks show them, and the algorithm takes a group as the baseline."""
-        if Need.groups in self.training.algorithm.needs:
+        needs = self.training.algorithm.needs
+        if Need.groups in needs:
             for each in forks:
-                rows = each.credited(rows)
+                rows = each.credited(rows, is_scaled=Need.spread in needs)
         return rows
 
     def _observe(self, taken: Sequence[Group], forks: Sequence[Forked], rng: Random) -> list[Row]:
@@ -234,14 +283,16 @@ class RolledTurn:
                 revival += self._revival.rows(task.pool, rng, self._draft)
         return revival
 
-    async def _publish(self, step: int) -> float:
+    async def _publish(self, step: int, groups: Groups) -> float:
         """Let the server answer as the policy is after `step` updates; seconds."""
         started = time.perf_counter()
         name = self._name(step)
+        self._updates.keep(step)
         await self._host.publish(name, self.training.state.sample, self._draft.workspace / name)
-        oldest = step - self._learning.max_lag - 1
-        if oldest > 0:  # no group that is trained on can be of an older one
-            await self._host.retract(self._name(oldest))
+        oldest = step - self._learning.max_lag
+        await groups.drop_before(oldest)  # they would ask for a model that is not there any more
+        if oldest > 1:
+            await self._host.retract(self._name(oldest - 1))
         return time.perf_counter() - started
 
 
@@ -266,6 +317,16 @@ def _figures(taken: Sequence[Group], cut: Cut) -> dict[str, float]:
     if lengths:
         figures |= {LENGTH: fmean(lengths.values()), of(LENGTH, LONGEST): float(max(lengths.values()))}
     return figures | {of(TOKENS, StepPhase.generate): float(sum(lengths.values()))}
+
+
+def together(mismatches: Sequence[Mismatch]) -> dict[str, float]:
+    """Figures of several comparisons; none where no token was compared."""
+    compared = [each for each in mismatches if each.n_tokens]
+    if not compared:
+        return {}
+    n_tokens = sum(each.n_tokens for each in compared)
+    mean = sum(each.mean * each.n_tokens for each in compared) / n_tokens
+    return {MISMATCH: mean, of(MISMATCH, WORST): max(each.worst for each in compared)}
 
 
 def _rewards(attempts: Sequence[Attempt]) -> list[float]:

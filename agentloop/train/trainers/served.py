@@ -17,6 +17,7 @@ from agentloop.protocols import Policy
 from agentloop.publish.lora import LoraHotSwap, nobody
 from agentloop.publish.probe import Probe, furthest, read_probe
 from agentloop.registry.artifacts import ADAPTER, weights_hash
+from agentloop.registry.loading import turn_of
 from agentloop.train.data.hf import HFRenderer
 from agentloop.train.data.renderer import Renderer
 from agentloop.train.engine import EngineSettings
@@ -99,10 +100,14 @@ class Served:
         """See `hosts.Host`. One policy a name, because it remembers the ids of its conversations."""
         if name not in self._policies:
             server = self._server
-            key, temperature = server.api_key, server.temperature
-            model = server.model if name in self._of_base else name
-            self._policies[name] = VLLMPolicy(server.base_url, model, api_key=key, temperature=temperature)
+            self._policies[name] = VLLMPolicy(
+                server.base_url, self.model_of(name), api_key=server.api_key, temperature=server.temperature
+            )
         return self._policies[name]
+
+    def model_of(self, name: str) -> str:
+        """See `hosts.Host`."""
+        return self._server.model if name in self._of_base else name
 
     def renderer(self) -> Renderer:
         """See `hosts.Host`."""
@@ -122,8 +127,7 @@ class Served:
             self._base_hash = self._base_hash or weights_hash(self._model)
             probe = make_probe(trainable, rows, self._published, base_hash=self._base_hash)
             self._published = trainable.state()
-            if not (folder / ADAPTER).is_dir():
-                trainable.save(folder)
+            trainable.save(folder)  # again after an interruption, which may have left anything
             probe.save(folder)
         elif self._parent is None:  # nothing was trained yet: the base model answers
             self._of_base.add(name)
@@ -155,3 +159,10 @@ class Served:
         """See `hosts.Host`."""
         self._policies.pop(name, None)
         await self._publisher.retract(name)
+
+    async def retract_updates(self, number: int) -> None:
+        """See `hosts.Host`."""
+        for name in await self._publisher.server.models():
+            turn = turn_of(name)
+            if turn is not None and turn <= number:
+                await self.retract(name)
