@@ -35,7 +35,7 @@ import uvicorn
 from agentloop.api.app import make_app
 from agentloop.api.connection import Connection
 from agentloop.gateway.prices import unknown
-from agentloop.gateway.routes import Routes, Served, Serving, Upstream
+from agentloop.gateway.routes import Routes, ServedVersion, Serving, Upstream
 from agentloop.store.store import Store
 from agentloop.types import Completion, Component, Lesson, Message, Overlay, ToolCall, ToolSpec
 
@@ -142,7 +142,7 @@ def gateway(store: Store, serving: Serving) -> Iterator[str]:
 
 def success(agent: str, python: str, asked: Sequence[Question], version: int) -> tuple[float, int]:
     """(share of right answers of an agent under `version`, traces that lack a text that the model received)."""
-    versions = {1: Served(1, "zoo-1"), 2: Served(2, "zoo-1", overlay=OVERLAY)}
+    versions = {1: ServedVersion(1, "zoo-1"), 2: ServedVersion(2, "zoo-1", overlay=OVERLAY)}
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder, "store.db"))
         with gateway(store, Serving(versions, live=version)) as url:

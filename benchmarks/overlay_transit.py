@@ -27,7 +27,7 @@ from starlette.types import Message as AsgiMessage
 
 from agentloop.gateway.app import Gateway
 from agentloop.gateway.calls import Calls
-from agentloop.gateway.routes import Routes, Served, Serving, Upstream
+from agentloop.gateway.routes import Routes, ServedVersion, Serving, Upstream
 from agentloop.store.keys import Spent
 from agentloop.types import Completion, Component, Lesson, Message, Overlay, Span, ToolSpec
 
@@ -104,7 +104,7 @@ async def measure(n_calls: int, n_rounds: int) -> dict[str, dict[str, float]]:
     async def put(project: str, new: Sequence[Span], n_bytes: int, spent: Mapping[str, Spent]) -> None:
         spans.extend(new)
 
-    serving = Serving({1: Served(1, "m"), 2: Served(2, "m", overlay=OVERLAY)}, live=1)
+    serving = Serving({1: ServedVersion(1, "m"), 2: ServedVersion(2, "m", overlay=OVERLAY)}, live=1)
     upstream = Upstream("model", "", via="policy", policy=Yes(), models=("m",))
     calls = Calls(Routes([upstream], None, lambda: serving), put)
     gateway = Gateway(_nothing, calls)

@@ -64,7 +64,7 @@ class Mcp:
     @asynccontextmanager
     async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
         """See `Toolset`. Raises AgentCrashed for a server that cannot be started or asked, and SandboxGone."""
-        server = Server(self, place)
+        server = McpConnection(self, place)
         living = server.living = asyncio.create_task(server.live())
         try:
             await asyncio.wait({living, server.ready}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
@@ -78,7 +78,7 @@ class Mcp:
             await asyncio.wait({living})
 
 
-class Server:
+class McpConnection:
     """One connection. It lives in a task of its own: what breaks there ends nothing else."""
 
     def __init__(self, config: Mcp, place: Place) -> None:

@@ -1,6 +1,6 @@
 """The trace service: what `agentloop serve` runs.
 
-Counted (metrics.py) -> Guard (auth.py) -> Gateway (agentloop/gateway/app.py) -> BodyLimit (body_limit.py)
+Counted (metrics.py) -> AccessGuard (auth.py) -> Gateway (agentloop/gateway/app.py) -> BodyLimit (body_limit.py)
     -> POST /v1/traces, /v1/logs (ingest.py, inflate.py)  ->  SpanCommits  ->  Store
     -> /api/v1/... (query.py)                                            ->  Store
     -> /healthz, /readyz, /metrics (health.py)
@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from agentloop.api.auth import Guard
+from agentloop.api.auth import AccessGuard
 from agentloop.api.body_limit import BodyLimit
 from agentloop.api.document import REFUSALS, describe
 from agentloop.api.health import Readiness, health
@@ -88,7 +88,7 @@ def make_app(
     token = LocalToken(token_file(store.path)) if store.path else None
     if calls:
         inner = Gateway(inner, calls)
-    return Counted(Guard(inner, store, token, project=store.project), metrics)
+    return Counted(AccessGuard(inner, store, token, project=store.project), metrics)
 
 
 def _engine_error(request: Request, error: Exception) -> Response:

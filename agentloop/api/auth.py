@@ -87,7 +87,7 @@ def new_key(project: str, scopes: Iterable[str]) -> tuple[str, Key]:
     return words, Key(key_id, _digest(words), project, tuple(scopes))
 
 
-class Guard:
+class AccessGuard:
     """ASGI middleware that refuses a request, or sets `project`, `may_judge` and, if sent, `key` in its state."""
 
     def __init__(

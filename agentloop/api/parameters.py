@@ -30,7 +30,7 @@ Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
 def project_of(request: Request) -> str:
-    """Whose traces a request is about, as `auth.Guard` found."""
+    """Whose traces a request is about, as `auth.AccessGuard` found."""
     project: str = request.state.project
     return project
 

@@ -22,7 +22,7 @@ class OnDivergence(StrEnum):
     off = "off"
 
 
-class Sampling(StrEnum):
+class VisitOrder(StrEnum):
     """Order of visits; see `outcomes.Settings`."""
 
     round_robin = "round-robin"

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from agentloop.errors import StoreError
 from agentloop.gateway.budgets import Budgets, Exhausted, TooFast
 from agentloop.gateway.catalog import Catalog
-from agentloop.gateway.contexts import Contexts, Placement
+from agentloop.gateway.contexts import CallPlacement, Contexts
 from agentloop.gateway.counting import n_tokens
 from agentloop.gateway.dialects import chat, messages
 from agentloop.gateway.dialects.completion import table_of, text_of
@@ -184,7 +184,7 @@ class Calls:
         caller: Caller,
         body: dict[str, Any],
         transcript: dict[str, Any],
-        place: Placement,
+        place: CallPlacement,
         target: Target,
     ) -> tuple[ModelCall, dict[str, Any]]:
         """The call of `target`, and its request. transcript: the body as chat completions. Raises BadRequest."""

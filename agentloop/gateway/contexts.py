@@ -87,7 +87,7 @@ class _Checkpoint:
     """Whether a later call that continues from here was answered."""
 
 
-class Placement(NamedTuple):
+class CallPlacement(NamedTuple):
     """The run and the conversation that a call belongs to."""
 
     run: AgentRun
@@ -107,23 +107,23 @@ class Contexts:
     def __len__(self) -> int:
         return len(self._checkpoints)
 
-    def place(self, project: str, episode: str | None, messages: Sequence[Any]) -> Placement:
+    def place(self, project: str, episode: str | None, messages: Sequence[Any]) -> CallPlacement:
         """The placement of a call with these messages (chat completions)."""
         seed = f"{project}\0{episode or ''}".encode()
         digests = _digests(seed, messages)
         digest = digests[-1] if digests else _digest(seed)
         checkpoint = self._latest(reversed(digests))
         if checkpoint is not None:
-            return Placement(checkpoint.run, digest, checkpoint)
+            return CallPlacement(checkpoint.run, digest, checkpoint)
         call_ids = [str(m.get("tool_call_id") or "") for m in reversed(messages) if isinstance(m, dict)]
         # Without an episode only a unique id tells agents apart: some models number their calls from 0.
         min_length = UNIQUE if episode is None else 1
         shortened = self._latest(_call(seed, call_id) for call_id in call_ids if len(call_id) >= min_length)
         run = shortened.run if shortened else self._run_for(project, episode, messages)
-        return Placement(run, digest, None)
+        return CallPlacement(run, digest, None)
 
     def answered(
-        self, place: Placement, project: str, episode: str | None, message: dict[str, Any], tokens: Sequence[int]
+        self, place: CallPlacement, project: str, episode: str | None, message: dict[str, Any], tokens: Sequence[int]
     ) -> bool | None:
         """Remember the policy's answer. tokens: ids of prompt and answer, () if they are unknown.
 
@@ -150,7 +150,7 @@ class Contexts:
         return extends
 
     def remember(
-        self, place: Placement, project: str, episode: str | None, message: dict[str, Any], tokens: Sequence[int]
+        self, place: CallPlacement, project: str, episode: str | None, message: dict[str, Any], tokens: Sequence[int]
     ) -> None:
         """Remember that a conversation may continue from `message`. tokens: see `answered`."""
         now = _Checkpoint(place.run, len(tokens), _packed(tokens) if tokens else None)
@@ -159,7 +159,7 @@ class Contexts:
         for call in tables(message, "tool_calls"):
             self._put(_call(seed, str(call.get("id"))), now)
 
-    def failed(self, place: Placement) -> None:
+    def failed(self, place: CallPlacement) -> None:
         """Remember a call without an answer: the next call with the same messages is a retry of it."""
         if place.checkpoint is None:
             self._put(place.digest, _Checkpoint(place.run, 0, None))

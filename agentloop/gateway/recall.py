@@ -15,7 +15,7 @@ from agentloop.policies.openai import wire
 from agentloop.types import Message
 
 
-class Conversation(NamedTuple):
+class RestoredConversation(NamedTuple):
     messages: list[Message]
     digest: int
     """Of the messages as the program sent them."""
@@ -30,7 +30,7 @@ class Recall:
         self._by_content: dict[tuple[Any, ...], Message] = {}
         """Content -> the last answer with it."""
 
-    def restored(self, messages: Sequence[Message]) -> Conversation:
+    def restored(self, messages: Sequence[Message]) -> RestoredConversation:
         """`messages`, as a program sent them, with the policy's own answers, token ids included.
 
         An answer that the program moved, as a compaction does, is restored as well: the policy then sees that its
@@ -45,9 +45,9 @@ class Recall:
             if message.role == "assistant" and not message.token_ids:
                 own = self._in_place.get(digest) or self._by_content.get(key)
             restored.append(own or message)
-        return Conversation(restored, digest)
+        return RestoredConversation(restored, digest)
 
-    def remember(self, conversation: Conversation, answer: Message) -> None:
+    def remember(self, conversation: RestoredConversation, answer: Message) -> None:
         """The answer of the policy to `conversation`."""
         if not answer.token_ids:
             return

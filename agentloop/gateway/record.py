@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from agentloop.gateway.contexts import AgentRun, Placement, trace_id_of
+from agentloop.gateway.contexts import AgentRun, CallPlacement, trace_id_of
 from agentloop.gateway.dialects.completion import number, table_of, tables, text_of
 from agentloop.gateway.failures import MAX_WORDS
 from agentloop.gateway.routes import Target
@@ -55,7 +55,7 @@ class ModelCall:
     request: dict[str, Any]
     """The request, as one for a chat completion."""
     target: Target
-    place: Placement
+    place: CallPlacement
     started_ns: int
     sent: dict[str, Any] = field(default_factory=dict)
     """The same as it was sent to the upstream: for an episode, the policy and the task change its settings."""

@@ -95,7 +95,7 @@ class Upstream:
             )
 
 
-class Served(NamedTuple):
+class ServedVersion(NamedTuple):
     """How a version is asked."""
 
     number: int
@@ -111,7 +111,7 @@ class Served(NamedTuple):
 class Serving(NamedTuple):
     """The versions of a project, and which of them answer for `policy/live` now."""
 
-    versions: Mapping[int, Served] = MappingProxyType({})
+    versions: Mapping[int, ServedVersion] = MappingProxyType({})
     live: int | None = None
     canary: int | None = None
     share: float = 0.0
@@ -250,7 +250,7 @@ class Routes:
             self._begun.popitem(last=False)
         return number
 
-    def _upstream(self, served: Served) -> Upstream | None:
+    def _upstream(self, served: ServedVersion) -> Upstream | None:
         if served.upstream is not None:
             return next((each for each in self.upstreams if each.name == served.upstream), None)
         if served.model == version_model(served.number):
@@ -306,7 +306,7 @@ def _labels(serving: Serving) -> list[str]:
     return [*first, *map(str, serving.versions)]
 
 
-def _no_upstream(name: str, served: Served) -> str:
+def _no_upstream(name: str, served: ServedVersion) -> str:
     if served.upstream is not None:
         return f"{name}: no upstream is called {served.upstream!r}; name it in [[gateway.upstream]]"
     if served.model == version_model(served.number):

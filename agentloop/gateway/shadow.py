@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import Message
 
-from agentloop.gateway.contexts import AgentRun, Placement
+from agentloop.gateway.contexts import AgentRun, CallPlacement
 from agentloop.gateway.record import ModelCall
 from agentloop.types import content_hash
 
@@ -49,10 +49,10 @@ class Shadows:
             task.exception()  # read, so that asyncio does not report it a second time
 
 
-def shadow_place(live: ModelCall, version: int | None) -> Placement:
+def shadow_place(live: ModelCall, version: int | None) -> CallPlacement:
     """The trace of a version's shadow calls beside the trace of `live`."""
     trace_id = content_hash(["shadow", version, live.place.run.trace_id])[:32]
-    return Placement(AgentRun(trace_id, b""), b"", None)
+    return CallPlacement(AgentRun(trace_id, b""), b"", None)
 
 
 async def discard(message: Message) -> None:

@@ -125,7 +125,7 @@ class _Judging:
         self._stamps = {
             task_id: _stamp(task, self._verifiers[task_id], self._learned) for task_id, task in tasks.items()
         }
-        self._groups = Groups(store)
+        self._groups = GroupComparisons(store)
         self._detectors = detectors_hash()
         self._slots = asyncio.Semaphore(N_TOGETHER)
 
@@ -191,7 +191,7 @@ async def _judged(
     verifiers: Mapping[str, Verifier],
     only: Collection[str],
     account: JudgingSummary,
-    groups: Groups,
+    groups: GroupComparisons,
     guess: Rule | None,
 ) -> Verdict:
     trace = record.trace
@@ -274,7 +274,7 @@ def detectors_hash() -> str:
     return content_hash([*built_in, *(detector.id for detector in outside_detectors())])
 
 
-class Groups:
+class GroupComparisons:
     """The groups to compare again: each is compared whole and once, however many of its episodes are judged."""
 
     def __init__(self, store: Store) -> None:

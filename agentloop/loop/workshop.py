@@ -70,7 +70,7 @@ class Workshop:
         for task, episode in plan(
             tasks[:N_LOOKED_AT], run="texts", stage="texts", purpose=Purpose.run, policy_version=0
         ):
-            look = Look()
+            look = PromptProbe()
             actor = self._project.present_actor()
             crew = Crew(Actor("", actor.agent, look), self._project.pool, canaries=False)
             rollout = await roll_out(task, episode, crew)
@@ -80,7 +80,7 @@ class Workshop:
         return list(components_of(traces, Overlay()).values())
 
 
-class Look:
+class PromptProbe:
     """A policy that keeps what it was sent first, and gives an empty answer."""
 
     name = "look"

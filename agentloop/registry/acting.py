@@ -25,7 +25,7 @@ from agentloop.config.sections import AgentSection, McpSection, PolicySection, P
 from agentloop.config.settings import Config
 from agentloop.costs.totals import Price, free, price
 from agentloop.errors import ConfigError, PluginError, extra
-from agentloop.gateway.routes import Served, Upstream
+from agentloop.gateway.routes import ServedVersion, Upstream
 from agentloop.identity import FileContents, Identity, files_hash, identity
 from agentloop.options import secret_options
 from agentloop.policies.endpoints import choose_endpoint
@@ -185,10 +185,10 @@ def _base_place(adapter: Path) -> str:
         return "BASE"
 
 
-def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyVersion], Served | None]:
+def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyVersion], ServedVersion | None]:
     """For the gateway: version -> how it is asked; None for one that no upstream can answer for."""
 
-    def served(version: PolicyVersion) -> Served | None:
+    def served(version: PolicyVersion) -> ServedVersion | None:
         if version.kind in OF_WEIGHTS or not version.parts:
             return as_weights(version)
         folder = version_folder(version, project)
@@ -206,7 +206,7 @@ def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyV
         upstream = _upstream(base.policy, upstreams)
         if upstream is None or base.policy.model is None:
             return None
-        return Served(version.number, base.policy.model, upstream.name, overlay)
+        return ServedVersion(version.number, base.policy.model, upstream.name, overlay)
 
     return served
 

@@ -26,7 +26,7 @@ MAX_BYTES = 1 << 20
 """Of a source file; a larger one is not text that people write."""
 
 
-class Edit(NamedTuple):
+class FileEdit(NamedTuple):
     """One file that changes."""
 
     path: Path
@@ -44,7 +44,7 @@ def words_of(version: PolicyVersion, project: Path) -> Overlay:
     return overlay
 
 
-def edits_for(version: PolicyVersion, project: Path) -> list[Edit]:
+def edits_for(version: PolicyVersion, project: Path) -> list[FileEdit]:
     """The files of the project as they would be with the version's words in them.
 
     Raises ConfigError for a component whose original is in no file, in several, or more than once in one, and for text
@@ -61,10 +61,10 @@ def edits_for(version: PolicyVersion, project: Path) -> list[Edit]:
             raise ConfigError(f"{path}: components {names[path]} and {component.name!r} overlap there; {_out(version)}")
         edited[path] = splice(path, text, component.original, component.text)
         names.setdefault(path, []).append(component.name)
-    return [Edit(path, texts[path] or "", text, tuple(names[path])) for path, text in edited.items()]
+    return [FileEdit(path, texts[path] or "", text, tuple(names[path])) for path, text in edited.items()]
 
 
-def write_edits(edits: list[Edit]) -> None:
+def write_edits(edits: list[FileEdit]) -> None:
     """Write each file whole. Raises ConfigError, before the first one, for a file that cannot be written."""
     for edit in edits:
         if not os.access(edit.path, os.W_OK) or not os.access(edit.path.parent, os.W_OK):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from agentloop.gateway.routes import Served, Serving, drawn_version, version_model
+from agentloop.gateway.routes import ServedVersion, Serving, drawn_version, version_model
 from agentloop.registry.versions import Registry
 from agentloop.types import Move, PolicyState, PolicyVersion
 
@@ -17,21 +17,21 @@ CHANGING = timedelta(seconds=10)
 """How long around a move an episode may have been drawn by the share before it or after it: clocks differ."""
 
 
-def as_weights(version: PolicyVersion) -> Served:
+def as_weights(version: PolicyVersion) -> ServedVersion:
     """A version that the upstream with `serves_versions` has under its own name."""
     return as_number(version.number)
 
 
-def as_number(number: int) -> Served:
+def as_number(number: int) -> ServedVersion:
     """As `as_weights`, by the number."""
-    return Served(number, version_model(number))
+    return ServedVersion(number, version_model(number))
 
 
 def serving_of(
-    registry: Registry, served: Callable[[PolicyVersion], Served | None] = as_weights
+    registry: Registry, served: Callable[[PolicyVersion], ServedVersion | None] = as_weights
 ) -> Callable[[], Serving]:
     """For `Routes`. served: how a version is asked; None for one that the gateway cannot ask."""
-    by_number: dict[int, Served] = {}
+    by_number: dict[int, ServedVersion] = {}
     refused: dict[int, float] = {}
 
     def read() -> Serving:

@@ -28,7 +28,7 @@ SIZES = ((8, MAX_ROWS), (4, MAX_ROWS), (2, 100), (1, 50), (0, 20))
 """(pairs of traces, rows of a table): the first that stays below MAX_BYTES is taken."""
 
 
-class Evidence(Frozen):
+class ReportEvidence(Frozen):
     """What a report shows besides the result: none of it decides."""
 
     attempts: dict[str, TraceVerdict] = Field(default_factory=dict)
@@ -74,14 +74,14 @@ class Pair:
         return f"They part at step {self.parting}: the candidate did something else."
 
 
-def write_gate_report(result: GateResult, path: Path, evidence: Evidence | None = None) -> None:
+def write_gate_report(result: GateResult, path: Path, evidence: ReportEvidence | None = None) -> None:
     """Put the report at `path`, whole or not at all."""
     write_text(path, render(result, evidence))
 
 
-def render(result: GateResult, evidence: Evidence | None = None) -> str:
+def render(result: GateResult, evidence: ReportEvidence | None = None) -> str:
     """The report as one self-contained HTML document of at most MAX_BYTES."""
-    evidence = evidence or Evidence()
+    evidence = evidence or ReportEvidence()
     templates = environment(evidence.own_types)
     templates.filters.update(tally=findings.tally, points=findings.points, span=findings.span)
     templates.filters.update(failure_type=findings.failure_type, last_look=findings.last_look)

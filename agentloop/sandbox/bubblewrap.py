@@ -112,7 +112,7 @@ class BubblewrapBackend:
 
 
 def _start(
-    program: str, spec: SandboxSpec, root: Path | None, sockets: Path, group: cgroups.Group | None
+    program: str, spec: SandboxSpec, root: Path | None, sockets: Path, group: cgroups.ControlGroup | None
 ) -> subprocess.Popen[bytes]:
     filter_fd = seccomp.program_fd()
     # bwrap reads more arguments from the gate, of which there are none, and starts nothing before its end.
@@ -161,7 +161,7 @@ def _kill(process: subprocess.Popen[bytes]) -> str:
     return process.communicate()[1].decode(errors="replace").strip()
 
 
-def _end(process: subprocess.Popen[bytes], sockets: SocketFolder, group: cgroups.Group | None) -> None:
+def _end(process: subprocess.Popen[bytes], sockets: SocketFolder, group: cgroups.ControlGroup | None) -> None:
     """The supervisor leaves when its connection ends, and takes the namespace along; or it is made to."""
     try:
         process.wait(timeout=2.0)

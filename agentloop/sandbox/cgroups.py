@@ -58,7 +58,7 @@ REMEDY = (
 
 
 @dataclass(frozen=True)
-class Group:
+class ControlGroup:
     """The folders of one sandbox's groups: one in each tree of version 1, a single one in version 2."""
 
     folders: tuple[Path, ...]
@@ -95,7 +95,7 @@ class Group:
 class Watch:
     """What the kernel has counted against a sandbox, and what of that is newer than its latest answer."""
 
-    def __init__(self, group: Group, ran_out: Callable[[float], bool] = lambda _: False) -> None:
+    def __init__(self, group: ControlGroup, ran_out: Callable[[float], bool] = lambda _: False) -> None:
         """ran_out: whether memory was used up since a time (Unix seconds), for groups that end with their sandbox."""
         self._group = group
         self._ran_out = ran_out
@@ -110,7 +110,7 @@ class Watch:
         self._marked_at = time.time()
 
     def kills(self) -> int:
-        """See `Group.kills`."""
+        """See `ControlGroup.kills`."""
         return self._group.kills()
 
     def cause(self, stuck: bool = False) -> str | None:
@@ -131,7 +131,7 @@ def _is_removed(folder: Path) -> bool:
     return True
 
 
-def make(spec: SandboxSpec, name: str) -> Group | None:
+def make(spec: SandboxSpec, name: str) -> ControlGroup | None:
     """Groups that hold what `spec` asks for; None when it asks for nothing. Raises CapabilityError."""
     wanted = {limit: controller for limit, controller in LIMITS.items() if getattr(spec, limit) is not None}
     if not wanted:
@@ -153,11 +153,11 @@ def make(spec: SandboxSpec, name: str) -> Group | None:
                 if (folder / file).exists() or file not in SWAP:
                     (folder / file).write_text(value)
     except OSError as error:
-        Group(tuple(folders)).remove()
+        ControlGroup(tuple(folders)).remove()
         if isinstance(error, CapabilityError):
             raise
         raise CapabilityError(f"bubblewrap cannot hold {', '.join(wanted)} here: {error}; {REMEDY}") from error
-    return Group(tuple(folders))
+    return ControlGroup(tuple(folders))
 
 
 def _watch() -> None:
@@ -200,13 +200,13 @@ def sweep() -> None:
                 for pid in _words(folder / "cgroup.procs"):
                     with suppress(OSError):
                         os.kill(int(pid), signal.SIGKILL)
-                Group((folder,)).remove()
+                ControlGroup((folder,)).remove()
 
 
-def of_process(pid: int, controllers: Iterable[str]) -> Group:
+def of_process(pid: int, controllers: Iterable[str]) -> ControlGroup:
     """The groups of these controllers that a process is in, to be watched."""
     paths = {mount / own.lstrip("/") for name in controllers for mount, own, _ in _trees(name, pid)}
-    return Group(tuple(folder for folder in paths if folder.is_dir()))
+    return ControlGroup(tuple(folder for folder in paths if folder.is_dir()))
 
 
 def _trees(controller: str, pid: int | None = None) -> Iterator[tuple[Path, str, bool]]:

@@ -256,7 +256,7 @@ def _watch(pid: int, container: str, is_memory_held: bool) -> cgroups.Watch | No
     try:
         group = cgroups.of_process(pid, ("memory", "pids") if is_memory_held else ("pids",))
     except OSError:  # it lives in another namespace
-        group = cgroups.Group(())
+        group = cgroups.ControlGroup(())
     return cgroups.Watch(group, partial(_ran_out, container) if is_memory_held else lambda _: False)
 
 

@@ -17,7 +17,7 @@ EVER_MADE = "keys_ever_made"
 """The name of a setting of the store: a key was made, and may be revoked since."""
 
 
-class Budget(NamedTuple):
+class KeyBudget(NamedTuple):
     """What a key may spend on calls of models; None is no bound."""
 
     n_calls: int | None = None
@@ -43,7 +43,7 @@ class Key(NamedTuple):
     """Of the whole key, in hex."""
     project: str
     scopes: tuple[str, ...]
-    budget: Budget = Budget()
+    budget: KeyBudget = KeyBudget()
     spent: Spent = Spent()
     read_at: float = 0.0
     """`time.monotonic()` before it was looked up, by who keeps what he found."""
@@ -61,7 +61,7 @@ class Keys:
             session.add(KeyRow.model_validate({**row, "made_at": datetime.now(UTC), **_columns(key.budget)}))
             _remember(session.connection())
 
-    def set_budget(self, key_id: str, budget: Budget) -> bool:
+    def set_budget(self, key_id: str, budget: KeyBudget) -> bool:
         """Let a key spend so much; whether there is such a key."""
         changed = update(KeyRow).where(col(KeyRow.id) == key_id).values(_columns(budget))
         with self._database.write() as connection:
@@ -126,7 +126,7 @@ def _remember(connection: Connection) -> None:
     insert_rows(connection, "setting", ("name", "value"), [(EVER_MADE, b"1")], ignore=True)
 
 
-def _columns(budget: Budget) -> dict[str, int | float | None]:
+def _columns(budget: KeyBudget) -> dict[str, int | float | None]:
     return {
         "max_calls": budget.n_calls,
         "max_tokens": budget.n_tokens,
@@ -141,6 +141,6 @@ def _key(row: KeyRow) -> Key:
         row.sha256,
         row.project,
         tuple(row.scopes.split()),
-        Budget(row.max_calls, row.max_tokens, row.max_usd, row.max_calls_per_minute),
+        KeyBudget(row.max_calls, row.max_tokens, row.max_usd, row.max_calls_per_minute),
         Spent(row.n_calls, row.n_tokens, row.cost_usd),
     )

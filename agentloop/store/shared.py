@@ -26,18 +26,18 @@ class SharedBodies:
         self.remembered: dict[bytes, bytes] = {}
         """Name of a body as it came -> name of what was stored for it."""
 
-    def batch(self, project: str) -> Batch:
+    def batch(self, project: str) -> BodyBatch:
         """Bodies of one write."""
         if project not in self.hashers:
             self.hashers[project] = Hasher(project)
-        return Batch(self, self.hashers[project])
+        return BodyBatch(self, self.hashers[project])
 
     def forget(self) -> None:
         """Assume nothing of what is stored: bodies were removed."""
         self.remembered = {}
 
 
-class Batch:
+class BodyBatch:
     """`name` bodies before the transaction, `put` them within it, `done` after it."""
 
     def __init__(self, shared: SharedBodies, hasher: Hasher) -> None:

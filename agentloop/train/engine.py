@@ -29,7 +29,7 @@ from agentloop.train.data.row import Floats, Mask, Row, Unit
 from agentloop.train.distributed import ALONE, Ranks
 from agentloop.train.distributed import whole as gathered
 from agentloop.train.figures import GRADIENT, LOSS, SKIPPED, TOKENS, StepPhase, of
-from agentloop.train.forward import LOGPROBS, Asked
+from agentloop.train.forward import LOGPROBS, ScoreParts
 from agentloop.train.mismatch import Mismatch, Tolerance, mismatch_of, refuse
 from agentloop.train.model import Trainable, score
 from agentloop.train.plans import parts_of
@@ -102,7 +102,7 @@ class Engine:
             return list(units)
         rows = distinct_rows(units)
         self._check(rows)
-        known = self._measure(rows, self.algorithm, Asked(values=Need.values in needs))
+        known = self._measure(rows, self.algorithm, ScoreParts(values=Need.values in needs))
         fresh = {id(row): replace(row, old_logprobs=known[id(row)].logprobs) for row in rows}
         scored = [tuple(fresh[id(row)] for row in unit) for unit in units]
         if Need.values not in needs:
@@ -203,7 +203,7 @@ class Engine:
         reference_N = None
         if Need.reference in needs:
             reference_N = self.trainable.reference(micro.layout)
-        asked = Asked(entropy=True, values=Need.values in needs, rewards=Need.rewards in needs)
+        asked = ScoreParts(entropy=True, values=Need.values in needs, rewards=Need.rewards in needs)
         with self.trainable.precision():
             scored = score(self._module, micro.layout, asked)._replace(reference_N=reference_N)
         loss, shares = algorithm.loss(_with_behaviour(micro.batch, scored), scored, whole)
@@ -239,12 +239,12 @@ class Engine:
 
     @torch.no_grad()
     def _measure(
-        self, rows: Sequence[Row], algorithm: Algorithm, asked: Asked = LOGPROBS, *, with_reference: bool = False
-    ) -> dict[int, Measured]:
+        self, rows: Sequence[Row], algorithm: Algorithm, asked: ScoreParts = LOGPROBS, *, with_reference: bool = False
+    ) -> dict[int, RowMeasures]:
         """What the models say of the selected tokens of each row, by the row's id."""
         if not rows:
             return {}
-        measured: dict[int, Measured] = {}
+        measured: dict[int, RowMeasures] = {}
         units = [(row,) for row in distinct_rows([tuple(rows)])]
         numbers = {id(row): number for number, (row,) in enumerate(units)}
         for micro in self._micros(units, {}, algorithm.scores_context):
@@ -254,12 +254,12 @@ class Engine:
             columns = (spread(micro.batch, each) for each in (scored.logprobs_N, scored.values_N, reference_N))
             if not micro.is_extra:
                 for row, each in zip(micro.batch.rows, zip(*columns, strict=True), strict=True):
-                    measured[numbers[id(row)]] = Measured(*each)
+                    measured[numbers[id(row)]] = RowMeasures(*each)
         everywhere = {key: value for share in self.ranks.gathered(measured) for key, value in share.items()}
         return {id(row): everywhere[numbers[id(row)]] for row in rows}
 
 
-class Measured(NamedTuple):
+class RowMeasures(NamedTuple):
     """What models say of one row: (T,) each, 0 where a token is not selected; None where nobody asked."""
 
     logprobs: Floats | None
@@ -277,7 +277,7 @@ def spread(batch: Batch, values_N: Tensor | None) -> Sequence[Floats | None]:
     return [array_BT[index, : len(row)].copy() for index, row in enumerate(batch.rows)]
 
 
-def _row_score(row: Row, measured: Measured) -> RowScore:
+def _row_score(row: Row, measured: RowMeasures) -> RowScore:
     action = row.action_mask.copy()
     action[0] = False
     logprob, reference = (_sum(each, action) for each in (measured.logprobs, measured.reference))

@@ -46,7 +46,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoreParts:
     """Parts of a score that a caller needs beside the log-probabilities."""
 
     entropy: bool = False
@@ -54,7 +54,7 @@ class Asked:
     rewards: bool = False
 
 
-LOGPROBS = Asked()
+LOGPROBS = ScoreParts()
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def output_of(config: Any) -> Output:
     return Output(scale, float(getattr(config, "final_logit_softcapping", None) or 0.0))
 
 
-class Actor(nn.Module):
+class ScoringModel(nn.Module):
     """A causal model as an algorithm sees it: a layout goes in, scores come out. The one module that gets wrapped."""
 
     def __init__(self, model: Any, head: nn.Linear | None = None) -> None:
@@ -88,7 +88,7 @@ class Actor(nn.Module):
         self._base = [base]  # in a list, so that its parameters are not registered a second time
         self.output = output_of(base.config)
 
-    def forward(self, layout: Layout, asked: Asked = LOGPROBS) -> Scored:
+    def forward(self, layout: Layout, asked: ScoreParts = LOGPROBS) -> Scored:
         """Log-probabilities (N,) of the selected tokens at their temperatures, and the parts that `asked` names."""
         base = self._base[0]
         extras: dict[str, Any] = {}

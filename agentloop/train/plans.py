@@ -12,7 +12,7 @@ from agentloop.train.prefixes import Bundle, Costs, bundles
 Item = TypeVar("Item")
 
 
-class Part(NamedTuple):
+class MicroBatch(NamedTuple):
     """The units of one micro-batch."""
 
     units: list[Unit]
@@ -20,7 +20,9 @@ class Part(NamedTuple):
     """Tokens with which rows begin alike stand in it once; else rows are padded."""
 
 
-def parts_of(units: Sequence[Unit], max_tokens: int, costs: Costs | None = None, n_ranks: int = 1) -> list[list[Part]]:
+def parts_of(
+    units: Sequence[Unit], max_tokens: int, costs: Costs | None = None, n_ranks: int = 1
+) -> list[list[MicroBatch]]:
     """The parts of each rank; a rank may have none.
 
     costs: of the model, to share prefixes; None shares none. Every rank that has the same units makes the same plan.
@@ -36,8 +38,8 @@ def parts_of(units: Sequence[Unit], max_tokens: int, costs: Costs | None = None,
     rows = deal(alone, [sum(work.row(len(row)) for row in unit) for unit in alone], loads)
     return [
         [
-            *(Part(part, is_tree=True) for part in _filled(own_trees, max_tokens)),
-            *(Part(part, is_tree=False) for part in micro_batches(own_rows, max_tokens)),
+            *(MicroBatch(part, is_tree=True) for part in _filled(own_trees, max_tokens)),
+            *(MicroBatch(part, is_tree=False) for part in micro_batches(own_rows, max_tokens)),
         ]
         for own_trees, own_rows in zip(trees, rows, strict=True)
     ]

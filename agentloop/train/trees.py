@@ -9,14 +9,14 @@ import torch
 
 from agentloop.train.batches import Shapes, make_batch, padded_layout
 from agentloop.train.data.row import Row
-from agentloop.train.forward import Actor
+from agentloop.train.forward import ScoringModel
 from agentloop.train.prefixes import tree_layout
 
 N_TOKENS = 6
 
 
 @torch.no_grad()
-def follows_trees(actor: Actor, model: Any, n_vocab: int, tolerance: float) -> bool:
+def follows_trees(actor: ScoringModel, model: Any, n_vocab: int, tolerance: float) -> bool:
     """Decided by doing both, and by the kinds of layers: a window is wider than a probe.
 
     A layer with a state, or with positions that it is not given, shows in the log-probabilities.

@@ -38,7 +38,7 @@ class TextChange(Frozen):
     """Of a lesson: the failed trace, and the one that fixed it."""
 
 
-class Evidence(Frozen):
+class FailureEvidence(Frozen):
     """Failures of one type that the later version was made from."""
 
     failure: str
@@ -80,7 +80,7 @@ class VersionDiff(Frozen):
     settings: tuple[SettingChange, ...]
     texts: tuple[TextChange, ...]
     lessons: tuple[TextChange, ...]
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[FailureEvidence, ...]
     """By frequency."""
     tasks: tuple[TaskChange, ...]
     """Those that both were measured at: flips first, then by the size of the change."""
@@ -159,11 +159,11 @@ def _lessons(before: Overlay, after: Overlay) -> Iterator[TextChange]:
                 yield TextChange(name=lesson.applies_to, lines=lines, traces=lesson.traces)
 
 
-def _evidence(store: Store, contents: Contents) -> Iterator[Evidence]:
+def _evidence(store: Store, contents: Contents) -> Iterator[FailureEvidence]:
     failures = store.failures_of(contents.trace_ids)
     for failure, n in Counter(failures.values()).most_common():
         example = next(trace_id for trace_id in contents.trace_ids if failures.get(trace_id) == failure)
-        yield Evidence(failure=failure, n=n, trace_id=example)
+        yield FailureEvidence(failure=failure, n=n, trace_id=example)
 
 
 def _tasks(before: Sequence[VersionAttempt], after: Sequence[VersionAttempt]) -> list[TaskChange]:

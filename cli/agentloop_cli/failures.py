@@ -17,7 +17,7 @@ from agentloop_cli.render import AsJson, percent, print_block, print_json, stder
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store, same_store
 
 if TYPE_CHECKING:
-    from agentloop.failures.analysis.pareto import Change, Cluster, Example, Rate, Row, Survey
+    from agentloop.failures.analysis.pareto import Change, Cluster, Example, ParetoBar, Rate, Survey
     from agentloop.failures.taxonomy import Taxonomy
 
 NOTHING = 5
@@ -132,7 +132,7 @@ def _print_rows(result: Survey, taxonomy: Taxonomy) -> None:
         stdout.print(Text(f"and {result.n_rows - len(result.rows):,} more; --limit shows more", style="dim"))
 
 
-def _print_below(row: Row, result: Survey, meaning: str, *, vital: bool) -> None:
+def _print_below(row: ParetoBar, result: Survey, meaning: str, *, vital: bool) -> None:
     """What is said of a row under its numbers; of those that make up most failures, what to do."""
     if result.by not in ("type", "group"):
         rate = f"{_rate(row.rate)} of its {row.rate.of:,} traces; " if row.rate else ""

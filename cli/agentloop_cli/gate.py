@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from agentloop.gate.losses import Claim
-from agentloop.gate.options import OnDivergence, Sampling
+from agentloop.gate.options import OnDivergence, VisitOrder
 from agentloop_cli.gate_options import (
-    Comparison,
+    ComparisonOptions,
     Figures,
     Inconclusive,
     Named,
@@ -66,7 +66,7 @@ def gate(
         ),
     ] = None,
     sampling: Annotated[
-        Sampling | None, typer.Option(rich_help_panel=SURE, help="Order of visits; default: round-robin.")
+        VisitOrder | None, typer.Option(rich_help_panel=SURE, help="Order of visits; default: round-robin.")
     ] = None,
     per_visit: Annotated[
         int | None,
@@ -184,7 +184,9 @@ def gate(
         result = replayed(replay, tenant, named, figures, must_pass or ())
         outputs.write(result, [], None)
     else:
-        compared = Comparison(suites, baseline, candidate, project, baseline_project, sandbox, tape, must_pass or ())
+        compared = ComparisonOptions(
+            suites, baseline, candidate, project, baseline_project, sandbox, tape, must_pass or ()
+        )
         options = compared.options(
             figures, out=out, n_concurrent=n_concurrent, max_usd=max_usd, max_minutes=max_minutes
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentloop.errors import ConfigError, counted
 from agentloop.gate.losses import Claim
-from agentloop.gate.options import GateOptions, OnDivergence, Sampling
+from agentloop.gate.options import GateOptions, OnDivergence, VisitOrder
 from agentloop_cli.render import LiveProgress, stderr
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Figures:
     alpha: float | None
     beta: float | None
     claim: Claim | None
-    sampling: Sampling | None
+    sampling: VisitOrder | None
     per_visit: int | None
     max_infra: float | None
     reliability: float | None
@@ -67,7 +67,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonOptions:
     """Options that say what is compared with what."""
 
     suites: Sequence[str] | None

@@ -80,7 +80,7 @@ class Outputs:
 
 def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:
     from agentloop.gate import findings
-    from agentloop.reports.gate import Evidence, write_gate_report
+    from agentloop.reports.gate import ReportEvidence, write_gate_report
 
     tasks = [*findings.broken(result), *(flip.task for flip in findings.flips(result, worse=True))][:MAX_TASKS]
     wanted = {one for task in tasks for one in (*task.trace_ids[:MAX_TRACES], *task.baseline_trace_ids[:MAX_TRACES])}
@@ -88,7 +88,7 @@ def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:
     for place in filter(None, (folder, BANKS)):
         attempts |= _attempts(place, wanted - attempts.keys())
     command = shlex.join(["agentloop", *sys.argv[1:]])
-    write_gate_report(result, path, Evidence(attempts=attempts, command=command))
+    write_gate_report(result, path, ReportEvidence(attempts=attempts, command=command))
 
 
 def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, TraceVerdict]:

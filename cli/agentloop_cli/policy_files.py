@@ -16,7 +16,7 @@ from agentloop_cli.stores import ProjectFolder, Where, opened_store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentloop.registry.export import Edit
+    from agentloop.registry.export import FileEdit
 
 
 def export(
@@ -90,7 +90,7 @@ def _print_paths(paths: Sequence[Path], *, as_json: bool) -> None:
         stdout.print(f"wrote {path}", soft_wrap=True)
 
 
-def _print_edits(edits: Sequence[Edit], n_lessons: int, *, written: bool, as_json: bool) -> None:
+def _print_edits(edits: Sequence[FileEdit], n_lessons: int, *, written: bool, as_json: bool) -> None:
     from agentloop.views.version_diff import changed_lines
 
     if as_json:

@@ -127,10 +127,10 @@ def add(
 ) -> None:
     """Create a key. It is shown once: only its hash is stored."""
     from agentloop.api.auth import new_key
-    from agentloop.store.keys import Budget
+    from agentloop.store.keys import KeyBudget
 
     words, key = new_key(project, [each.value for each in scope or (Scope.ingest, Scope.read)])
-    key = key._replace(budget=Budget(calls, tokens, usd, per_minute))
+    key = key._replace(budget=KeyBudget(calls, tokens, usd, per_minute))
     with opened_store(where, create=True) as store:
         store.put_key(key)
     if as_json:
@@ -149,10 +149,10 @@ def budget(
     where: Where = None,
 ) -> None:
     """Set a key's limits on model calls; limits that you do not name stay as they are."""
-    from agentloop.store.keys import Budget
+    from agentloop.store.keys import KeyBudget
 
-    bounds = Budget(calls, tokens, usd, per_minute)
-    if bounds == Budget():
+    bounds = KeyBudget(calls, tokens, usd, per_minute)
+    if bounds == KeyBudget():
         raise ConfigError("name a limit: --max-calls, --max-tokens, --max-usd or --calls-per-minute")
     with opened_store(where) as store:
         key = store.key(key_id)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from agentloop.api.auth import FRESH_S, Guard, Key, needed_scope, new_key
+from agentloop.api.auth import FRESH_S, AccessGuard, Key, needed_scope, new_key
 
 
 class Shelf:
@@ -43,7 +43,7 @@ def asked(
 ) -> tuple[int, Any]:
     """uid: of who asks, whom no kernel knows, as there is no connection."""
     routes = [Route("/{rest:path}", project, methods=["GET", "POST", "PUT", "DELETE"])]
-    guard = Guard(Starlette(routes=routes), shelf, uid_of=lambda _: uid, **({"clock": clock} if clock else {}))
+    guard = AccessGuard(Starlette(routes=routes), shelf, uid_of=lambda _: uid, **({"clock": clock} if clock else {}))
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://localhost") as client:
@@ -112,7 +112,7 @@ def test_once_there_is_a_key_it_is_asked_for() -> None:
 def test_a_revoked_key_ends_within_seconds() -> None:
     shelf, now = Shelf(), [0.0]
     words = shelf.add("team", "read")
-    guard = Guard(Starlette(routes=[Route("/{rest:path}", project)]), shelf, clock=lambda: now[0])
+    guard = AccessGuard(Starlette(routes=[Route("/{rest:path}", project)]), shelf, clock=lambda: now[0])
 
     async def ask() -> int:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://localhost") as client:

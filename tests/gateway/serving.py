@@ -22,7 +22,7 @@ from agentloop.gateway.prices import Price, unknown
 from agentloop.gateway.routes import Routes, Serving, Upstream
 from agentloop.registry.routing import serving_of
 from agentloop.registry.versions import Registry
-from agentloop.store.keys import Budget, Key
+from agentloop.store.keys import Key, KeyBudget
 from agentloop.store.store import Store
 from agentloop.types import Span
 
@@ -33,7 +33,7 @@ class Gateway:
     def __init__(self, url: str, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         self.url, self.store, self.loop = url, store, loop
 
-    def key(self, *scopes: str, project: str = "default", budget: Budget = Budget()) -> tuple[str, Key]:  # noqa: B008
+    def key(self, *scopes: str, project: str = "default", budget: KeyBudget = KeyBudget()) -> tuple[str, Key]:  # noqa: B008
         """(the words of a new key, what is kept of it)."""
         words, key = new_key(project, scopes or ("call",))
         key = key._replace(budget=budget)

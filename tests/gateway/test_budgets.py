@@ -15,7 +15,7 @@ import pytest
 
 from agentloop.gateway.budgets import Budgets, Exhausted
 from agentloop.gateway.routes import Upstream
-from agentloop.store.keys import Budget, Key, Spent
+from agentloop.store.keys import Key, KeyBudget, Spent
 from tests.gateway.serving import Gateway, gateway_here, until
 from tests.gateway.upstream import ModelServer
 
@@ -41,14 +41,14 @@ def call(gateway: Gateway, words: str, **more: Any) -> httpx.Response:
 @pytest.mark.parametrize(
     ("budget", "n", "told"),
     [
-        (Budget(n_calls=3), 3, "has spent 3 of 3 calls"),
-        (Budget(n_tokens=20), 2, "has spent 32 of 20 tokens"),
-        (Budget(cost_usd=0.6), 3, "has spent 0.75 of 0.6 USD"),
-        (Budget(n_calls=0), 0, "has spent 0 of 0 calls"),
-        (Budget(n_calls=9, n_tokens=16, cost_usd=9), 1, "has spent 16 of 16 tokens"),
+        (KeyBudget(n_calls=3), 3, "has spent 3 of 3 calls"),
+        (KeyBudget(n_tokens=20), 2, "has spent 32 of 20 tokens"),
+        (KeyBudget(cost_usd=0.6), 3, "has spent 0.75 of 0.6 USD"),
+        (KeyBudget(n_calls=0), 0, "has spent 0 of 0 calls"),
+        (KeyBudget(n_calls=9, n_tokens=16, cost_usd=9), 1, "has spent 16 of 16 tokens"),
     ],
 )
-def test_a_budget_that_is_spent(budget: Budget, n: int, told: str, priced: Gateway, model: ModelServer) -> None:
+def test_a_budget_that_is_spent(budget: KeyBudget, n: int, told: str, priced: Gateway, model: ModelServer) -> None:
     words, key = priced.key(budget=budget)
     for _ in range(n):
         assert call(priced, words).status_code == 200
@@ -67,11 +67,11 @@ def test_what_was_spent_survives_a_restart_and_more_can_be_given(
     monkeypatch.setattr("agentloop.api.auth.FRESH_S", 0.2)
     where = tmp_path / "store.db"
     with gateway_here(where, Upstream("vllm", model.url)) as gateway:
-        words, key = gateway.key(budget=Budget(n_calls=2))
+        words, key = gateway.key(budget=KeyBudget(n_calls=2))
         assert [call(gateway, words).status_code for _ in range(3)] == [200, 200, 402]
     with gateway_here(where, Upstream("vllm", model.url)) as gateway:
         assert call(gateway, words).status_code == 402
-        gateway.store.set_budget(key.id, Budget(n_calls=3))
+        gateway.store.set_budget(key.id, KeyBudget(n_calls=3))
         assert until(lambda: call(gateway, words).status_code == 200, timeout_s=10)
         assert call(gateway, words).status_code == 402
 
@@ -79,7 +79,7 @@ def test_what_was_spent_survives_a_restart_and_more_can_be_given(
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_at_once_do_not_pass_the_bound(stream: bool, gateway: Gateway, model: ModelServer) -> None:
-    words, key = gateway.key(budget=Budget(n_calls=7))
+    words, key = gateway.key(budget=KeyBudget(n_calls=7))
     slow = {"messages": [{"role": "user", "content": "slow 0.1"}], "stream": stream}
     with ThreadPoolExecutor(24) as pool:
         answers = list(pool.map(lambda _: call(gateway, words, **slow).status_code, range(24)))
@@ -93,7 +93,7 @@ def test_calls_at_once_do_not_pass_the_bound(stream: bool, gateway: Gateway, mod
 @pytest.mark.slow
 def test_a_call_that_fails_counts_as_a_call(gateway: Gateway) -> None:
     """And its place is given back: a key with one call under way can be asked of its budget again."""
-    words, key = gateway.key(budget=Budget(n_calls=3))
+    words, key = gateway.key(budget=KeyBudget(n_calls=3))
     for said in ("status 500", "drop", "status 429"):
         assert call(gateway, words, messages=[{"role": "user", "content": said}]).status_code in (500, 502, 429)
     for bad in ({"messages": 7}, {"messages": [{"role": "user", "content": "x"}], "model": None}):
@@ -108,7 +108,7 @@ def test_what_ends_while_a_key_is_looked_up_is_not_lost() -> None:
     """By a clock of the test's: no call is forgotten, and one that the store counted, too, counts once again soon."""
     now = [10.0]
     budgets = Budgets(lambda: now[0])
-    key = Key("1", "", "p", ("call",), Budget(n_calls=2), read_at=10.0)
+    key = Key("1", "", "p", ("call",), KeyBudget(n_calls=2), read_at=10.0)
     budgets.admit(key)
     now[0] = 16.0
     later = key._replace(read_at=15.0)  # read before the call was on disk, and used after
@@ -120,7 +120,7 @@ def test_what_ends_while_a_key_is_looked_up_is_not_lost() -> None:
     now[0] = 22.0
     with pytest.raises(Exhausted, match="has spent 2"):
         budgets.admit(key._replace(read_at=21.0, spent=Spent(2, 0, 0.0)))
-    budgets.admit(key._replace(read_at=22.0, spent=Spent(2, 0, 0.0), budget=Budget(n_calls=3)))
+    budgets.admit(key._replace(read_at=22.0, spent=Spent(2, 0, 0.0), budget=KeyBudget(n_calls=3)))
 
 
 @pytest.mark.parametrize(("scopes", "status"), [(("call",), 200), (("admin",), 200), (("ingest", "read"), 403)])
@@ -201,7 +201,7 @@ def test_the_clients_raise_their_own_errors(
 
 @pytest.mark.slow
 def test_refusals_of_the_gateway_raise_the_clients_own_errors(gateway: Gateway) -> None:
-    spent, _ = gateway.key(budget=Budget(n_calls=0))
+    spent, _ = gateway.key(budget=KeyBudget(n_calls=0))
     reader, _ = gateway.key("read")
     expected = {
         "sk-none": openai.AuthenticationError,

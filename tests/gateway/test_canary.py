@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.gateway.routes import FRESH_S, Routes, Served, Serving, Upstream, drawn_version
+from agentloop.gateway.routes import FRESH_S, Routes, ServedVersion, Serving, Upstream, drawn_version
 from agentloop.registry.moves import Moves
 from agentloop.registry.routing import serving_of
 from agentloop.registry.versions import Registry
@@ -20,12 +20,12 @@ from tests.gateway.serving import Gateway, gateway_here, until
 from tests.gateway.upstream import ModelServer
 from tests.registry.test_versions import add
 
-VERSIONS = {number: Served(number, "m") for number in (1, 2)}
+VERSIONS = {number: ServedVersion(number, "m") for number in (1, 2)}
 CHAT = "/v1/chat/completions"
 
 
-def on_the_model(version: PolicyVersion) -> Served:
-    return Served(version.number, "m")
+def on_the_model(version: PolicyVersion) -> ServedVersion:
+    return ServedVersion(version.number, "m")
 
 
 def ask(gateway: Gateway, episode: str, *, stream: bool = False) -> int:
@@ -118,7 +118,7 @@ def test_a_restart_reads_the_earlier_calls(model: ModelServer, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_shadow_is_recorded_and_answers_nobody(model: ModelServer, tmp_path: Path) -> None:
-    versions = {1: Served(1, "m"), 2: Served(2, "candidate")}
+    versions = {1: ServedVersion(1, "m"), 2: ServedVersion(2, "candidate")}
     serving = Serving(versions, 1, 2, 1.0, "x", is_shadow=True)
     upstream = Upstream("one", model.url, models=("m", "candidate"))
     with gateway_here(tmp_path / "store.db", upstream, serving=lambda: serving) as gateway:

@@ -15,7 +15,7 @@ from agentloop.gateway import exchange, litellm_upstream
 from agentloop.gateway.contexts import Contexts
 from agentloop.gateway.exchange import BodyQuota, ErrorReply
 from agentloop.gateway.failures import UpstreamRefusal
-from agentloop.gateway.routes import Routes, Served, Serving, Upstream
+from agentloop.gateway.routes import Routes, ServedVersion, Serving, Upstream
 from agentloop.store.store import Store
 from tests.gateway.serving import Gateway, until
 from tests.gateway.test_budgets import CHAT, YES
@@ -68,7 +68,7 @@ def test_exact_tokens_are_of_one_answer(gateway: Gateway, model: ModelServer) ->
 
 def test_what_is_live_for_one_conversation_is_not_for_another() -> None:
     live = [1]
-    versions = {number: Served(number, f"policy-v{number}") for number in (1, 2)}
+    versions = {number: ServedVersion(number, f"policy-v{number}") for number in (1, 2)}
     upstream = Upstream("v", "http://127.0.0.1:1/v1", serves_versions=True)
     routes = Routes([upstream], serving=lambda: Serving(versions, live[0]))
 

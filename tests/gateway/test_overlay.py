@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from agentloop.config.settings import STORE
-from agentloop.gateway.routes import Served, Serving, Upstream
+from agentloop.gateway.routes import ServedVersion, Serving, Upstream
 from agentloop.registry.acting import served_by
 from agentloop.registry.folders import write_overlay
 from agentloop.registry.routing import serving_of
@@ -28,7 +28,7 @@ from tests.registry.versions import register
 pytestmark = pytest.mark.slow
 GONE = Component(name="tool.gone", original="x", text="y")
 OVERLAY = Overlay(components=(RULES, SEARCH, GONE), lessons=LESSONS)
-SERVING = Serving({1: Served(1, "m"), 2: Served(2, "m", overlay=OVERLAY)}, live=1)
+SERVING = Serving({1: ServedVersion(1, "m"), 2: ServedVersion(2, "m", overlay=OVERLAY)}, live=1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -81,7 +81,9 @@ def test_a_conversation_keeps_its_lessons(model: ModelServer, tmp_path: Path) ->
 
 
 def test_a_version_on_a_model_of_an_upstream(model: ModelServer, tmp_path: Path) -> None:
-    missing = Serving({1: Served(1, "n"), 2: Served(2, "m", upstream="two"), 3: Served(3, "policy-v3")}, live=1)
+    missing = Serving(
+        {1: ServedVersion(1, "n"), 2: ServedVersion(2, "m", upstream="two"), 3: ServedVersion(3, "policy-v3")}, live=1
+    )
     upstream = Upstream("one", model.url, models=("m",))
     hints = {"live": "no upstream answers for its base model 'n'", "2": "no upstream is called 'two'"}
     hints["3"] = "no upstream serves versions"

@@ -14,7 +14,7 @@ import pytest
 from agentloop.gateway.budgets import Budgets, TooFast
 from agentloop.gateway.routes import Upstream
 from agentloop.policies.scripted import ScriptedPolicy
-from agentloop.store.keys import Budget, Key, Spent
+from agentloop.store.keys import Key, KeyBudget, Spent
 from tests.gateway.serving import Gateway, attributes, gateway_here
 from tests.gateway.test_failures import PATHS, body_of, error_of
 from tests.gateway.upstream import ModelServer, model_server
@@ -49,7 +49,7 @@ def test_a_call_that_goes_nowhere_is_in_its_episode(dialect: str, model: ModelSe
 
 
 def test_a_budget_that_is_spent_is_in_the_trace_and_costs_nothing(gateway: Gateway) -> None:
-    words, key = gateway.key(budget=Budget(n_calls=0))
+    words, key = gateway.key(budget=KeyBudget(n_calls=0))
     headers = {"authorization": f"Bearer {words}/e/run-2"}
     assert gateway.post(PATHS["chat"], body_of("chat", "x"), headers=headers).status_code == 402
     (refused,) = gateway.spans()
@@ -155,7 +155,7 @@ def test_where_nobody_counts_tokens_that_is_said(tmp_path: Path) -> None:
 
 
 def test_calls_a_minute(gateway: Gateway, model: ModelServer) -> None:
-    words, _ = gateway.key(budget=Budget(calls_per_minute=2))
+    words, _ = gateway.key(budget=KeyBudget(calls_per_minute=2))
     headers = {"authorization": f"Bearer {words}"}
     answers = [gateway.post(PATHS["chat"], body_of("chat", "x"), headers=headers) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
@@ -167,7 +167,7 @@ def test_calls_a_minute(gateway: Gateway, model: ModelServer) -> None:
 def test_a_minute_later_there_is_room_again() -> None:
     """By a clock of the test's."""
     now = [100.0]
-    budgets, key = Budgets(lambda: now[0]), Key("1", "", "p", ("call",), Budget(calls_per_minute=2))
+    budgets, key = Budgets(lambda: now[0]), Key("1", "", "p", ("call",), KeyBudget(calls_per_minute=2))
     budgets.admit(key)
     now[0] = 130.0
     budgets.admit(key)

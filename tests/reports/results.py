@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from agentloop.gate.outcomes import GateResult, GateVerdict, Look, Settings, SuiteResult, TaskLine
-from agentloop.reports.gate import Evidence, write_gate_report
+from agentloop.reports.gate import ReportEvidence, write_gate_report
 from agentloop.reports.markdown import markdown
 from agentloop.types import FailureType, Message, Step
 from agentloop.views.runs import TraceVerdict
@@ -206,6 +206,6 @@ def attempts() -> dict[str, TraceVerdict]:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     for name, make in RESULTS.items():
-        shown = Evidence(attempts=attempts(), command="agentloop gate evals/notes --baseline v3 --candidate v4")
+        shown = ReportEvidence(attempts=attempts(), command="agentloop gate evals/notes --baseline v3 --candidate v4")
         write_gate_report(make(), folder / f"{name}.html", shown)
         (folder / f"{name}.md").write_text(markdown(make()))

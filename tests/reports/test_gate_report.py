@@ -10,7 +10,7 @@ import pytest
 
 from agentloop.gate.outcomes import GateResult, GateVerdict
 from agentloop.reports.charts import difference, evidence, thinned
-from agentloop.reports.gate import MAX_BYTES, Evidence, divergence, pairs, render, write_gate_report
+from agentloop.reports.gate import MAX_BYTES, ReportEvidence, divergence, pairs, render, write_gate_report
 from agentloop.types import FailureType
 from agentloop.views.runs import TraceVerdict
 
@@ -19,7 +19,7 @@ from .results import RESULTS, SETTINGS, attempts, failing, inconclusive, infra, 
 from .test_markdown import hostile
 from .test_report import HOSTILE, Page
 
-SHOWN = Evidence(attempts=attempts(), command="agentloop gate evals/notes --baseline v3 --candidate v4")
+SHOWN = ReportEvidence(attempts=attempts(), command="agentloop gate evals/notes --baseline v3 --candidate v4")
 
 
 def hostile_attempts() -> dict[str, TraceVerdict]:
@@ -116,13 +116,13 @@ def test_where_traces_part() -> None:
 def test_without_traces_there_are_none() -> None:
     assert "Side by side" not in Page(render(failing())).text
     alone = {"c1": attempts()["c1"]}
-    assert "No trace of the baseline is at hand." in Page(render(failing(), Evidence(attempts=alone))).text
+    assert "No trace of the baseline is at hand." in Page(render(failing(), ReportEvidence(attempts=alone))).text
 
 
 def test_text_of_others_is_escaped() -> None:
     made = hostile(HOSTILE)
     tasks = (made.tasks[0].model_copy(update={"trace_ids": ("c1",), "baseline_trace_ids": ("b1",)}), *made.tasks[1:])
-    shown = Evidence(attempts=hostile_attempts(), command=HOSTILE)
+    shown = ReportEvidence(attempts=hostile_attempts(), command=HOSTILE)
     html = render(made.model_copy(update={"tasks": tasks}), shown)
     page = Page(html)
     assert not page.open
@@ -141,7 +141,7 @@ def test_it_stays_below_two_megabytes(tmp_path: Path) -> None:
         for n in range(1_000)
     ]
     made = result(GateVerdict.failed, looks(-0.1, 5_000), *tasks)
-    write_gate_report(made, tmp_path / "gate.html", Evidence(attempts={"c": long, "b": long}))
+    write_gate_report(made, tmp_path / "gate.html", ReportEvidence(attempts={"c": long, "b": long}))
     size = (tmp_path / "gate.html").stat().st_size
     assert size <= MAX_BYTES
     text = Page((tmp_path / "gate.html").read_text()).text

@@ -105,7 +105,7 @@ def test_a_sandbox_has_its_share_of_the_processor_and_no_more(bubblewrap: Bubble
 def test_a_sandbox_that_cannot_join_its_groups_does_not_run(
     bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = cgroups.Group((tmp_path / "no-such-group",))
+    gone = cgroups.ControlGroup((tmp_path / "no-such-group",))
     monkeypatch.setattr(cgroups, "make", lambda spec, name: gone)
     before = children(os.getpid())
     with pytest.raises(CapabilityError, match=r"no-such-group.*or leave the limit out"):
@@ -212,7 +212,7 @@ def test_what_cannot_be_made_is_refused_by_name(monkeypatch: pytest.MonkeyPatch,
 def test_a_kill_for_want_of_memory_is_counted(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> None:
         async with sandbox_of(bubblewrap, LIMITED) as sandbox:
-            group = cgroups.Group((group_of("memory"),))
+            group = cgroups.ControlGroup((group_of("memory"),))
             assert group.kills() == 0
             done = await python(sandbox, "x = bytearray(300 << 20)")
             assert (done.exit_code, done.oom) == (137, True)

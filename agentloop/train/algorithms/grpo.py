@@ -20,7 +20,7 @@ from agentloop.train.algorithms.settings import at_least, refuse_unused, require
 from agentloop.train.data.row import Row, Unit
 
 
-class Variant(NamedTuple):
+class GrpoVariant(NamedTuple):
     """A member of the family: how rewards become advantages, and advantages a loss."""
 
     clip: Clip
@@ -33,17 +33,17 @@ class Variant(NamedTuple):
 
 VARIANTS = {
     # arXiv:2402.03300: mean over each trajectory, then over trajectories.
-    "grpo": Variant(Clip(0.2, 0.2), "trajectories"),
+    "grpo": GrpoVariant(Clip(0.2, 0.2), "trajectories"),
     # arXiv:2503.20783: no spread, which favours easy tasks, and no own length, which favours long failures.
-    "dr_grpo": Variant(Clip(0.2, 0.2), "constant", is_scaled=False),
+    "dr_grpo": GrpoVariant(Clip(0.2, 0.2), "constant", is_scaled=False),
     # arXiv:2503.14476: mean over tokens, and an upper clip that lets rare good actions grow.
-    "dapo": Variant(Clip(0.2, 0.28), "tokens"),
+    "dapo": GrpoVariant(Clip(0.2, 0.28), "tokens"),
     # arXiv:2507.18071: the ratio of the whole trajectory, per token.
-    "gspo": Variant(Clip(3e-4, 4e-4), "trajectories", level="geometric"),
+    "gspo": GrpoVariant(Clip(3e-4, 4e-4), "trajectories", level="geometric"),
     # arXiv:2506.13585: clipped weights without a gradient, so that no token loses its own.
-    "cispo": Variant(Clip(None, 0.28, through_ratio=False), "tokens"),
+    "cispo": GrpoVariant(Clip(None, 0.28, through_ratio=False), "tokens"),
     # arXiv:2402.14740: the others' mean is the baseline, and a trajectory is one action.
-    "rloo": Variant(Clip(0.2, 0.2), "trajectories", level="sequence", is_scaled=False, leaves_one_out=True),
+    "rloo": GrpoVariant(Clip(0.2, 0.2), "trajectories", level="sequence", is_scaled=False, leaves_one_out=True),
 }
 LENGTH = 1024
 

@@ -32,7 +32,7 @@ class Cut(NamedTuple):
     """`Exclusion` -> sampled tokens of those: with the masked ones of the rows, all that the traces have."""
 
 
-class Answer(NamedTuple):
+class SampledAnswer(NamedTuple):
     """One turn that trains, with all ids up to its end."""
 
     trace: str
@@ -98,7 +98,7 @@ def n_sampled(step: Step) -> int:
 
 def _admitted(
     steps: Iterable[tuple[Trace, Step, bool]], admission: Admission, version: int | None, cut: Cut
-) -> Iterator[Answer]:
+) -> Iterator[SampledAnswer]:
     """The answers that train; the others are counted in `cut`."""
     for trace, step, is_redacted in steps:
         done = step.completion
@@ -113,10 +113,10 @@ def _admitted(
         ids = np.array(done.prompt_token_ids + done.message.token_ids, np.int32)
         number = version if trace.policy_version is None else trace.policy_version
         n_prompt = len(done.prompt_token_ids)
-        yield Answer(trace.id, step.index, number, n_prompt, ids, done.logprobs, admission.temperature_of(done))
+        yield SampledAnswer(trace.id, step.index, number, n_prompt, ids, done.logprobs, admission.temperature_of(done))
 
 
-def chained(judged: Judged, answers: Sequence[Answer], *, logprobs: bool) -> list[Row]:
+def chained(judged: Judged, answers: Sequence[SampledAnswer], *, logprobs: bool) -> list[Row]:
     """Rows in which each answer is once. It goes on from the answer with the most ids that its prompt begins with.
 
     Interleaved conversations keep apart, because any earlier answer may be the one, and not the last alone. Where two
@@ -158,7 +158,7 @@ def _followed(start: int, following: dict[int, int]) -> Iterator[int]:
         at = following.get(at)
 
 
-def _row(judged: Judged, chain: Sequence[Answer], with_logprobs: bool) -> Row:
+def _row(judged: Judged, chain: Sequence[SampledAnswer], with_logprobs: bool) -> Row:
     """The last answer's prompt begins with all that came before it, so it holds the whole chain."""
     ids = chain[-1].ids
     mask = np.zeros(len(ids), np.bool_)

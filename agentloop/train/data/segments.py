@@ -38,7 +38,7 @@ ALIGNED = 8
 """Payloads, and each array in them, begin at multiples of it."""
 
 
-class Place(NamedTuple):
+class PayloadRange(NamedTuple):
     """Where a payload is in the file, in bytes."""
 
     start: int
@@ -56,7 +56,7 @@ class RowSegment:
         terms = repr([FORMAT, admission.logprobs, admission.reward, admission.temperature, admission.max_tokens,
                       sorted(admission.models or ()), admission.models is None, admission.unconfined])  # fmt: skip
         self.path = folder / f"{hashlib.sha256(terms.encode()).hexdigest()[:12]}.rows"
-        self._places: dict[bytes, Place] = {}
+        self._places: dict[bytes, PayloadRange] = {}
         self._end = 0
         self._map: mmap.mmap | bytes = b""
         self.path.touch()
@@ -112,10 +112,10 @@ class RowSegment:
             start = self._end + HEADER.size
             if magic != MAGIC or start + length > size:
                 return
-            self._places[digest] = Place(start, length, checksum)
+            self._places[digest] = PayloadRange(start, length, checksum)
             self._end = start + length
 
-    def _read(self, place: Place) -> tuple[Pair, Cut] | None:
+    def _read(self, place: PayloadRange) -> tuple[Pair, Cut] | None:
         """One record, whose arrays are parts of the mapped file; None where it is damaged."""
         payload = memoryview(self._map)[place.start : place.start + place.length]
         if zlib.crc32(payload) != place.checksum:

@@ -14,7 +14,7 @@ import numpy as np
 
 from agentloop.policies.chat import render
 from agentloop.train.data.admission import Admission, has_mark
-from agentloop.train.data.chains import Answer, Cut, chained
+from agentloop.train.data.chains import Cut, SampledAnswer, chained
 from agentloop.train.data.exclusions import Exclusion
 from agentloop.train.data.renderer import Renderer
 from agentloop.types import Judged, Message, Step, ToolSpec, Trace
@@ -99,7 +99,7 @@ def _answer(
     renderer: Renderer,
     admission: Admission,
     version: int | None,
-) -> Answer | Exclusion:
+) -> SampledAnswer | Exclusion:
     message = step.completion.message
     reason = admission.refusal_of_turn(step)
     if reason is None and has_mark((message,)):
@@ -113,4 +113,4 @@ def _answer(
     if admission.max_tokens is not None and len(prompt) + len(ids) > admission.max_tokens:
         return Exclusion.too_long
     number = version if trace.policy_version is None else trace.policy_version
-    return Answer(trace.id, step.index, number, len(prompt), np.array([*prompt, *ids], np.int32), None, 1.0)
+    return SampledAnswer(trace.id, step.index, number, len(prompt), np.array([*prompt, *ids], np.int32), None, 1.0)

@@ -33,7 +33,7 @@ OURS = "agentloop"
 """Source of the traces of attempts."""
 
 
-class Place(Protocol):
+class GepaProject(Protocol):
     """What it needs of the open project."""
 
     folder: Path
@@ -57,7 +57,7 @@ class Gepa:
         minibatch: int = 8,
         tools: bool = True,
         lessons: int = 3,
-        project: Place | None = None,
+        project: GepaProject | None = None,
     ) -> None:
         """rewriter: the policy that writes texts, as keys of [policy]: kind, model, base_url, ... Without it nothing
         is rewritten, and no trace leaves this machine.

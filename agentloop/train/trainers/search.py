@@ -35,7 +35,7 @@ class SearchEnded(BaseException):
     """Leaves gepa, which catches every Exception."""
 
 
-class Search:
+class OverlaySearch:
     """What gepa calls an adapter, for one turn."""
 
     def __init__(

@@ -63,7 +63,7 @@ class OverlayTurn:
     async def proven(self) -> str | None:
         """Search on the train tasks; the best candidate on validation becomes the version."""
         try:
-            from agentloop.train.trainers.search import Search
+            from agentloop.train.trainers.search import OverlaySearch
         except ImportError as error:
             raise ConfigError(f"trainer 'gepa' needs {error.name}; {extra('overlay')}") from None
         tasks = list(self._experience.tasks)
@@ -79,7 +79,7 @@ class OverlayTurn:
         budget = Budget(self._effort.max_attempts, self._effort.max_usd, self._effort.max_minutes)
         budget.n_reserved = min(budget.max_attempts // 4, self._effort.n_lessons * n_chosen)
         evaluations = Evaluations(self._experience, self._components, self._parent, budget, aside)
-        search = Search(evaluations, self._rewriter, indices, self._evidence)
+        search = OverlaySearch(evaluations, self._rewriter, indices, self._evidence)
         self._draft.progress.start(f"gepa: v{self._draft.number}", budget.max_attempts)
         seed = self._draft.rng("gepa").randrange(2**31)
         await search.run(tasks, minibatch=self._effort.minibatch, seed=seed)

@@ -9,7 +9,7 @@ from torch import Tensor
 from agentloop.errors import ConfigError
 from agentloop.train import forward
 from agentloop.train.batches import Shapes, make_batch, own_tokens, padded_layout
-from agentloop.train.forward import Actor, Output, selected_logprobs
+from agentloop.train.forward import Output, ScoringModel, selected_logprobs
 
 from .small import plain_logprobs, rows_of, small_model, units_of
 
@@ -21,7 +21,7 @@ def test_they_are_those_of_a_plain_softmax(temperature: float) -> None:
     model = small_model()
     rows = rows_of([9, 3, 14], temperature=temperature)
     batch = make_batch(units_of(rows), own_tokens(units_of(rows)), SHAPES)
-    scored = Actor(model)(padded_layout(batch))
+    scored = ScoringModel(model)(padded_layout(batch))
     expected = [value for row in rows for value in plain_logprobs(model, row)]
     assert max(expected) - min(expected) > 1.0
     assert scored.logprobs_N.tolist() == pytest.approx(expected, abs=1e-5)
@@ -61,7 +61,7 @@ def test_a_model_with_logits_of_its_own_is_refused() -> None:
     plain = model.forward
     model.forward = lambda **inputs: _doubled(plain(**inputs))  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="makes its logits in a way"):
-        Actor(model).check(23)
+        ScoringModel(model).check(23)
 
 
 def _doubled(said: object) -> object:

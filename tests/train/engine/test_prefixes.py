@@ -15,7 +15,7 @@ from agentloop.train.attention import use_segments
 from agentloop.train.batches import Shapes, make_batch, padded_layout
 from agentloop.train.data.row import Row
 from agentloop.train.engine import Engine, EngineSettings
-from agentloop.train.forward import LOGPROBS, Actor
+from agentloop.train.forward import LOGPROBS, ScoringModel
 from agentloop.train.model import Lora, Trainable
 from agentloop.train.prefixes import Costs, bundles, tree_layout, tree_of
 
@@ -44,7 +44,7 @@ def test_any_rows_are_what_they_are_alone(tokens: list[list[int]], pad: int) -> 
         row = row_of(len(ids), np.random.default_rng(index), name=f"t{index}")
         rows.append(replace(row, token_ids=np.array(ids, np.int32)))
     batch = make_batch(units_of(rows), {}, Shapes(torch.device("cpu"), pad))
-    actor = Actor(MODEL)
+    actor = ScoringModel(MODEL)
     assert use_segments(MODEL)
     with torch.no_grad():
         one_by_one = actor(padded_layout(batch)).logprobs_N
