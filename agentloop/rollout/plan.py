@@ -16,6 +16,11 @@ def stable_id(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
+def position_of(episode: Episode) -> int:
+    """The entry of the tasks that `plan` got of which this is an episode; the same task may be there several times."""
+    return int(episode.group.removesuffix(f"/{episode.task_id}").rpartition("/")[2])
+
+
 def plan(
     tasks: Sequence[Task],
     *,

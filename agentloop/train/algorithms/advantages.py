@@ -33,8 +33,13 @@ def group_advantages(rewards_G: Sequence[float], *, scale: bool = True, leave_on
     if leave_one_out:
         factor = n / (n - 1)
     if scale:
-        factor /= stdev(rewards_G) + EPSILON
+        factor /= spread_of(rewards_G)
     return [(reward - mean) * factor for reward in rewards_G]
+
+
+def spread_of(rewards_G: Sequence[float]) -> float:
+    """What scaled advantages of a group are divided by: the sample standard deviation, and a little more than 0."""
+    return stdev(rewards_G) + EPSILON
 
 
 def by_trajectory(rows: Sequence[Row]) -> list[Unit]:

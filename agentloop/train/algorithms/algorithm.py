@@ -25,6 +25,8 @@ class Need(StrEnum):
     logprobs = "logprobs"
     """The sampler's log-probabilities, sampled plainly."""
     groups = "groups"
+    spread = "spread"
+    """Advantages of turns in units of the spread of their group's rewards, as those of whole trajectories are."""
     pairs = "pairs"
     """For a task, a trajectory that passed and one that failed."""
     labels = "labels"

@@ -75,7 +75,8 @@ class Grpo:
         self.policy_loss = policy_loss(
             options.loss, options, self.variant.clip, level=self.variant.level, mean=self.variant.mean, length=length
         )
-        self.needs: frozenset[Need] = needs_of(self.policy_loss) | {Need.groups, Need.labels}
+        own = {Need.groups, Need.labels, Need.spread} if self.variant.is_scaled else {Need.groups, Need.labels}
+        self.needs: frozenset[Need] = needs_of(self.policy_loss) | own
 
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
         """See `Algorithm.prepare`; a unit is a row, or a trajectory where the loss looks at whole ones."""

@@ -47,16 +47,19 @@ def turn_advantages(n_turns: int, rewards: Mapping[int, Sequence[float]], reward
     return advantages
 
 
-def with_step_credit(rows: Sequence[Row], trace: Trace, rewards: Mapping[int, Sequence[float]]) -> list[Row]:
+def with_step_credit(
+    rows: Sequence[Row], trace: Trace, rewards: Mapping[int, Sequence[float]], unit: float = 1.0
+) -> list[Row]:
     """The rows of `trace` with advantages by turn. Turns of a sub-agent have that of the step that started it.
 
-    rewards: as `turn_advantages`. Raises ValueError for rows without a reward.
+    rewards: as `turn_advantages`. unit: divides the advantages, as the spread of their group does those of the rows
+    beside them. Raises ValueError for rows without a reward.
     """
     advantages = dict[tuple[str, int], float]()
     reward = rows[0].reward if rows else 0.0
     if reward is None:
         raise ValueError(f"trajectory {trace.id} has no reward")
-    own = turn_advantages(len(trace.steps), rewards, reward) if trace.steps else []
+    own = [each / unit for each in turn_advantages(len(trace.steps), rewards, reward)] if trace.steps else []
     for step, advantage in zip(trace.steps, own, strict=True):
         advantages[trace.id, step.index] = advantage
     for child in trace.children:

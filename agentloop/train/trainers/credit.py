@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from agentloop.abilities import Forks
 from agentloop.protocols import Experience, Policy
+from agentloop.rollout.plan import position_of
+from agentloop.train.algorithms.advantages import spread_of
 from agentloop.train.data.row import Row
 from agentloop.train.data.step_credit import continuations, with_step_credit
 from agentloop.types import Attempt, Task
@@ -29,11 +31,13 @@ async def credited(
     *,
     part: object,
     n: int,
+    is_scaled: bool,
 ) -> Credited:
     """Measure one failed attempt of each group whose rewards differ, by `n` continuations of each turn but the last.
 
     Attempts that cannot be gone on from, such as those of programs, keep the advantage of the whole. policy: the one
-    that made the attempts. part: as for `Experience.attempts`. Raises PolicyError, SandboxError.
+    that made the attempts. part: as for `Experience.attempts`. is_scaled: advantages are divided by the spread of their
+    group's rewards. Raises PolicyError, SandboxError.
     """
     failed = [attempt for group in groups if (attempt := _failed(group, rows)) is not None]
     tasks: list[Task] = []
@@ -48,16 +52,17 @@ async def credited(
         return Credited(list(rows), frozenset(), [])
     forks = await experience.attempts(tasks, policy=policy, part=part, group_size=n, are_forks=True)
     own: dict[str, list[Attempt]] = {}
-    for number, fork in enumerate(forks):
-        own.setdefault(owners[number // n], []).append(fork)
+    for fork in forks:  # those that infrastructure lost are missing, so their order says nothing
+        own.setdefault(owners[position_of(fork.episode)], []).append(fork)
     advantages: dict[str, list[Row]] = {}
     for attempt in failed:
         rewards = continuations(own.get(attempt.trace.id, ()))
         if rewards:
             group = next(group for group in groups if attempt in group)
-            before = {0: [each.verdict.reward for each in group if each.verdict.reward is not None]}
+            before = [each.verdict.reward for each in group if each.verdict.reward is not None]
+            unit = spread_of(before) if is_scaled else 1.0
             of_attempt = [row for row in rows if row.trajectory == attempt.trace.id]
-            advantages[attempt.trace.id] = with_step_credit(of_attempt, attempt.trace, rewards | before)
+            advantages[attempt.trace.id] = with_step_credit(of_attempt, attempt.trace, {**rewards, 0: before}, unit)
     others = [row for row in rows if row.trajectory not in advantages]
     return Credited([*others, *(row for each in advantages.values() for row in each)], frozenset(advantages), forks)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from agentloop.abilities import Forks
 from agentloop.errors import PolicyError, SandboxError
 from agentloop.protocols import Experience, Policy
+from agentloop.train.algorithms.advantages import spread_of
 from agentloop.train.curriculum import Curriculum
 from agentloop.train.data.row import Row
 from agentloop.train.data.step_credit import continuations, with_step_credit
@@ -38,13 +39,19 @@ class Forked(NamedTuple):
         rewards = {attempt.verdict.reward for attempt in self.group.attempts} - {None}
         return len(rewards) > 1
 
-    def credited(self, rows: Sequence[Row]) -> list[Row]:
-        """`rows`, those of the origin with advantages by step; the others as they are."""
+    def credited(self, rows: Sequence[Row], *, is_scaled: bool) -> list[Row]:
+        """`rows`, those of the origin with advantages by step; the others as they are.
+
+        is_scaled: these are divided by the spread of the rewards of the origin and of its forks, because those of its
+        own group are equal.
+        """
         rewards = {0: [0.0], **continuations(self.group.attempts)}
         own = [row for row in rows if row.trajectory == self.origin.trace.id]
         if not own or not any(map(any, rewards.values())):
             return list(rows)
-        credited = iter(with_step_credit(own, self.origin.trace, rewards))
+        together = [own[0].reward or 0.0, *(reward for step, each in rewards.items() if step for reward in each)]
+        unit = spread_of(together) if is_scaled and len(together) > 1 else 1.0
+        credited = iter(with_step_credit(own, self.origin.trace, rewards, unit))
         return [next(credited) if row.trajectory == self.origin.trace.id else row for row in rows]
 
 

@@ -49,3 +49,10 @@ def test_sub_agents_share_the_advantage_of_the_step_that_started_them() -> None:
         [0.0, 0.5, 0.0, -1.0],
         [0.0, 0.5, 0.5],
     ]
+
+
+def test_a_unit_divides_every_advantage() -> None:
+    of = trace(step(0, [1], [10]), step(1, [1, 10, 2], [11]))
+    [row] = with_step_credit(rows_of(judged(of, reward=0.0)).rows, of, {0: [0.5], 1: [1.0]}, 0.25)
+    assert row.advantages is not None
+    assert row.advantages.tolist() == [0.0, 2.0, 0.0, -4.0]

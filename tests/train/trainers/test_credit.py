@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +80,7 @@ def test_the_turn_that_lost_the_reward_has_the_advantage_of_losing_it() -> None:
     async def go() -> tuple[list[Attempt], list[list[float] | None], int]:
         group = await world.attempts(world.tasks, part="g", group_size=4)
         rows = rows_of_all(map(judged_of, group), admission).rows
-        done = await credited(rows, [group], world, world._policy, part="f", n=4)
+        done = await credited(rows, [group], world, world._policy, part="f", n=4, is_scaled=False)
         by_trajectory = {row.trajectory: row for row in done.rows}
         advantages = [by_trajectory[attempt.trace.id].advantages for attempt in group]
         return group, [None if each is None else each.tolist() for each in advantages], len(done.forks)
@@ -91,13 +93,52 @@ def test_the_turn_that_lost_the_reward_has_the_advantage_of_losing_it() -> None:
     assert n_forks == 8
 
 
+class Lossy(MemoryExperience):
+    """Infrastructure loses the first fork."""
+
+    async def attempts(self, tasks: Sequence[Task], *, are_forks: bool = False, **more: Any) -> list[Attempt]:
+        attempts = await super().attempts(tasks, are_forks=are_forks, **more)
+        return attempts[1:] if are_forks else attempts
+
+
+class Choosy(Wavering):
+    """It says yes at the second question of task a1 alone."""
+
+    async def complete(self, messages: Sequence[Message], *arguments: Any, **more: Any) -> Completion:
+        self.n_asked = int("a1" not in messages[0].content)
+        return await super().complete(messages, *arguments, **more)
+
+
+UNIT = math.sqrt(4 * 0.5**2 / 3) + 1e-4
+"""Sample standard deviation of the rewards 1, 0, 1, 0."""
+
+
+@pytest.mark.parametrize(("is_scaled", "unit"), [(False, 1.0), (True, UNIT)])
+def test_forks_count_for_the_attempt_that_they_go_on_from_whatever_is_lost(is_scaled: bool, unit: float) -> None:
+    world = Lossy([task("a0", pattern="yes"), task("a1", pattern="yes")], [], Walker(), Wavering())
+
+    async def go() -> list[list[float]]:
+        groups = [await world.attempts([one], part=one.id, group_size=4) for one in world.tasks]
+        rows = rows_of_all(map(judged_of, [*groups[0], *groups[1]]), Admission(unconfined=True)).rows
+        done = await credited(rows, groups, world, Choosy(), part="f", n=4, is_scaled=is_scaled)
+        assert len(done.forks) == 15
+        of = {row.trajectory: row.advantages for row in done.rows}
+        measured = [of[group[1].trace.id] for group in groups]
+        return [[] if each is None else each[1::2].tolist() for each in measured]
+
+    first, second = asyncio.run(go())
+    # Half of each group succeed. Of those that go on after turn 0: none at a0, all at a1; after turn 1, a "no": none.
+    assert first == pytest.approx([-0.5 / unit, 0.0, 0.0])
+    assert second == pytest.approx([0.5 / unit, -1.0 / unit, 0.0])
+
+
 def test_groups_of_equal_rewards_are_not_measured() -> None:
     world = MemoryExperience([task("a0", pattern="never")], [], Walker(), Wavering())
 
     async def go() -> int:
         group = await world.attempts(world.tasks, part="g", group_size=2)
         rows = rows_of_all(map(judged_of, group), Admission(unconfined=True)).rows
-        return len((await credited(rows, [group], world, world._policy, part="f", n=4)).forks)
+        return len((await credited(rows, [group], world, world._policy, part="f", n=4, is_scaled=False)).forks)
 
     assert asyncio.run(go()) == 0
 

@@ -99,10 +99,15 @@ def test_the_step_that_lost_the_reward_has_the_blame() -> None:
     rewards = [attempt.verdict.reward or 0.0 for attempt in one.group.attempts]
     value = sum(rewards) / N  # of the state before the last step; that of the start is 0, and so is the reward
     other = row_of("other")
-    credited, same = one.credited([row_of(one.origin.trace.id), other])
-    assert credited.advantages is not None
-    np.testing.assert_allclose(credited.advantages, [0.0, value, value, -value], atol=1e-6)
-    assert same is other
+    # The failed attempt and its forks earned k rewards of 1 among N + 1.
+    k = sum(rewards)
+    variance = k * (N + 1 - k) / (N + 1) / N
+    for is_scaled, unit in ((False, 1.0), (True, variance**0.5 + 1e-4)):
+        credited, same = one.credited([row_of(one.origin.trace.id), other], is_scaled=is_scaled)
+        assert credited.advantages is not None
+        expected = np.array([0.0, value, value, -value]) / unit
+        np.testing.assert_allclose(credited.advantages, expected, atol=1e-6)
+        assert same is other
 
 
 def test_a_task_that_is_not_dead_is_not_forked() -> None:
