@@ -1,8 +1,8 @@
-"""How far verifiers agree with people, on the traces that both have judged.
+"""Measures how well verifiers agree with people, on the traces that both have judged.
 
-A yes is a number of at least 0.5. Intervals are 95%: Wilson's for shares, percentiles of a seeded
-bootstrap over traces for the rest. Traces come to people because they were disputed or sampled; only
-the sampled ones are like all others, so an agreement on disputed ones is lower than it is in general.
+A number of at least 0.5 counts as a yes. Intervals are 95%: Wilson's for shares, percentiles of a seeded bootstrap over
+traces for all others. People judge traces that were disputed or sampled. Only the sampled ones are representative, so
+agreement on disputed traces is lower than agreement in general.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ YES = 0.5
 N_BINS = 10
 N_RESAMPLES = 1000
 Pair = tuple[float, float]
-"""(a verifier's number, a person's)."""
+"""(the verifier's number, the person's number)."""
 
 
 class Figure(NamedTuple):
-    """A measure with its 95% interval; None where it is not defined."""
+    """A measure with its 95% interval; None if it is undefined."""
 
     value: float | None
     low: float | None
@@ -34,7 +34,7 @@ class Figure(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """One version of one verifier beside people."""
+    """Agreement of one version of one verifier with people."""
 
     verifier: str
     version: str
@@ -42,15 +42,17 @@ class Agreement(NamedTuple):
     accuracy: Figure
     """Share of traces on which both say yes or both say no."""
     kappa: Figure
-    """Cohen's: agreement beyond chance, 1 is whole, 0 is chance. Not defined when both only ever say one thing."""
+    """Cohen's kappa: agreement beyond chance. 1 is perfect, 0 is chance. Undefined if both always give the same
+    answer."""
     brier: Figure
-    """Mean squared distance of the numbers."""
+    """Brier score: mean squared difference of the numbers."""
     ece: Figure
-    """Expected calibration error: mean distance, over ten bins, of the mean number from the share of yeses."""
+    """Expected calibration error: mean difference, over ten bins, between the mean number and the share of yes
+    answers."""
 
 
 def measure(store: Store, filter: str = "", *, project: str) -> list[Agreement]:
-    """Measured on what is stored, and remembered. Raises ConfigError for a filter that is none."""
+    """Measures the stored judgements and stores the result. Raises ConfigError for an invalid filter."""
     pairs: defaultdict[tuple[str, str], list[Pair]] = defaultdict(list)
     for _, verifier, version, value, gold in store.gold(filter, project=project):
         pairs[verifier, version].append((value, gold))
@@ -66,7 +68,7 @@ def measure(store: Store, filter: str = "", *, project: str) -> list[Agreement]:
 
 
 def agreement(verifier: str, version: str, pairs: Sequence[Pair]) -> Agreement:
-    """pairs: at least one."""
+    """Agreement of one verifier version. pairs: at least one."""
     n_same = sum((value >= YES) == (gold >= YES) for value, gold in pairs)
     return Agreement(
         verifier,
@@ -78,7 +80,7 @@ def agreement(verifier: str, version: str, pairs: Sequence[Pair]) -> Agreement:
 
 
 def kappa(pairs: Sequence[Pair]) -> float | None:
-    """Cohen 1960, doi:10.1177/001316446002000104."""
+    """Source: Cohen 1960, doi:10.1177/001316446002000104."""
     n = len(pairs)
     yes = sum(value >= YES for value, _ in pairs) / n
     gold = sum(gold >= YES for _, gold in pairs) / n
@@ -90,12 +92,12 @@ def kappa(pairs: Sequence[Pair]) -> float | None:
 
 
 def brier(pairs: Sequence[Pair]) -> float:
-    """0 is perfect."""
+    """Brier score; 0 is perfect."""
     return math.fsum((value - gold) ** 2 for value, gold in pairs) / len(pairs)
 
 
 def ece(pairs: Sequence[Pair]) -> float:
-    """0 is calibrated. Source: arXiv:1706.04599 §2."""
+    """Expected calibration error; 0 is perfectly calibrated. Source: arXiv:1706.04599 §2."""
     bins: defaultdict[int, list[Pair]] = defaultdict(list)
     for value, gold in pairs:
         bins[min(N_BINS - 1, int(value * N_BINS))].append((value, float(gold >= YES)))
@@ -103,13 +105,14 @@ def ece(pairs: Sequence[Pair]) -> float:
 
 
 def document(agreement: Agreement) -> dict[str, object]:
-    """As JSON."""
+    """The agreement as JSON."""
     figures = {name: it._asdict() for name, it in agreement._asdict().items() if isinstance(it, Figure)}
     return {"verifier": agreement.verifier, "version": agreement.version, "n": agreement.n, **figures}
 
 
 def _bootstrapped(figure: Callable[[Sequence[Pair]], float | None], pairs: Sequence[Pair]) -> Figure:
-    """Percentiles over resamples in which the figure is defined; the seed is fixed, so the same pairs give the same."""
+    """Percentiles over the resamples in which the figure is defined. The seed is fixed, so equal pairs give equal
+    results."""
     rng = random.Random(0)
     drawn = (figure(rng.choices(pairs, k=len(pairs))) for _ in range(N_RESAMPLES))
     values = sorted(value for value in drawn if value is not None)

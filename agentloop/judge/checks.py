@@ -1,4 +1,4 @@
-"""A suite before anything is rolled out: each of its verifiers and environments can be made."""
+"""Checks a suite before any rollout: each verifier and environment can be created."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentloop.types import Task
 
 
 def check_verifiers(suite: Suite) -> None:
-    """Make each verifier once: a wrong one is refused, with its task, before anything is rolled out."""
+    """Creates each verifier once, so that an invalid one is refused, with its task, before any rollout."""
     seen = set()
     for task in suite.tasks:
         for part in task.verifiers:
@@ -30,7 +30,7 @@ def check_verifiers(suite: Suite) -> None:
 
 
 def check_environments(suite: Suite) -> None:
-    """Make each kind of environment once: one that cannot be made is refused, with its task."""
+    """Creates each kind of environment once, so that an invalid one is refused, with its task."""
     for task in suite.tasks:
         if task.environment is not None:
             try:
@@ -40,9 +40,9 @@ def check_environments(suite: Suite) -> None:
 
 
 def _place(suite: Suite, task: Task) -> str:
-    """Where the verifiers of `task` are written: in its own line, or for all tasks that name none.
+    """The file and line that define the verifiers of `task`: its own line, or the suite's default.
 
-    Tasks of Harbor folders, of cases and of Python have no line in the suite's file.
+    Tasks from Harbor folders, mined cases and Python have no line in the suite's file.
     """
     path = suite.folder / TASKS
     lines = read_jsonl(path, path.read_text(encoding="utf-8")) if path.is_file() else []

@@ -1,8 +1,7 @@
-"""Scores -> (state, reward), as the task's rule says. Pure: the same scores give the same reward, today or in a year.
+"""Combines scores into (state, reward) by the task's rule. A pure function: equal scores always give an equal reward.
 
-A reward is a number only when everything that counts towards it is one. What is missing is never
-filled in, and verifiers that contradict each other are not averaged into a number that none of
-them gave.
+The reward is a number only if every score that counts is a number. A missing score is never replaced, and contradictory
+verifiers are not averaged into a number that none of them gave.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ DEFAULT = RewardRule()
 
 
 def combine(rule: RewardRule | None, scores: Sequence[Score]) -> tuple[RewardState, float | None]:
-    """The state, and the reward in [0, 1] when it is `scored`. `scores` may lack those that could change nothing.
+    """The state, and the reward in [0, 1] if the state is `scored`. `scores` may omit those that cannot change the
+    result.
 
-    - a gate below 1, or with `all` any verifier below 1: 0, whatever the others say
-    - a verifier that counts and gave no number: `unscored`
-    - `mean`, `weighted`: `disputed` when two that count are more than `rule.dispute` apart
+    - a gate below 1, or any verifier below 1 under `all`: reward 0, whatever the others say
+    - a verifier that counts but gave no number: `unscored`
+    - `mean`, `weighted`: `disputed` if two verifiers that count differ by more than `rule.dispute`
     """
     rule = rule or DEFAULT
     if decided(rule, scores):
@@ -46,7 +46,7 @@ def combine(rule: RewardRule | None, scores: Sequence[Score]) -> tuple[RewardSta
 
 
 def decided(rule: RewardRule | None, scores: Sequence[Score]) -> bool:
-    """True when the reward is 0 whatever the verifiers give that were not asked yet."""
+    """True if the reward is 0 whatever the remaining verifiers give."""
     if rule is None or rule.combine not in {"gated", "all"}:
         return False
     closing = (score for score in scores if rule.combine == "all" or score.verifier in rule.gates)
@@ -54,7 +54,7 @@ def decided(rule: RewardRule | None, scores: Sequence[Score]) -> bool:
 
 
 def check(rule: RewardRule | None, names: Collection[str], task: str) -> None:
-    """Raises ConfigError for a rule that `names`, the verifiers of `task`, cannot follow."""
+    """Raises ConfigError if the rule does not fit `names`, the verifiers of `task`."""
     if rule is None:
         return
     for name in (*rule.weights, *rule.gates):
@@ -79,7 +79,7 @@ def check(rule: RewardRule | None, names: Collection[str], task: str) -> None:
 
 
 def _listed(names: Collection[str]) -> str:
-    """A task chooses them: one that is not a line of text is quoted."""
+    """The names for a message. A name that is not one line of text is quoted, because tasks choose the names."""
     return ", ".join(name if name.isprintable() else repr(name) for name in names) or "none"
 
 

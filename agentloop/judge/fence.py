@@ -1,10 +1,9 @@
-"""Words of those who are graded, shown to a model as data.
+"""Presents text from a graded agent to a model as data, not as instructions.
 
-What stands between the two marks is somebody else's; the marks carry a random number that is made
-for one call, so nobody can have written it before. Every line within begins with `| `, so that not
-even a mark of another number stands at the start of a line, and signs that a chat template or a
-reader would take for structure are broken up. A model can still choose to obey what it reads: the
-fence only sees to it that it cannot mistake whose words they are.
+Text between the two marks comes from somebody else. The marks contain a random number that is drawn for each call, so
+nobody can forge them in advance. Every line inside begins with `| `, so no forged mark can start a line. Tags and
+special tokens that a chat template or a reader could take for structure are broken up. A model can still decide to obey
+the text; the fence only guarantees that it knows whose words they are.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from typing import NamedTuple
 
 LINE = "| "
 MIN_QUOTE = 12
-"""Characters without spaces, about three words, that a quote needs where its words stand in several places."""
+"""Minimum number of characters without spaces, about three words, of a quote whose words occur in several places."""
 MIN_SHORT = 4
-"""Characters that a quote needs where its words stand in one place only, unless it is a whole line or answer."""
+"""Minimum number of characters of a quote whose words occur in one place only, unless it is a whole line or answer."""
 _SPACED = r"[0-9A-Za-z_\u00aa-\u024f\u0370-\u052f\u1e00-\u1fff]"
-"""Digits and letters of Latin, Greek and Cyrillic. Chinese, Japanese and others put no spaces between their words."""
+"""Digits and letters of Latin, Greek and Cyrillic. Chinese, Japanese and other scripts have no spaces between words."""
 _TOKENS = re.compile(r"<(?=[|｜/]?[A-Za-z_｜|])|(?<=[|｜])>|\[(?=/?(?:INST|SYS)\b)", re.IGNORECASE)
-"""Where a tag or a special token of a chat template begins or ends: `<|im_end|>`, `</s>`, `[/INST]`."""
+"""Start and end of a tag or a special token of a chat template: `<|im_end|>`, `</s>`, `[/INST]`."""
 
 
 class Fenced(NamedTuple):
     """A text between its marks."""
 
     text: str
-    """With the marks, each on a line of its own."""
+    """The text with its marks, each on a line of its own."""
     inside: str
-    """What stands between them, without what each line begins with: evidence is looked for in it."""
+    """The text between the marks, without line prefixes. Quotes are checked against it."""
     mark: str
 
 
 def fence(text: str, mark: str | None = None) -> Fenced:
-    """`text` as data. mark: for a test; otherwise 96 random bits."""
+    """`text` as data. mark: for tests; default: 96 random bits."""
     mark = mark or secrets.token_hex(12)
     inside = _visible("\n".join(text.splitlines()), mark)
     lines = "\n".join(f"{LINE}{line}" for line in inside.split("\n"))
@@ -44,16 +43,16 @@ def fence(text: str, mark: str | None = None) -> Fenced:
 
 
 def quoted(evidence: str, inside: str) -> bool:
-    """True when `inside` has the words of `evidence`, however they are spaced and broken into lines."""
+    """True if `inside` contains the words of `evidence`, with any spacing and line breaks."""
     words = _squashed("\n".join(line.removeprefix(LINE) for line in evidence.splitlines()))
     return bool(words) and words in _squashed(inside)
 
 
 def identifies(evidence: str, inside: str) -> bool:
-    """True when `inside` has the words of `evidence`, and they are enough to know which place is meant.
+    """True if `inside` contains the words of `evidence`, and they are long enough to identify one place.
 
-    Enough are MIN_QUOTE characters without spaces. Enough, too, are MIN_SHORT of them, a whole line or a whole text
-    between quotation marks, where they stand in one place only. Part of a word is no place in scripts with spaces.
+    MIN_QUOTE characters without spaces are long enough. So are MIN_SHORT characters, a whole line, or a whole text
+    between quotation marks, if the words occur only once. In scripts with spaces, part of a word identifies no place.
     """
     if not quoted(evidence, inside):
         return False
@@ -71,7 +70,7 @@ def identifies(evidence: str, inside: str) -> bool:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Head and tail of a text that is longer than `limit` characters, and how much was left out."""
+    """Head and tail of a text that is longer than `limit` characters, with the number of omitted characters."""
     if len(text) <= limit:
         return text
     head = limit * 2 // 3
@@ -79,7 +78,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def _visible(text: str, mark: str) -> str:
-    """Without the mark, without what nobody sees, with tags and special tokens broken up."""
+    """The text without the mark and without invisible characters, with tags and special tokens broken up."""
     seen = "".join(c for c in text if c in "\n\t" or not _hidden(c))
     while re.search(mark, seen, re.IGNORECASE):  # taking one out may make another
         seen = re.sub(mark, "", seen, flags=re.IGNORECASE)
@@ -87,7 +86,7 @@ def _visible(text: str, mark: str) -> str:
 
 
 def _hidden(character: str) -> bool:
-    """Control and format characters, lone surrogates, and the tag characters that spell text unseen."""
+    """True for control and format characters, lone surrogates, and tag characters that spell invisible text."""
     return not " " <= character <= "~" and unicodedata.category(character)[0] == "C"
 
 

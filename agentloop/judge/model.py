@@ -1,8 +1,8 @@
-"""A model that gives verdicts in a fixed form, with their cost, and a cache of its answers.
+"""A judge model that answers in a fixed form, with its cost and a cache of its answers.
 
-With `base_url` over HTTP in the OpenAI dialect; without it through litellm, which knows hosted models
-by name (`anthropic/…`, `gemini/…`) and is an extra. This module checks only the form of an answer; the
-verifier checks its content.
+With `base_url` it is an OpenAI-compatible endpoint. Without it, litellm calls a hosted model by its name
+(`anthropic/…`, `gemini/…`); litellm is an extra. This module checks only the form of an answer; the verifier checks its
+content.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Form = TypeVar("Form", bound=BaseModel)
 
 
 class JudgeCost(NamedTuple):
-    """The cost of a judge model so far."""
+    """Total cost of a judge model."""
 
     n_prompt_tokens: int = 0
     n_completion_tokens: int = 0
     cost_usd: float | None = 0.0
-    """None once a price was not known."""
+    """None once the price of an answer was unknown."""
 
     def plus(self, other: JudgeCost) -> JudgeCost:
-        """Both together."""
+        """The sum of both."""
         cost_usd = None
         if self.cost_usd is not None and other.cost_usd is not None:
             cost_usd = self.cost_usd + other.cost_usd
@@ -51,18 +51,18 @@ class JudgeCost(NamedTuple):
         )
 
     def graded(self, value: float | None, *, why: str = "", error: str | None = None) -> Graded:
-        """A score, or the error in its place, with the cost."""
+        """A score, or an error in its place, with the cost."""
         return Graded(value=value, error=error, why=why, **self._asdict())
 
 
 class JudgeModel:
-    """One model that gives verdicts.
+    """A model that gives verdicts.
 
-    model: its name, as the endpoint or litellm has it. base_url: up to and without `/chat/completions`.
-    api_key: with `${NAME}`, the variable that has it. price: of an answer, as the project's `[[prices]]` say it.
-    usd_per_million: of prompt and completion tokens, for a suite's own verifiers, which know no project.
-    cache: a folder in which answers are kept, with what they quote.
-    Raises PluginError where litellm is needed and is not there, or is one of its compromised releases.
+    model: its name at the endpoint or in litellm. base_url: without `/chat/completions`. api_key: the key, or `${NAME}`
+    for a variable that holds it. price: of an answer, from the project's `[[prices]]`. usd_per_million: price of prompt
+    and completion tokens, for a suite's own verifiers, which know no project. cache: a folder for answers and their
+    quotes.
+    Raises PluginError if litellm is needed but missing, or is one of its compromised releases.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class JudgeModel:
     async def ask(
         self, system: str, user: str, form: type[Form], *, key: object, repeat: int
     ) -> tuple[Form, JudgeCost]:
-        """One verdict in the form of `form`, and what it cost; nothing when it was remembered.
+        """One verdict in the form of `form`, with its cost, which is 0 for a cached answer.
 
-        key: what was asked, without what is random in it; with the model, the temperature and `repeat` it names the
-        answer, so that a vote asked twice is the same vote and two votes are two.
-        Raises PolicyError when the endpoint failed, Unreadable when the answer is not of the form.
+        key: the request without its random parts. Together with the model, the temperature and `repeat` it names the
+        cached answer: a repeated vote returns the same answer, and two votes with different `repeat` are independent.
+        Raises PolicyError if the endpoint failed, Unreadable if the answer does not have the form.
         """
         name = content_hash([self.model, self._base_url, self._temperature, strict_schema(form), key, repeat])
         if (before := self._remembered(name, form)) is not None:
@@ -135,7 +135,7 @@ class JudgeModel:
         )
 
     def _remembered(self, name: str, form: type[Form]) -> Form | None:
-        """None where there is no answer yet, or its file is damaged: the model is then asked anew."""
+        """The cached answer; None if there is none or its file is damaged, in which case the model is called again."""
         try:
             if self._cache is None:
                 return form.model_validate_json(self._answers[name])
@@ -155,7 +155,7 @@ class JudgeModel:
 
 
 class Unreadable(ValueError):
-    """An answer that is no verdict; it was paid for all the same."""
+    """An answer that is not a verdict. It was paid for nevertheless."""
 
     def __init__(self, message: str, spent: JudgeCost) -> None:
         super().__init__(message)
@@ -163,10 +163,10 @@ class Unreadable(ValueError):
 
 
 def only_object(text: str) -> str:
-    """The JSON object that `text` is, with or without a code fence around it.
+    """The JSON object that `text` consists of, with or without a code fence around it.
 
-    Words beside it, a second object and a key that occurs twice make the answer ambiguous: a judge that quotes the
-    agent must not have the quotation taken for its verdict. Raises ValueError.
+    Additional words, a second object or a duplicate key make the answer ambiguous: a judge that quotes the agent must
+    not have the quotation taken for its verdict. Raises ValueError.
     """
     body = _FENCE.sub(r"\1", text.strip())
     try:
@@ -186,5 +186,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def strict_schema(form: type[BaseModel]) -> dict[str, Any]:
-    """Its JSON schema as strict endpoints take it; the forms here have no optional fields."""
+    """The JSON schema of the form for strict endpoints. The forms here have no optional fields."""
     return form.model_json_schema()

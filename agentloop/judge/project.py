@@ -1,4 +1,4 @@
-"""What a project's settings and suite add when its stored traces are judged again."""
+"""Judges a project's stored traces again, with the project's tasks, learned scorer and reader."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from agentloop.types import Task
 async def rejudge_project(
     store: Store, project: Path, filter: str, choice: JudgingOptions, progress: Progress
 ) -> JudgingSummary:
-    """As `rejudge`, with the tasks, the learned scorer and the reader of `project`, where it has them.
+    """Like `rejudge`, with the tasks, the learned scorer and the reader of `project`, if it has them.
 
-    The traces are those of the store's own project where `choice` names none: the tasks are that project's.
+    Unless `choice` names a project, it judges the traces of the store's own project, because the tasks are that
+    project's.
     """
     owner = choice.project or store.project
     options = replace(choice, project=owner, scorer=load_scorer(project), reader=_reader(project))
@@ -33,7 +34,7 @@ async def rejudge_project(
 
 
 def _reader(project: Path) -> Reader | None:
-    """The model that the settings name, remembering in the project's folder what it answered."""
+    """The model that the settings name. It caches its answers in the project's folder."""
     if not (project / CONFIG_FILE).is_file():
         return None
     config = load_config(project)
@@ -44,7 +45,7 @@ def _reader(project: Path) -> Reader | None:
 
 
 def project_tasks(project: Path) -> dict[str, Task]:
-    """Those of the project's suite, by id; none where there is no project, or it has no suite."""
+    """Tasks of the project's suite, by id; empty without a project or a suite."""
     if not (project / CONFIG_FILE).is_file():
         return {}
     config = load_config(project)

@@ -1,8 +1,8 @@
-"""A model that reads a failed run where rules leave open why: asked several times, believed where it can quote.
+"""A model that explains a failed run if the rules cannot. It votes several times, and a vote counts only with a quote.
 
-It is optional, and costs what its model costs: `[failures.reader]` of agentloop.toml names one, and `agentloop judge`
-asks it. What the agent wrote reaches the model inside a fence (`fence.py`). A vote whose words are not in the step
-that it names is no vote, and a type that has not more than half of all votes is not said.
+It is optional: `[failures.reader]` in agentloop.toml names the model, and `agentloop judge` calls it. The agent's text
+reaches the model inside a fence (`fence.py`). A vote is invalid if its quote is not in the step that it names. A type
+is reported only if more than half of all votes name it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ give the number of that step as `step`; then give its `type`, one of these, or "
 
 
 class Cause(BaseModel):
-    """A model's word on a run."""
+    """The model's explanation of a run."""
 
     model_config = ConfigDict(extra="forbid")
     evidence: str
@@ -44,10 +44,10 @@ class Cause(BaseModel):
 
 
 class Reader:
-    """Why a run failed, as a majority of `votes` says it.
+    """Explains why a run failed, by a majority of `votes`.
 
-    max_characters: of the trace, head and tail, that the model is given. model, base_url and the other options: see
-    `JudgeModel`. Raises ValueError for no votes, PluginError for a model that cannot be used.
+    max_characters: maximum length of the trace (head and tail) that the model reads. model, base_url and the other
+    options: see `JudgeModel`. Raises ValueError for no votes, PluginError for a model that cannot be used.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Reader:
         """Another one may say something else."""
 
     async def cause(self, trace: Trace) -> tuple[Failure | None, JudgeCost, str]:
-        """The critical failure, None where it cannot say one; what it cost; and what stood in the way."""
+        """(the critical failure, or None without a majority; the cost; the reason why votes were invalid)."""
         if not trace.steps:
             return None, JudgeCost(), "it has no steps"
         seen = transcript(trace, self._limit)
@@ -89,7 +89,7 @@ class Reader:
         return await self._model.ask(system, fenced.text, Cause, key=[SYSTEM, types, fenced.inside], repeat=repeat)
 
     def _checked(self, vote: Cause, steps: Sequence[Step]) -> Failure:
-        """Raises ValueError for a vote on a type or step that is not there, or whose words that step has not."""
+        """Raises ValueError for a vote with an unknown type or step, or with words that the step does not contain."""
         if vote.type not in self._types and vote.type != FailureType.unclassified:
             raise ValueError(f"a vote on {vote.type!r:.80}, which is no type")
         step = next((step for step in steps if step.index == vote.step), None)
@@ -114,7 +114,7 @@ class Reader:
 
 
 def is_open(verdict: Verdict) -> bool:
-    """Whether a run lost, and nothing surer than a sign or a guess of the step says why."""
+    """True if a run lost, and nothing stronger than a sign or a guess of the step explains why."""
     critical = verdict.critical
     if verdict.state is not RewardState.scored or critical is None:
         return False
@@ -133,7 +133,7 @@ def with_cause(verdict: Verdict, cause: Failure) -> Verdict:
 
 
 def _literal(evidence: str, found_in: Iterable[str]) -> str:
-    """The words of `evidence` as one of the texts has them, however a model spaced them; "" where none has."""
+    """The words of `evidence` as one of the texts contains them, with any spacing; "" if none does."""
     squashed = "".join("".join(line.removeprefix("| ") for line in evidence.splitlines()).split())
     if not squashed:
         return ""

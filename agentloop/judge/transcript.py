@@ -1,4 +1,4 @@
-"""A trace as a reader sees it: who said what, which calls were made, what came back, what was answered."""
+"""A trace as text for a reader: messages, calls, results and the answer, in order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from agentloop.judge.fence import shortened
 from agentloop.types import Message, Trace
 
 MAX_RESULT = 4_000
-"""Characters of one message or result."""
+"""Maximum number of characters of one message or result."""
 
 
 def transcript(trace: Trace, limit: int) -> str:
-    """The whole, its course and its answer in at most about `limit` characters each, head and tail kept."""
+    """The transcript. Its course and its answer have at most about `limit` characters each, with head and tail kept."""
     lines = [_line(message) for message in trace.messages]
     for step in trace.steps:
         lines += [_line(message) for message in step.heard]
@@ -26,14 +26,14 @@ def transcript(trace: Trace, limit: int) -> str:
 
 
 def answer(trace: Trace) -> str:
-    """The submitted answer, or why the run ended without one."""
+    """The submitted answer, or the reason why the run ended without one."""
     if trace.answer is None:
         return f"no answer ({trace.stop_reason})"
     return f"answer: {trace.answer}"
 
 
 def task(trace: Trace) -> str:
-    """What was asked: the first words of a user."""
+    """The task: the first words of a user."""
     return next((message.content for message in trace.messages if message.role == "user"), "")
 
 

@@ -1,4 +1,4 @@
-"""The verifier for tasks whose worth lies in what is called: the expected actions, and what else was done."""
+"""A verifier for tasks that are judged by their tool calls: the expected actions, and no unexpected ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MODES = ("exact", "ordered", "subset")
 
 
 class Actions:
-    """1.0 when the calls that succeeded are the expected ones, else 0.0.
+    """1.0 if the successful calls are the expected ones, else 0.0.
 
-    expected: `{"name": …, "arguments": {…}}` each; without `arguments` any will do, and those given are all there are.
-    match: `exact`, these calls in this order and no other; `ordered`, these in this order with others between;
-    `subset`, these in any order among others. ignore: names of calls that are never looked at, such as `submit`.
-    Numbers are compared as they are written, without rounding. Raises ValueError for expected actions that are none.
+    expected: `{"name": …, "arguments": {…}}` each. Without `arguments`, any arguments match; otherwise they must be
+    equal. match: `exact`, these calls in this order and no others; `ordered`, these in this order with others between
+    them; `subset`, these in any order among others. ignore: names of calls to skip, such as `submit`. Numbers are
+    compared as decimals, without rounding. Raises ValueError for invalid expected actions.
     """
 
     name = "actions"
@@ -40,7 +40,7 @@ class Actions:
         self._ignore = frozenset(ignore)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
-        """Calls that failed, or could not be read, were not made; one without a result counts as made."""
+        """Ignores calls that failed or could not be parsed. A call without a result counts as successful."""
         calls = [
             {"name": call.name, "arguments": _arguments(call.arguments)}
             for _, call, result in trace.tool_calls
@@ -68,7 +68,7 @@ def _same(call: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    """As JSON: `1` is `1.0` and is not `true`."""
+    """JSON equality: `1` equals `1.0` but not `true`."""
     if isinstance(value, bool) != isinstance(wanted, bool):
         return False
     if isinstance(value, dict) and isinstance(wanted, dict):
@@ -79,7 +79,7 @@ def _equal(value: Any, wanted: Any) -> bool:
 
 
 def _all_found(calls: list[dict[str, Any]], expected: list[Mapping[str, Any]]) -> bool:
-    """True when each expected action has a call of its own: a matching in the graph of who fits whom."""
+    """True if each expected action can be matched to a call of its own (bipartite matching)."""
     matches: dict[int, int] = {}
 
     def place(n: int, seen: set[int]) -> bool:

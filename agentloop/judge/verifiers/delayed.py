@@ -1,4 +1,4 @@
-"""The verifier whose number arrives hours later: whether a reply came, a patch was merged, a customer stayed."""
+"""A verifier whose number arrives later: a customer replied, a patch was merged, an order was kept."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from agentloop.types import Trace
 
 
 class Delayed:
-    """Waits for `PUT /api/v1/traces/ID/scores/delayed` (or the name that `as` gave it).
+    """Waits for `PUT /api/v1/traces/ID/scores/delayed` (or the name that `as` sets).
 
-    Until then the reward is `unscored: waiting`; the number that arrives is combined with the others' as if it had
-    been there from the start.
+    Until then the reward is `unscored: waiting`. When the number arrives, it is combined with the other scores as
+    usual.
     """
 
     name = "delayed"
@@ -22,5 +22,5 @@ class Delayed:
         self.outcome = outcome
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
-        """Never a number of its own."""
+        """Always returns a waiting score without a number."""
         raise NotYet(self.outcome)

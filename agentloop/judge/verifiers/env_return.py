@@ -1,4 +1,4 @@
-"""The verifier for Gymnasium environments: the return of the episode, as a number in [0, 1]."""
+"""A verifier for Gymnasium environments: the return of the episode as a number in [0, 1]."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ STEP = "step"
 
 
 class EnvReturn:
-    """The sum of the rewards that the environment gave.
+    """The sum of the environment's rewards, scaled to [0, 1].
 
-    low, high: returns that are worth 0 and 1, and in between in proportion. One outside of them is no number: what was
-    declared is wrong. threshold: in their place, the return from which an episode is worth 1, below it 0.
-    An episode that the agent did not play to its end is worth 0, whatever it had collected. One with a reward that is
-    not finite is unscored. Raises ValueError for bounds that are none.
+    low, high: returns that map to 0 and 1, linearly in between. A return outside them gives no score, because the
+    declared bounds are wrong. threshold: instead of the bounds; returns of at least this value map to 1, all others to
+    0. An episode that the agent did not play to its end scores 0, whatever it had collected. An episode with a
+    non-finite reward is unscored. Raises ValueError for invalid bounds.
     """
 
     name = "env_return"
@@ -36,7 +36,7 @@ class EnvReturn:
         self.threshold = threshold
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
-        """See `protocols.Verifier`. The rewards are read from the results of `step`, which no policy writes."""
+        """See `protocols.Verifier`. The rewards come from the results of `step`, which no policy can write."""
         rewards: list[float] = []
         over = False
         for step in trace.steps:

@@ -1,4 +1,4 @@
-"""The verifier for answers that can be written down: equal text or nothing."""
+"""A verifier for answers that are known in advance: the text is equal or not."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from agentloop.types import Graded, Trace
 
 
 class Exact:
-    """1.0 when the submitted answer equals `expected` after trimming outer whitespace, else 0.0.
+    """1.0 if the submitted answer equals `expected` after trimming surrounding whitespace, else 0.0.
 
-    Reads only `trace.answer`, so nothing that the agent printed or left in its box can move it.
-    No case folding, no Unicode folding, no search inside a longer answer: each would be a way in.
+    It reads only `trace.answer`, so nothing that the agent printed or left in its sandbox can influence it. There is no
+    case folding, no Unicode folding and no search inside a longer answer, because each would be a loophole.
     """
 
     name = "exact"
@@ -21,7 +21,7 @@ class Exact:
         self.expected = expected.strip()
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
-        """0.0 when nothing was submitted, whatever is expected; a 0.0 names both texts."""
+        """0.0 without a submission, whatever is expected. A score of 0.0 states both texts."""
         if trace.answer is not None and trace.answer.strip() == self.expected:
             return Graded(value=1.0)
         return unlike(repr(self.expected), trace.answer)

@@ -1,6 +1,6 @@
-"""JSON whose numbers mean what is written: integers and decimals, never rounded to binary floats.
+"""JSON with exact numbers: integers and decimals, never rounded to binary floats.
 
-Both what an agent submits and what a task expects pass through here, so that both are compared as decimals.
+Both submitted and expected values pass through here, so both are compared as decimals.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from decimal import Decimal
 from typing import Any
 
 MAX_CHARACTERS = 1 << 20
-"""Of an answer; a longer one is no answer."""
+"""Maximum number of characters of an answer."""
 MAX_DIGITS = 1_000
-"""Of a number, on either side of the decimal point; more would make comparing slow."""
+"""Maximum number of digits on either side of the decimal point. More would make comparisons slow."""
 
 
 def read_json(text: str) -> Any:
-    """One JSON value, read strictly: no NaN, no infinities, no key twice, no number of more than MAX_DIGITS.
+    """One JSON value, parsed strictly: no NaN, no infinities, no duplicate keys, no number of more than MAX_DIGITS
+    digits.
 
-    Integers are int, other numbers Decimal. Raises ValueError, or RecursionError for what is nested too deeply.
+    Integers become int, other numbers Decimal. Raises ValueError, or RecursionError for deeply nested values.
     """
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"{len(text)} characters")
@@ -27,7 +28,7 @@ def read_json(text: str) -> Any:
 
 
 def exact(value: Any) -> Any:
-    """A value of a task with decimals in place of floats: 0.1 is the 0.1 that somebody wrote.
+    """A task's value with decimals in place of floats: 0.1 becomes the decimal 0.1.
 
     Raises ValueError for NaN and infinities.
     """
@@ -41,7 +42,7 @@ def exact(value: Any) -> Any:
 
 
 def identity(value: Any) -> Any:
-    """Something hashable that is equal for equal JSON values: `1` is `1.0` and is not `true`."""
+    """A hashable value that is equal for equal JSON values: `1` equals `1.0` but not `true`."""
     if isinstance(value, bool):
         return ("boolean", value)
     if isinstance(value, dict):

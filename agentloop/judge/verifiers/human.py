@@ -1,4 +1,4 @@
-"""The verifier that is a person."""
+"""A verifier that waits for a person."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentloop.types import Trace
 
 
 class Human:
-    """Waits for a person's word, which `agentloop judge resolve` or `PUT …/scores/human` gives.
+    """Waits for a person's decision through `agentloop judge resolve` or `PUT …/scores/human`.
 
     Until then the reward is `unscored: waiting`, and the trace is in `agentloop judge queue` with the question.
     """
@@ -21,5 +21,5 @@ class Human:
         self.question = question
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
-        """Never a number of its own."""
+        """Always returns a waiting score without a number."""
         raise NotYet(f"a person is asked: {self.question}")

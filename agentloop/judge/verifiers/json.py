@@ -1,4 +1,4 @@
-"""The verifier for answers that are JSON: of a schema, or with what was expected in it."""
+"""A verifier for JSON answers: they match a schema, contain the expected values, or both."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from agentloop.protocols import Sandbox
 from agentloop.types import Graded, Trace
 
 FORMATS = tuple(sorted(Draft202012Validator.FORMAT_CHECKER.checkers))
-"""Values of `format` that are checked: those that jsonschema checks with what is installed beside it."""
+"""Values of `format` that are checked: those that jsonschema can check with the installed packages."""
 
 
 class Json:
-    """1.0 when the submitted answer is one JSON value that fits, else 0.0.
+    """1.0 if the submitted answer is one JSON value that matches, else 0.0.
 
-    schema: a JSON schema (draft 2020-12). Its patterns are RE2's, its `format` is checked, and references lead nowhere
-    outside of it.
-    subset: what must be in the answer: each key of an object with its value, an array item by item; `1` is `1.0`
-    and is not `true`. Both may be given. Numbers are compared as they are written, without rounding: 0.3 is a multiple
-    of 0.1, and 1e-400 is not 0. NaN, infinities, numbers of more than 1,000 digits and keys given twice are not JSON.
-    Raises ValueError for a schema that is none, and for a `format` that is none of FORMATS. Source: jsonschema.
+    schema: a JSON schema (draft 2020-12). Its patterns are RE2 patterns, its `format`s are checked, and its references
+    must stay inside it.
+    subset: values that the answer must contain: each key of an object with its value, an array item by item; `1` equals
+    `1.0` but not `true`. You can set both. Numbers are compared exactly as decimals: 0.3 is a multiple of 0.1, and
+    1e-400 is not 0. NaN, infinities, numbers of more than 1,000 digits and duplicate keys are not valid JSON here.
+    Raises ValueError for an invalid schema, and for a `format` that is not in FORMATS. Source: jsonschema.
     """
 
     name = "json"
@@ -54,7 +54,7 @@ class Json:
             self._validator = _Validator(exact(schema), registry=Registry(), format_checker=checker)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
-        """0.0 for what is not JSON and nothing else. Raises for a reference of the schema that leads nowhere."""
+        """0.0 for an answer that is not exactly one JSON value. Raises for an unresolvable reference in the schema."""
         try:
             value = read_json(trace.answer or "")
             if self._subset is not None and not contains(value, self._subset):
@@ -67,7 +67,7 @@ class Json:
 
 
 def contains(value: object, expected: object) -> bool:
-    """True when `expected` is in `value`, as `Json` says."""
+    """True if `value` contains `expected`, as `Json` defines it."""
     if isinstance(expected, Mapping):
         return isinstance(value, Mapping) and all(k in value and contains(value[k], v) for k, v in expected.items())
     if isinstance(expected, list):
@@ -80,7 +80,8 @@ def contains(value: object, expected: object) -> bool:
 
 
 def _check_subschemas(schema: Any) -> None:
-    """Raises ValueError for a pattern that RE2 does not take, or a format that nothing checks, before any answer."""
+    """Raises ValueError for a pattern that RE2 rejects, or a format that cannot be checked, before any answer is
+    scored."""
     if isinstance(schema, dict):
         for pattern in (schema.get("pattern"), *(schema.get("patternProperties") or {})):
             if pattern is not None:
@@ -120,13 +121,13 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: An
 
 
 def _multiple_of(validator: Any, divisor: int | Decimal, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    """Exactly: jsonschema divides floats, and context precision rounds decimals."""
+    """Exact `multipleOf`: jsonschema divides floats, and the decimal context's precision rounds."""
     if validator.is_type(instance, "number") and Fraction(instance) % Fraction(divisor):
         yield ValidationError(f"is not a multiple of {divisor}")
 
 
 def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    """In time that grows with the answer: jsonschema compares each item with each other one where it cannot sort."""
+    """`uniqueItems` in time linear in the answer: jsonschema compares all pairs if it cannot sort the items."""
     if wanted and isinstance(instance, list) and len(set(map(identity, instance))) < len(instance):
         yield ValidationError("has an item twice")
 

@@ -1,11 +1,11 @@
-"""The score of an answer that is not the expected one: 0, with both in words."""
+"""The score 0.0 of a wrong answer, with the expected and the submitted value in words."""
 
 from __future__ import annotations
 
 from agentloop.types import Graded
 
 MAX_CHARACTERS = 200
-"""Of what was expected and of the answer, each."""
+"""Maximum number of characters to show of the expected value and of the answer."""
 
 
 def unlike(expected: str, answer: str | None) -> Graded:

@@ -1,4 +1,4 @@
-"""The verifier for numbers: 42, 42.0 and 4.2e1 are the same answer."""
+"""A verifier for numbers: 42, 42.0 and 4.2e1 are the same answer."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from agentloop.protocols import Sandbox
 from agentloop.types import Graded, Trace
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?")
-"""Narrower than `Decimal()`, which also reads `nan`, `infinity`, `1_000` and digits of every script."""
+"""Stricter than `Decimal()`, which also accepts `nan`, `infinity`, `1_000` and the digits of every script."""
 MAX_CHARACTERS = 10_000
-"""Of an answer; a longer one is no number."""
+"""Maximum number of characters of an answer."""
 MAX_DIGITS = 1_000
-"""Of what is expected and of its tolerance, on either side of the decimal point."""
+"""Maximum number of digits of the expected value and the tolerance, on either side of the decimal point."""
 
 
 class Numeric:
-    """1.0 when the submitted answer is one finite decimal number within `tolerance` of `expected`, else 0.0.
+    """1.0 if the submitted answer is one finite decimal number within `tolerance` of `expected`, else 0.0.
 
-    tolerance: absolute, in the unit of the answer, bounds included. Everything is compared exactly, as it is written in
-    decimals: 0.4 is within 0.1 of 0.3, and 2**53 is not 2**53 + 1. JSON and TOML keep some 17 digits of a number with a
-    decimal point; write `expected` as a text, such as "0.12345678901234567890", to have more.
-    An answer is written as `-12.5` or `1.25e1`, in ASCII digits: no thousands separators, units, fractions, `nan` or
-    `inf`. Raises ValueError for bounds that would accept every answer or none.
+    tolerance: absolute, in the unit of the answer, bounds included. All comparisons are exact decimals: 0.4 is within
+    0.1 of 0.3, and 2**53 differs from 2**53 + 1. JSON and TOML keep about 17 digits of a number with a decimal point;
+    for more, write `expected` as text, such as "0.12345678901234567890".
+    An answer has the form `-12.5` or `1.25e1` in ASCII digits: no thousands separators, units, fractions, `nan` or
+    `inf`. Raises ValueError for bounds that accept every answer or none.
     """
 
     name = "numeric"
@@ -41,7 +41,7 @@ class Numeric:
         self._words = f"{expected} ± {tolerance}" if reach else str(expected)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
-        """0.0 when nothing was submitted or it is not a number and nothing else."""
+        """0.0 without a submission, and for an answer that is not exactly one number."""
         text = (trace.answer or "").strip()
         is_number = len(text) <= MAX_CHARACTERS and _NUMBER.fullmatch(text) is not None
         if is_number and self._low <= Decimal(text) <= self._high:  # exact, and quick however large the exponent is
@@ -50,7 +50,7 @@ class Numeric:
 
 
 def _exact(name: str, value: object) -> Decimal:
-    """A float as its shortest spelling, which is how it was written. Raises ValueError."""
+    """A float by its shortest spelling, which is how people write it. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         raise ValueError(f"numeric: {name} must be a number, or a text that is one, not {value!r:.100}")
     text = repr(value) if isinstance(value, float) else str(value).strip()

@@ -1,7 +1,7 @@
-"""The verifier that compares the episodes of a group, two at a time, and ranks them.
+"""A verifier that compares the episodes of a group in pairs and ranks them.
 
-A model says which of two is better more reliably than how good one is. Each pair is shown in both
-orders, because models prefer the first or the second; an order that turns the verdict round is a tie.
+A model compares two episodes more reliably than it grades one. Each pair is shown in both orders, because models prefer
+the first or the second position. If the two orders disagree, the pair is a tie.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ with the one JSON object and nothing else.
 
 What counts: {rubric}"""
 PRIOR = 0.5
-"""Wins and losses against an average opponent that every episode starts with: nobody is infinitely better."""
+"""Wins and losses against an average opponent that every episode starts with, so no strength becomes infinite."""
 CONVERGED = 1e-12
 Wins = Mapping[tuple[int, int], float]
-"""(i, j) -> how often i was found better than j; a tie is half of one for each."""
+"""(i, j) -> number of comparisons that i won against j; a tie counts as half a win for each."""
 
 
 class Preference(BaseModel):
-    """A model's word on a pair."""
+    """The model's decision on a pair."""
 
     model_config = ConfigDict(extra="forbid")
     reason: str
@@ -44,11 +44,11 @@ class Preference(BaseModel):
 
 
 class Ranking:
-    """For each episode of a group, how likely it is to be better than an average one of them, in (0, 1).
+    """For each episode of a group: the probability that it beats an average episode of the group, in (0, 1).
 
-    rubric: what counts. method: `bradley_terry`, strengths that explain the comparisons best; `mean_rank`, the share
-    of comparisons that were won. n_opponents: each is compared with so many of the others; None is all of them.
-    model, base_url and the other options: see `JudgeModel`. Raises ValueError for a method that is none.
+    rubric: the criteria. method: `bradley_terry`, the strengths that best explain the comparisons; `mean_rank`, the
+    share of comparisons won. n_opponents: number of opponents of each episode; None compares it with all others. model,
+    base_url and the other options: see `JudgeModel`. Raises ValueError for an unknown method.
     """
 
     name = "ranking"
@@ -75,7 +75,8 @@ class Ranking:
         self._model = JudgeModel(**model)
 
     async def rank(self, traces: Sequence[Trace]) -> list[Graded]:
-        """The episodes share the cost evenly. An episode without a valid comparison has no score."""
+        """One score for each episode; they share the cost evenly. An episode without a valid comparison has no
+        score."""
         seen = [transcript(trace, self._limit) for trace in traces]
         wins: dict[tuple[int, int], float] = {}
         spent = JudgeCost()
@@ -102,7 +103,7 @@ class Ranking:
         return grades
 
     async def _compare(self, one: str, other: str) -> tuple[float, JudgeCost]:
-        """1.0 when `one` is better, 0.0 when `other` is, 0.5 for neither."""
+        """1.0 if `one` is better, 0.0 if `other` is, 0.5 for a tie."""
         if one == other:
             return 0.5, JudgeCost()
         there, spent = await self._better(one, other)
@@ -120,7 +121,7 @@ class Ranking:
 
 
 def pairs(n: int, n_opponents: int | None) -> list[tuple[int, int]]:
-    """Each pair once; with `n_opponents`, neighbours in a circle, and those opposite where the number is odd."""
+    """Each pair once. With `n_opponents`: neighbours on a circle, and opposite positions if the number is odd."""
     reach = n - 1
     if n_opponents is not None:
         reach = min(n_opponents, reach)
@@ -134,15 +135,15 @@ def pairs(n: int, n_opponents: int | None) -> list[tuple[int, int]]:
 
 
 def mean_rank(wins: Wins, n: int) -> list[float | None]:
-    """The share of its comparisons that each won; None for one without any."""
+    """Share of comparisons that each episode won; None without a comparison."""
     return [_won(wins, i) / _met(wins, i) if _met(wins, i) else None for i in range(n)]
 
 
 def bradley_terry(wins: Wins, n: int) -> list[float | None]:
-    """Probability that each beats an opponent of strength 1, at the strengths of greatest likelihood.
+    """Probability that each episode beats an opponent of strength 1, at the maximum-likelihood strengths.
 
-    P(i beats j) = s_i / (s_i + s_j); everyone also has PRIOR wins and PRIOR losses against the opponent of strength 1,
-    so the maximum exists. None for one that was not compared.
+    P(i beats j) = s_i / (s_i + s_j). Each episode also has PRIOR wins and PRIOR losses against the opponent of strength
+    1, so the maximum exists. None for an episode without a comparison.
     Source: minorisation-maximisation, Hunter 2004, doi:10.1214/aos/1079120141, §3.
     """
     strengths = [1.0] * n
@@ -167,7 +168,7 @@ def _met(wins: Wins, i: int) -> int:
 
 
 def _shared_out(spent: JudgeCost, n: int) -> list[JudgeCost]:
-    """Tokens in whole numbers that add up."""
+    """Token counts as whole numbers that add up to the total."""
     each = [(k + 1) * total // n - k * total // n for total in spent[:2] for k in range(n)]
     cost = spent.cost_usd
     if cost is not None:

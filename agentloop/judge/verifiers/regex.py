@@ -1,4 +1,4 @@
-"""The verifier for answers of a known shape, in time that grows with the answer's length and no faster."""
+"""A verifier for answers of a known form, in time linear in the answer's length."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from agentloop.types import Graded, Trace
 
 
 class Regex:
-    """1.0 when the submitted answer, trimmed, matches `pattern` as a whole, else 0.0.
+    r"""1.0 if the whole submitted answer, after trimming, matches `pattern`, else 0.0.
 
-    RE2's syntax: no look-around and no back-references, which is why no answer can make it slow. `\\d`, `\\w` and `\\s`
-    are ASCII. `(?i)` folds case as Unicode does: `(?i)k` also takes the Kelvin sign U+212A, and `(?i)s` the long s
-    U+017F; write `[Kk]` to take ASCII alone.
-    search: True when a match anywhere in the answer is enough, which a guess of many words may pass.
-    Raises ValueError for a pattern that RE2 does not take. Source: google-re2.
+    The syntax is RE2's: no look-around and no back-references, so no answer can make it slow. `\d`, `\w` and `\s` are
+    ASCII. `(?i)` uses Unicode case folding: `(?i)k` also matches the Kelvin sign U+212A, and `(?i)s` the long s U+017F;
+    write `[Kk]` to match ASCII only.
+    search: True accepts a match anywhere in the answer. A guess of many words may then pass.
+    Raises ValueError for a pattern that RE2 rejects. Source: google-re2.
     """
 
     name = "regex"
@@ -32,7 +32,7 @@ class Regex:
         self._match = self._pattern.search if search else self._pattern.fullmatch
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
-        """0.0 when nothing was submitted, whatever the pattern."""
+        """0.0 without a submission, whatever the pattern."""
         answer = trace.answer
         # RE2 takes no half of a surrogate pair.
         if answer is not None and self._match(answer.encode(errors="replace").decode().strip()) is not None:

@@ -1,9 +1,8 @@
-"""The verifier that asks a model, criterion by criterion, and believes it only where it can quote.
+"""A verifier that asks a model about each criterion and accepts only answers with a quote.
 
-What the agent wrote reaches the model inside a fence (`fence.py`). A vote in which a criterion is
-met without words that are really in the trace, and enough of them to tell where, is no vote. When
-fewer than half of the votes are left, or they are split, there is no number: a grader that fails
-says nothing about the agent.
+The agent's text reaches the model inside a fence (`fence.py`). A vote is invalid if it calls a criterion met without a
+quote that really is in the trace and identifies its place. If fewer than half of the votes are valid, or they are
+split, there is no score, because a failing grader says nothing about the agent.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Criteria:
 
 
 class CriterionVote(BaseModel):
-    """A model's word on one criterion."""
+    """The model's decision on one criterion."""
 
     model_config = ConfigDict(extra="forbid")
     number: int
@@ -44,17 +43,17 @@ class CriterionVote(BaseModel):
 
 
 class Ruling(BaseModel):
-    """A model's word on all of them."""
+    """The model's decisions on all criteria."""
 
     model_config = ConfigDict(extra="forbid")
     criteria: list[CriterionVote]
 
 
 class Rubric:
-    """The share of `criteria` that a majority of `votes` found met, with the words that show it.
+    """The share of `criteria` that a majority of `votes` considers met, with the quotes that show it.
 
-    shows: what the model is given, the whole `trace` or the `answer` alone, in at most `max_characters`.
-    model, base_url and the other options: see `JudgeModel`. Raises ValueError for no criteria or no votes.
+    shows: the model reads the whole `trace` or only the `answer`, at most `max_characters` of it. model, base_url and
+    the other options: see `JudgeModel`. Raises ValueError for no criteria or no votes.
     """
 
     name = "rubric"
@@ -81,7 +80,7 @@ class Rubric:
         self._model = JudgeModel(**model)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
-        """Without a number when fewer than half of the votes hold, or they are split."""
+        """No score if fewer than half of the votes are valid, or if they are split."""
         if self._shows == "trace":
             seen = transcript(trace, self._limit)
         else:
@@ -111,7 +110,7 @@ class Rubric:
         return await self._model.ask(system, fenced.text, Ruling, key=key, repeat=repeat)
 
     def _checked(self, ruling: Ruling, fenced: Fenced) -> dict[int, CriterionVote]:
-        """Raises ValueError for a vote that leaves criteria out or quotes what is not there."""
+        """Raises ValueError for a vote that omits criteria or quotes text that does not exist."""
         by_number = {item.number: item for item in ruling.criteria}
         if sorted(by_number) != list(range(1, len(self._criteria) + 1)) or len(by_number) < len(ruling.criteria):
             raise ValueError(f"a vote on criteria {sorted(by_number)}, not on each of {len(self._criteria)}")
