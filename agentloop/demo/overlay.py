@@ -34,6 +34,10 @@ max_turns = 1
 rewriter = {{ kind = "agentloop.demo.shop:ShopRewriter" }}
 max_attempts = 300
 lessons = 0
+
+[canary]
+settle_s = 0           # a call of the scripted model takes milliseconds
+wait_hours = 0.1       # customers answer at once
 """
 
 

@@ -30,7 +30,8 @@ from agentloop.types import Move, PolicyState, PolicyVersion, Proof, ProofKind, 
 
 CLAIMS = ("better", "not_worse")
 PASS = "PASS"  # noqa: S105  the verdict
-CONCLUSIVE = (PASS, "FAIL")
+FAIL = "FAIL"
+CONCLUSIVE = (PASS, FAIL)
 """Verdicts that say something about the candidate; of these the newest counts."""
 SERVED_PARTS = frozenset({"policy.model", *OWN_PARTS})
 """Parts of a version by which its answers at the gateway differ."""
@@ -285,12 +286,19 @@ def _about_others(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, s
 
 
 def shown_proof(proof: Proof) -> str:
-    """In a few words: `gate PASS: better by +0.12 (at least +0.03), n = 60, alpha 0.05`."""
-    claim = proof.claim.replace("_", " ")
+    """In a few words: `gate PASS: better, +0.120 (at least +0.030), n = 60, alpha 0.05`."""
+    bound = f" (at least {proof.low:+.3f})" if proof.verdict == PASS else ""
+    claim = claim_words(proof)
     return (
-        f"{proof.kind} {proof.verdict}: {claim}, {proof.difference:+.3f} (at least {proof.low:+.3f}), n = {proof.n}, "
-        f"alpha {proof.alpha:g}"
+        f"{proof.kind} {proof.verdict}: {claim}, {proof.difference:+.3f}{bound}, n = {proof.n}, alpha {proof.alpha:g}"
     )
+
+
+def claim_words(proof: Proof) -> str:
+    """What was shown: `better`, `not worse`, or `worse` of a FAIL."""
+    if proof.verdict == FAIL:
+        return "worse"
+    return proof.claim.replace("_", " ")
 
 
 def check_version(version: PolicyVersion, project: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from agentloop.errors import counted
+from agentloop.registry.moves import claim_words
 from agentloop.registry.versions import Registry
 from agentloop.types import Move, PolicyState, PolicyVersion, Proof
 
@@ -45,8 +46,7 @@ class VersionLine(PolicyVersion):
 
 def short_proof(proof: Proof) -> str:
     """`gate PASS: +0.200, not worse, n = 60`."""
-    claim = proof.claim.replace("_", " ")
-    return f"{proof.kind} {proof.verdict}: {proof.difference:+.3f}, {claim}, n = {proof.n}"
+    return f"{proof.kind} {proof.verdict}: {proof.difference:+.3f}, {claim_words(proof)}, n = {proof.n}"
 
 
 def version_lines(registry: Registry) -> list[VersionLine]:

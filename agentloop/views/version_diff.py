@@ -69,6 +69,11 @@ class PerCall(Frozen):
     cost_usd: float | None
     """None where no price is known."""
 
+    @property
+    def is_metered(self) -> bool:
+        """Whether its tokens or its money were counted; a scripted model counts neither."""
+        return self.cost_usd is not None or self.prompt_tokens + self.completion_tokens > 0
+
 
 class VersionDiff(Frozen):
     """What changed from one version to another, and what followed from it."""

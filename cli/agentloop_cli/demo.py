@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentloop.errors import ConfigError
-from agentloop_cli.render import stderr, stdout
+from agentloop_cli.render import print_json, stderr
+from agentloop_cli.train_options import train_settings
 
 
-def run_demo(seed: int, sandbox: str, out: Path, algorithm: str | None, *, overlay: bool, as_json: bool) -> None:
-    """Make the project in `out`, or continue it, and run its loop. overlay: the agent on a hosted model, not ours.
+def run_demo(
+    seed: int,
+    sandbox: str,
+    out: Path,
+    algorithm: str | None,
+    options: Sequence[str] = (),
+    *,
+    overlay: bool,
+    as_json: bool,
+) -> None:
+    """Make the project in `out`, or continue it, and run its loop.
 
-    algorithm: what trains the weights; None is that of the demo in `out`, or `grpo`. Raises ConfigError.
+    overlay: the agent on a hosted model, not ours; after the loop, a canary fails and a version is rolled back.
+    algorithm: what trains the weights; None is that of the demo in `out`, or `grpo`. options: NAME=VALUE of it, for
+    this run. Raises ConfigError.
     """
     from agentloop.demo.overlay import prepare_overlay_demo
     from agentloop.demo.project import prepare_demo
     from agentloop.sandbox.ladder import make_backend
-    from agentloop_cli.run import run_project
+    from agentloop_cli.demo_story import show_act, tell_story
+    from agentloop_cli.run import continue_loop, show_loop
 
     if overlay and algorithm is not None:
         raise ConfigError("--algorithm trains weights, and --overlay has none; use one of the two")
@@ -28,21 +42,14 @@ def run_demo(seed: int, sandbox: str, out: Path, algorithm: str | None, *, overl
     stderr.print(f"{state} in {out}, seed {seed}, sandbox {backend.name}", markup=False)
     words = ["agentloop", "demo", "--seed", str(seed), "--sandbox", sandbox, "--out", str(out)]
     words += ["--overlay"] if overlay else ["--algorithm", algorithm] if algorithm else []
-    run_project(out, backend, command=shlex.join(words), as_json=as_json)
+    words += [word for option in options for word in ("-o", option)]
+    settings = train_settings(out, None, options)
     if overlay and not as_json:
-        _show_texts(out)
-
-
-def _show_texts(out: Path) -> None:
-    """Which words the newest version changed."""
-    from agentloop.registry.folders import read_overlay
-    from agentloop.registry.serving import project_versions
-
-    for version in project_versions(out)[-1:]:
-        overlay = read_overlay(out / ".agentloop" / (version.artifact or ""))
-        for component in overlay.components if overlay else ():
-            before = set(component.original.splitlines())
-            stdout.print(f"{component.name} of v{version.number}:", markup=False)
-            for line in component.text.splitlines():
-                if line not in before:
-                    stdout.print(f"  + {line}", markup=False, soft_wrap=True)
+        show_act("Failed attempts become better texts, and the gate proves them", f"loop {shlex.quote(str(out))}")
+    document, report = continue_loop(out, backend, command=shlex.join(words), settings=settings)
+    if not as_json:
+        show_loop(out, document, report)
+    if overlay:
+        document["story"] = tell_story(out, backend, as_json=as_json)
+    if as_json:
+        print_json(document)

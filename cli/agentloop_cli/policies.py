@@ -40,7 +40,7 @@ def ls(project: ProjectFolder = Path(), where: Where = None, as_json: AsJson = F
     elif not lines:
         stdout.print("no versions; `agentloop loop` creates them")
     else:
-        stdout.print(_table(lines))
+        stdout.print(version_table(lines))
 
 
 @policies.command()
@@ -69,7 +69,8 @@ def show(
         _show(line, proofs, history, unused)
 
 
-def _table(lines: Sequence[VersionLine]) -> Table:
+def version_table(lines: Sequence[VersionLine]) -> Table:
+    """The versions of a project, one a row."""
     table = Table(box=None, pad_edge=False)
     for heading in ("version", "state", "share", "kind", "made of", "proof", "since"):
         table.add_column(heading, overflow="fold")

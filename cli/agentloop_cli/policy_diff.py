@@ -39,10 +39,11 @@ def diff(
         counts = {"n_better": changes.n_better, "n_worse": changes.n_worse}
         print_json({**changes.model_dump(mode="json"), **counts})
     else:
-        _show(changes)
+        show_diff(changes)
 
 
-def _show(changes: VersionDiff) -> None:
+def show_diff(changes: VersionDiff) -> None:
+    """Print what changed, its evidence, and behaviour on shared tasks."""
     stdout.print(Text(f"v{changes.before} -> v{changes.after}", style="bold"))
     if changes.parts:
         stdout.print(f"parts that differ: {', '.join(changes.parts)}", soft_wrap=True)
@@ -83,7 +84,7 @@ def _show_behaviour(changes: VersionDiff) -> None:
     for failure, (old, new) in changes.failures.items():
         stdout.print(f"  {failure}: {old:.1%} -> {new:.1%} of attempts", soft_wrap=True)
     first, second = changes.calls
-    if first is None or second is None:
+    if first is None or second is None or not first.is_metered:
         return
     line = f"per call: {second.prompt_tokens - first.prompt_tokens:+.0f} prompt tokens, "
     line += f"{second.completion_tokens - first.completion_tokens:+.0f} completion tokens"

@@ -31,6 +31,22 @@ def run_project(
 
     where: a store in place of the one that the settings name. settings: in place of the file's; see `open_project`.
     """
+    document, report = continue_loop(folder, backend, where, command=command, settings=settings)
+    if as_json:
+        print_json(document)
+    else:
+        show_loop(folder, document, report)
+
+
+def continue_loop(
+    folder: Path,
+    backend: SandboxBackend,
+    where: str | None = None,
+    *,
+    command: str,
+    settings: Mapping[str, dict[str, Any]] = {},
+) -> tuple[dict[str, Any], Path]:
+    """(the summary, the report's file). See `run_project`."""
     with (
         LiveProgress() as progress,
         open_project(folder, backend, progress, store_name=where, is_gated=True, **settings) as project,
@@ -38,10 +54,11 @@ def run_project(
         asyncio.run(run_loop(project, make_trainer(project)))
         summary = Summary(project, command=command)
         report = summary.write_report()
-        document = summary.json()
-    if as_json:
-        print_json(document)
-        return
+        return summary.json(), report
+
+
+def show_loop(folder: Path, document: Mapping[str, Any], report: Path) -> None:
+    """Print the summary, and where more is to be seen."""
     print_summary(document)
     stdout.print(f"report: {report}", markup=False, soft_wrap=True)
     stdout.print(f"traces: agentloop traces ls --project {shlex.quote(str(folder))}", markup=False, soft_wrap=True)

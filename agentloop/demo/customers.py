@@ -1,0 +1,87 @@
+"""Customers of the demo's shop: unchanged agents that call the gateway, and what their customers say of each.
+
+The gateway is the real one, on a port of this machine: it draws a version for each episode by the registry's shares,
+puts that version's texts into the requests, and records every call in the store before the agent reads the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.responses import Response
+
+from agentloop.agents.tool_loop import ToolLoop
+from agentloop.agents.tools.shell import Submit
+from agentloop.config.layout import artifact_folder
+from agentloop.demo.shop import DEMO_WORLD, SYSTEM, DemoShop, ShopModel, World
+from agentloop.gateway.app import Gateway
+from agentloop.gateway.calls import Calls
+from agentloop.gateway.contexts import trace_id_of
+from agentloop.gateway.local import served_on_port
+from agentloop.gateway.routes import PROJECT, Routes, ServedVersion, Upstream
+from agentloop.policies.openai import OpenAIPolicy
+from agentloop.registry.folders import read_overlay
+from agentloop.registry.routing import serving_of
+from agentloop.registry.versions import Registry
+from agentloop.sandbox.absent import AbsentSandbox
+from agentloop.store.commits import SpanCommits
+from agentloop.store.feedback import LOCAL, TraceFeedback
+from agentloop.store.store import Store
+from agentloop.types import PolicyVersion, Split, Task
+
+MODEL = "policy/live"
+"""What the agents ask for."""
+N_AT_ONCE = 4
+
+
+async def serve_customers(folder: Path, store: Store, first: int, n: int) -> None:
+    """An episode for each of n customers, in which the customer's order is handled and then rated.
+
+    folder: of the demo's project. first: number of the first customer; each has an order that no task of the suite has.
+    """
+    orders = World.of(DEMO_WORLD).tasks(Split.train, first + n, prefix="customer")
+    room = asyncio.Semaphore(N_AT_ONCE)
+
+    async def visit(number: int) -> None:
+        name = f"customer-{number}"
+        async with room:
+            score = await _handle(url, name, orders[number], number)
+        feedback = TraceFeedback(LOCAL, score, by="customer", is_self_reported=False)
+        store.put_feedback(PROJECT, trace_id_of(PROJECT, name), feedback)
+
+    async with _gateway(folder, store) as url:
+        await asyncio.gather(*map(visit, range(first, first + n)))
+
+
+async def _handle(url: str, name: str, order: Task, seed: int) -> float:
+    """The score of one order, handled by an agent that knows nothing of versions."""
+    agent = ToolLoop((DemoShop(), Submit()), instructions=SYSTEM)
+    model = OpenAIPolicy(f"{url}/e/{name}/v1", MODEL)
+    _, answer = await agent.run(order, model, AbsentSandbox(), seed=seed, record=lambda step: None)
+    [verifier] = order.verifiers
+    return float(answer == verifier.options["expected"])
+
+
+@asynccontextmanager
+async def _gateway(folder: Path, store: Store) -> AsyncIterator[str]:
+    """The gateway's URL. Its upstream is the shop's scripted model."""
+
+    def served(version: PolicyVersion) -> ServedVersion:
+        overlay = None
+        if version.artifact is not None:
+            overlay = read_overlay(artifact_folder(folder, version.artifact))
+        return ServedVersion(version.number, ShopModel.name, "shop", overlay)
+
+    upstream = Upstream("shop", "", via="policy", policy=ShopModel())
+    routes = Routes([upstream], None, serving_of(Registry(store), served), began=store.version_of_trace)
+    commits = SpanCommits(store.put_spans)
+    calls = Calls(routes, commits.put_spans)
+    try:
+        async with served_on_port(Gateway(Response(status_code=404), calls)) as url:
+            yield url
+    finally:
+        await calls.close()
+        commits.close()

@@ -1,0 +1,148 @@
+"""The second half of `agentloop demo --overlay`: a version that nobody proved fails its canary, and is taken back.
+
+Each act looks at the registry first, so a story that was interrupted goes on where it was. What the acts came to is
+read from the store, like everything that people see of a project.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agentloop.config.settings import load_config, load_traffic
+from agentloop.demo.customers import serve_customers
+from agentloop.errors import StateError
+from agentloop.gate.canaries import judge_canary
+from agentloop.loop.making import train_once
+from agentloop.loop.project import open_project
+from agentloop.loop.trainers import make_trainer
+from agentloop.progress import Progress
+from agentloop.protocols import SandboxBackend
+from agentloop.registry.moves import Moves, moves_in
+from agentloop.store.store import Store
+from agentloop.types import Move, PolicyState, PolicyVersion
+
+SHORTER = "agentloop.demo.shorter:ShorterTexts"
+SHARE = 0.3
+N_CUSTOMERS = 20
+"""Between two looks at the canary."""
+MAX_ROUNDS = 20
+N_LATER = 30
+"""Customers of the version that was promoted without a proof."""
+BY = "demo"
+WHY_CANARY = "shorter texts cost less"
+WHY_OVERRIDE = "shorter texts cost less, and the customers will get used to them"
+WHY_ROLLBACK = "customers complain"
+
+
+class Tally(NamedTuple):
+    """What the customers of one version said in a phase of the story."""
+
+    version: int
+    n: int
+    n_content: int
+
+
+def shorten(folder: Path, backend: SandboxBackend, progress: Progress) -> bool:
+    """Make the candidate that the rest of the story is about, unless it exists: the live texts, cut short.
+
+    False where the live version has no texts of its own, because nothing was promoted.
+    """
+    n_turns = load_config(folder).train.max_turns
+    overrides: dict[str, Any] = {"train": {"kind": SHORTER, "options": {}, "max_turns": n_turns + 1}}
+    with open_project(folder, backend, progress, is_gated=False, **overrides) as project:
+        newest = project.registry.newest()
+        if newest is not None and newest.number <= n_turns + 1:
+            newest = asyncio.run(train_once(project, make_trainer(project)))
+        return newest is not None and newest.number > n_turns + 1
+
+
+class Story:
+    """The acts, in their order: `ask_without_proof`, `try_canary`, `overrule`."""
+
+    def __init__(self, folder: Path, store: Store) -> None:
+        self._folder = folder
+        self._store = store
+        self._moves: Moves = moves_in(folder, store, BY)
+        _, self._settings = load_traffic(folder)
+
+    @property
+    def candidate(self) -> PolicyVersion:
+        """The version with the shorter texts."""
+        return self._moves.registry.all()[-1]
+
+    @property
+    def moves(self) -> list[Move]:
+        """Of the candidate, in their order."""
+        return self._moves.registry.moves(self.candidate.number)
+
+    @property
+    def rollback(self) -> list[Move]:
+        """The moves that took the candidate back."""
+        return self._moves.registry.moves()[-2:]
+
+    def ask_without_proof(self) -> str:
+        """Why the candidate cannot be promoted; empty once it was live."""
+        if self._was_live:
+            return ""
+        try:
+            self._moves.promote(self.candidate.number)
+        except StateError as error:
+            return str(error)
+        return ""
+
+    def try_canary(self) -> None:
+        """Give the candidate a share of new customers until the canary has a verdict."""
+        if self._verdict is not None:
+            return
+        if self.candidate.state is not PolicyState.canary:
+            self._moves.start_canary(self.candidate.number, SHARE, why=WHY_CANARY)
+        for _ in range(MAX_ROUNDS):
+            self._serve(N_CUSTOMERS)
+            report = judge_canary(self._store, self._settings, check=self._moves.check)
+            if report is None or report.proof is not None:
+                return
+        self._moves.end_canary(why=f"no verdict after {MAX_ROUNDS * N_CUSTOMERS} customers")
+
+    def overrule(self) -> None:
+        """Promote the candidate without a proof, serve customers, and take it back."""
+        if not self._was_live:
+            self._moves.promote(self.candidate.number, override=WHY_OVERRIDE)
+        if self.candidate.state is PolicyState.live:
+            self._serve(N_LATER)
+            self._moves.roll_back(why=WHY_ROLLBACK)
+
+    def tallies(self, after: PolicyState) -> list[Tally]:
+        """By version, what the customers said while the candidate was `after`: the canary, or live."""
+        began, ended = self._phase(after)
+        numbers = [version.number for version in self._moves.registry.all()]
+        tallies = []
+        for number in numbers:
+            episodes = self._store.traffic([number], began)
+            rewards = [each.reward for each in episodes if each.started_at < ended and each.reward is not None]
+            if rewards:
+                tallies.append(Tally(number, len(rewards), round(sum(rewards))))
+        return tallies
+
+    @property
+    def _was_live(self) -> bool:
+        return any(move.after is PolicyState.live for move in self.moves)
+
+    @property
+    def _verdict(self) -> str | None:
+        """Of the canary; None before it."""
+        proofs = [move.proof for move in self.moves if move.before is PolicyState.canary and move.proof is not None]
+        return proofs[-1].verdict if proofs else None
+
+    def _phase(self, state: PolicyState) -> tuple[datetime, datetime]:
+        """From the move to a state to the next move."""
+        moves = self.moves
+        n = max(i for i, move in enumerate(moves) if move.after is state)
+        return moves[n].at, moves[n + 1].at
+
+    def _serve(self, n: int) -> None:
+        versions = self._moves.registry.all()
+        earlier = self._store.traffic([version.number for version in versions], versions[0].created_at)
+        asyncio.run(serve_customers(self._folder, self._store, len(earlier), n))
