@@ -5,72 +5,101 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sqlite3
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from agentloop.config.settings import CONFIG_FILE
+from agentloop.config.settings import CONFIG_FILE, STORE
 from agentloop.demo.overlay import SETTINGS, prepare_overlay_demo
 from agentloop.demo.shop import DEMO_WORLD, ShopModel, ShopRewriter, World
 from agentloop.suites.writer import write_suite
-from agentloop.types import Message, Split, ToolSpec
+from agentloop.types import Message, Split, StageKey, StageKind, ToolSpec
 
 from .command import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 
-N_TASKS = {Split.train: 12, Split.validation: 6, Split.heldout: 20}
-N_CALLS = 5
-"""Of one attempt."""
-MAX_IN_PROGRESS = 16 * N_CALLS
-"""Calls of attempts that act, and of those that ended and wait a tenth of a second for others, at four at once."""
+N_TASKS = {Split.train: 24, Split.validation: 12, Split.heldout: 20}
+COMMAND = ("train", "--sandbox", "bubblewrap", "--json")
+TURN = StageKey(StageKind.turn, 2).name
+N_POINTS = 20
+MAX_IN_PROGRESS = 12
+"""Attempts that a kill may undo: four act at once, and those that ended a moment ago are not on disk yet."""
+ENDINGS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}
+"""Signal -> exit status."""
+
+
+class Call(NamedTuple):
+    """What a request asks for: a step of an episode, or a rewriting. Both are numbered by the seed that is sent."""
+
+    is_rewriting: bool
+    part: int
+    """Seed of the episode; number of the rewriting in its turn."""
+    step: int = 0
+
+
+class Recorded(NamedTuple):
+    """What a turn has in the store."""
+
+    episodes: set[int]
+    """Their seeds, as the endpoint sees them."""
+    n_rewritings: int
+
+    def has(self, call: Call) -> bool:
+        return call.part < self.n_rewritings if call.is_rewriting else call.part in self.episodes
 
 
 class Endpoint(ThreadingHTTPServer):
-    """The shop's model and its rewriter behind HTTP, which count their calls."""
+    """The shop's model and its rewriter behind HTTP, which keep their calls."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.calls: Counter[bytes] = Counter()
-        self.rewritings: Counter[bytes] = Counter()
+        self.calls: list[Call] = []
+        self.n_differing = 0
         self.lock = threading.Lock()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/v1"
 
-    @property
-    def n_calls(self) -> int:
-        return self.calls.total() + self.rewritings.total()
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that was killed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    def note(self, call: Call) -> None:
+        with self.lock:
+            self.calls.append(call)
+            self.n_differing = len(set(self.calls))
 
     def forget(self) -> None:
         self.calls.clear()
-        self.rewritings.clear()
+        self.n_differing = 0
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Endpoint
 
     def do_POST(self) -> None:
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        body = json.loads(data)
-        is_rewriter = body["model"] == "rewriter"
-        with self.server.lock:
-            (self.server.rewritings if is_rewriter else self.server.calls)[data] += 1
-        if is_rewriter:
-            message: dict[str, Any] = {
-                "role": "assistant",
-                "content": ShopRewriter().answer(body["messages"][-1]["content"], body["seed"]),
-            }
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["model"] == "rewriter":
+            self.server.note(Call(True, body["seed"]))
+            answer = ShopRewriter().answer(body["messages"][-1]["content"], body["seed"])
+            message: dict[str, Any] = {"role": "assistant", "content": answer}
         else:
+            step = sum(one["role"] == "assistant" for one in body["messages"])
+            self.server.note(Call(False, (body["seed"] - step) % 2**31, step))
             message = answer_of(body)
         time.sleep(0.005)
         reply = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
@@ -122,8 +151,17 @@ def lay(folder: Path, url: str) -> Path:
     settings = settings.replace(
         'kind = "agentloop.demo.shop:ShopRewriter"', f'kind = "openai", base_url = "{url}", model = "rewriter"'
     )
-    (folder / CONFIG_FILE).write_text(settings.replace("max_attempts = 300", "max_attempts = 40"))
+    (folder / CONFIG_FILE).write_text(settings.replace("max_attempts = 300", "max_attempts = 150"))
     return folder
+
+
+def recorded_in(folder: Path) -> Recorded:
+    """What the turn has on disk."""
+    with closing(sqlite3.connect(folder / STORE)) as connection:
+        rows = connection.execute("SELECT seed FROM trace WHERE stage = ? AND reward_state = 'scored'", (TURN,))
+        seeds = {seed % 2**31 for (seed,) in rows}
+        [(n_rewritings,)] = connection.execute("SELECT count(*) FROM proposal")
+    return Recorded(seeds, n_rewritings)
 
 
 def version_in(shown: str) -> tuple[int, str]:
@@ -131,35 +169,62 @@ def version_in(shown: str) -> tuple[int, str]:
     return version["number"], version["sha256"]
 
 
+def settle(endpoint: Endpoint) -> None:
+    """Until requests that were on their way at the kill are counted."""
+    n_calls = -1
+    while n_calls != len(endpoint.calls):
+        n_calls = len(endpoint.calls)
+        time.sleep(0.1)
+
+
+def again(calls: Sequence[Call], recorded: Recorded) -> list[Call]:
+    """Those of `calls` that nobody needed."""
+    return [call for call in calls if recorded.has(call)]
+
+
 @pytest.mark.parametrize(
-    ("n_kills", "how"),
+    "how",
     [
-        (2, signal.SIGKILL),
-        pytest.param(4, signal.SIGINT, marks=pytest.mark.soak),
-        pytest.param(20, signal.SIGKILL, marks=pytest.mark.soak),
+        [signal.SIGKILL, signal.SIGINT] * 2,
+        pytest.param([signal.SIGKILL] * N_POINTS, marks=pytest.mark.soak),
+        pytest.param([signal.SIGINT] * N_POINTS, marks=pytest.mark.soak),
     ],
+    ids=["both", "kill", "interrupt"],
 )
 def test_a_killed_turn_makes_the_same_version_and_asks_for_nothing_twice(
-    tmp_path: Path, endpoint: Endpoint, n_kills: int, how: signal.Signals
+    tmp_path: Path, endpoint: Endpoint, how: Sequence[signal.Signals]
 ) -> None:
-    command = ("train", "--sandbox", "bubblewrap", "--json")
-    status, shown = Running(*command, cwd=lay(tmp_path / "whole", endpoint.url)).finish()
+    whole = lay(tmp_path / "whole", endpoint.url)
+    status, shown = Running(*COMMAND, cwd=whole).finish()
     assert status == 0
-    whole = version_in(shown)
-    n_calls = endpoint.n_calls
-    n_rewritings = endpoint.rewritings.total()
+    calls = set(endpoint.calls)
+    recorded = recorded_in(whole)
+    assert all(recorded.has(call) for call in calls), "the store names every call as the endpoint does"
     endpoint.forget()
-    folder = lay(tmp_path / "killed", endpoint.url)
-    for kill in range(1, n_kills + 1):
-        running = Running(*command, cwd=folder)
+
+    killed = lay(tmp_path / "killed", endpoint.url)
+    allowed = Counter(calls)
+    recorded = Recorded(set(), 0)
+    for number, sign in enumerate(how, 1):
+        n_before = len(endpoint.calls)
+        running = Running(*COMMAND, cwd=killed)
         end = time.monotonic() + 60
-        while endpoint.n_calls < n_calls * kill // (n_kills + 1) and time.monotonic() < end:
-            assert running.process.poll() is None
+        while endpoint.n_differing < len(calls) * number // (len(how) + 1) and time.monotonic() < end:
+            assert running.process.poll() is None, (running.finish(), running.said)
             time.sleep(0.002)
-        running.end(how)
-    status, shown = Running(*command, cwd=folder).finish()
+        assert running.end(sign)[0] == ENDINGS[sign]
+        settle(endpoint)
+        assert not again(endpoint.calls[n_before:], recorded), f"recorded at kill {number - 1}"
+        recorded = recorded_in(killed)
+        in_progress = {call for call in endpoint.calls if not recorded.has(call)}
+        assert len({(call.is_rewriting, call.part) for call in in_progress}) <= MAX_IN_PROGRESS
+        allowed.update(in_progress)
+
+    n_before = len(endpoint.calls)
+    status, shown_again = Running(*COMMAND, cwd=killed).finish()
     assert status == 0
-    assert version_in(shown) == whole
-    n_again = endpoint.calls.total() - len(endpoint.calls)
-    assert n_again <= n_kills * MAX_IN_PROGRESS
-    assert endpoint.rewritings.total() - n_rewritings <= n_kills, "a recorded rewriting is not asked for again"
+    assert version_in(shown_again) == version_in(shown)
+    assert not again(endpoint.calls[n_before:], recorded), f"recorded at kill {len(how)}"
+    assert Counter(endpoint.calls) <= allowed, "what is asked again was in progress at a kill"
+    n_again = len(endpoint.calls) - len(calls)
+    print(f"{len(how)} kills: {len(calls)} calls, {n_again} again of {allowed.total() - len(calls)} in progress")
