@@ -295,6 +295,10 @@ class Experience(Protocol):
         """
         ...
 
+    def current(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """The same attempts under their verdicts of now; a person or a judge may have replaced some since."""
+        ...
+
     async def validate(
         self,
         *,

@@ -118,6 +118,17 @@ class ProjectExperience:
         purpose = Purpose.fork if are_forks else Purpose.train
         return await self._gather(tasks, policy, overlay, purpose, f"train/{part}", group_size)
 
+    def current(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """See `protocols.Experience`."""
+        store = self._project.store
+        rows = store.summaries([attempt.trace.id for attempt in attempts])
+        verdicts = store.verdicts(rows)
+        by_trace = {row.id: verdicts[row.key] for row in rows if row.key in verdicts}
+        return [
+            attempt.model_copy(update={"verdict": by_trace.get(attempt.trace.id, attempt.verdict)})
+            for attempt in attempts
+        ]
+
     async def validate(
         self,
         *,

@@ -88,6 +88,10 @@ class MemoryExperience:
         """See `protocols.Experience`."""
         return await self.make(tasks, policy, overlay, f"train/{part}", group_size)
 
+    def current(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """See `protocols.Experience`."""
+        return [self.done.get(attempt.episode.id, attempt) for attempt in attempts]
+
     async def validate(
         self,
         *,

@@ -82,3 +82,26 @@ def test_what_an_interrupted_run_had_used_stays_and_the_rest_goes_unless_it_is_a
 
         ids = asyncio.run(go())
         assert {row.episode_id for row in project.store.stage_traces(stage_of(2).name)} == ids
+
+
+def test_attempts_have_the_verdicts_of_now_as_a_resumed_turn_has(tmp_path: Path) -> None:
+    with opened(make_mini(tmp_path / "mini")) as project:
+        store = project.store
+
+        async def go() -> None:
+            experience = ProjectExperience(project, 2, None)
+            attempts = await experience.attempts(experience.tasks, policy=solves(0), part=0)
+            assert experience.current(attempts) == attempts
+            changed = attempts[1]
+            verdict = changed.verdict.model_copy(update={"reward": 0.0})
+            store.resolve(store.project, changed.trace.id, verdict, 0.0, by="a person", why="a guess")
+            current = experience.current(attempts)
+            assert [attempt.verdict.reward for attempt in current] == [1.0, 0.0, 1.0, 1.0]
+            again = ProjectExperience(project, 2, None)
+            await again.resume({attempt.episode.id for attempt in attempts})
+            resumed = await again.attempts(again.tasks, policy=solves(0), part=0)
+            assert [attempt.verdict.reward for attempt in resumed] == [1.0, 0.0, 1.0, 1.0]
+            assert [attempt.pair for attempt in again.current(resumed)] == [attempt.pair for attempt in current]
+            await project.pool.close()
+
+        asyncio.run(go())

@@ -147,6 +147,7 @@ class RolledTurn:
         policy = self._host.policy(self._name(step))
         forks = await forked(self._experience, taken, self._curriculum, policy, step)
         waited_s = time.perf_counter() - started
+        taken, forks = self._current(taken, forks)
         attempts = [attempt for group in (*taken, *(each.group for each in forks)) for attempt in group.attempts]
         cut = rows_of_all(map(judged_of, attempts), self._admission)
         if self._learning.forks:
@@ -178,6 +179,15 @@ class RolledTurn:
         seconds[str(StepPhase.judge)] = sum(attempt.judge_s for attempt in attempts)
         self._draft.record(step + 1, **figures, **counts(SECONDS, seconds))
         self._draft.progress.advance(0, reward=figures[REWARD], entropy=figures.get("entropy", 0.0))
+
+    def _current(self, taken: Sequence[Group], forks: Sequence[Forked]) -> tuple[list[Group], list[Forked]]:
+        """All under their verdicts of now: a group may have waited for long, and a resumed turn reads the new ones."""
+        groups = [*taken, *(each.group for each in forks)]
+        attempts = [*(attempt for group in groups for attempt in group.attempts), *(each.origin for each in forks)]
+        current = iter(self._experience.current(attempts))
+        groups = [group._replace(attempts=[next(current) for _ in group.attempts]) for group in groups]
+        own = groups[len(taken) :]
+        return groups[: len(taken)], [Forked(next(current), group) for group in own]
 
     async def _credit(self, step: int, taken: Sequence[Group], cut: Cut) -> None:
         """Give the turns of some failed attempts advantages of their own."""

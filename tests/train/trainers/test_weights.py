@@ -19,7 +19,7 @@ from agentloop.testing.experience import MemoryDraft, MemoryExperience
 from agentloop.train.data.admission import judged_of
 from agentloop.train.trainers.hosts import InProcess
 from agentloop.train.trainers.learning import Learning, refuse_foreign
-from agentloop.types import Split, Step, StopReason, Task
+from agentloop.types import Attempt, Split, Step, StopReason, Task
 
 from .world import Interrupted, Lines, Speaker, draft_in, experience, first_weights, hash_of, improved, trainer
 
@@ -263,3 +263,41 @@ def test_an_option_of_another_algorithm_is_refused_by_name(kind: str, option: st
     with pytest.raises(ConfigError, match=rf"{option} is an option of {owner}, and '{kind}' does not use it"):
         refuse_foreign(kind, [option])
     refuse_foreign(kind, ["learning_rate"])
+
+
+class Corrected(MemoryExperience):
+    """A person gives the first attempts of the first two groups the reward 1 while these wait for their update."""
+
+    N = 3
+    is_late = True
+    """After the trainer has got the attempts, which it then has in memory under their first verdicts."""
+
+    async def attempts(self, tasks: Sequence[Task], **options: Any) -> list[Attempt]:
+        attempts = await super().attempts(tasks, **options)
+        n = options["group_size"]
+        for attempt in (*attempts[: self.N], *attempts[n : n + self.N]):
+            verdict = attempt.verdict.model_copy(update={"reward": 1.0})
+            self.done[attempt.episode.id] = attempt.model_copy(update={"verdict": verdict})
+        return attempts if self.is_late else self.current(attempts)
+
+
+def test_a_verdict_that_is_replaced_while_its_group_waits_counts(tmp_path: Path) -> None:
+    """As it does after an interruption, when attempts are read from the store."""
+    parent = first_weights(tmp_path / "v1")
+    drafts = {}
+    for name, stop_after, is_late in (("late", None, True), ("early", None, False), ("cut", 1, True)):
+        base = experience("never")
+        world = Corrected(base.tasks, base._validation, base._agent, base._policy)
+        world.is_late = is_late
+        draft = draft_in(tmp_path / name, stop_after)
+        if stop_after is not None:
+            with pytest.raises(Interrupted):
+                improved(trainer("grpo", parent), draft, world)
+            draft = draft_in(tmp_path / name)
+        assert improved(trainer("grpo", parent), draft, world) is not None
+        drafts[name] = draft
+    late = drafts["late"].steps
+    assert [figures["reward"] for figures in late.values()] == [6 / 24] * 4
+    assert [figures["excluded/all_failed"] for figures in late.values()] == [8] * 4
+    assert hash_of(drafts["late"]) == hash_of(drafts["early"]) == hash_of(drafts["cut"])
+    assert sorted(drafts["late"].pairs) == sorted(drafts["early"].pairs)
