@@ -1,6 +1,6 @@
-"""No sandbox: for agents that act on this machine and need none (`abilities.OnHost`). No image, engine or root.
+"""No sandbox, for agents that act on this machine (`abilities.OnHost`). Needs no image, engine or root.
 
-Nothing runs here: a command is refused. Not to be confused with `unconfined`, which runs commands on this machine.
+Nothing runs here: every command is refused. `unconfined`, in contrast, runs commands on this machine.
 """
 
 from __future__ import annotations
@@ -35,4 +35,4 @@ class AbsentSandbox:
         raise CapabilityError("the agent acts on this machine, so its attempt has no sandbox to run a command in")
 
     async def close(self) -> None:
-        """Nothing is to be ended."""
+        """Nothing to end."""

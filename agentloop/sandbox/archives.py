@@ -1,8 +1,7 @@
-"""The tar archives that files travel in, read as if an enemy had made them.
+"""The tar archives that transfer files, read as if an attacker had written them.
 
-Only plain files and folders leave a sandbox, with modes 0644 and 0755. A file with several names arrives
-under each of them. Whatever would lead out of the destination, or cost more than its limits, ends the reading at the
-entry that says so.
+Only plain files and folders leave a sandbox, with modes 0644 and 0755. A file with several names arrives under each of
+them. An entry that would leave the destination, or exceed a limit, ends the transfer at once.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from agentloop.types import Frozen
 
 MAX_DEPTH = 32
 MAX_READ = 1 << 20
-"""No header of an honest archive is longer."""
+"""Maximum length of a header in an honest archive."""
 MAX_HEADER = 4096
-"""Bytes of an archive that go with one entry, on the average: its header, its name, what fills its last block."""
+"""Average number of archive bytes per entry besides its contents: header, name, and padding of the last block."""
 MAX_SKIPPED = 100
-"""Names of entries left behind that a manifest tells."""
+"""Maximum number of skipped entries that a manifest names."""
 
 
 class Manifest(Frozen):
-    """What a transfer brought."""
+    """The result of a transfer."""
 
     n_files: int
     n_bytes: int
     skipped: tuple[str, ...] = ()
-    """Links, devices and the like, which were left behind."""
+    """Links, devices and other special files, which were skipped."""
 
 
 class ArchiveSource:
-    """What arrives from a sandbox, as a file that a thread reads forward; `seek` skips."""
+    """Incoming data from a sandbox as a file that a thread reads forward; `seek` skips ahead."""
 
     def __init__(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, max_bytes: int, max_entries: int) -> None:
         self._incoming = incoming
@@ -64,18 +63,18 @@ class ArchiveSource:
         return data_read
 
     def is_empty(self) -> bool:
-        """Whether nothing came at all."""
+        """True if nothing arrived."""
         first = self.read(1)
         self._buffer[:0] = first
         self._at = 0
         return not first
 
     def tell(self) -> int:
-        """Bytes read so far."""
+        """Number of bytes read so far."""
         return self._at
 
     def seek(self, to: int, whence: int = 0) -> int:
-        """Skip to a place that is ahead. Raises TransferLimit for any other."""
+        """Skips to a later position. Raises TransferLimit for an earlier one."""
         if whence or to < self._at:
             raise TransferLimit("an archive from the sandbox leads backwards")
         while self._at < to and self.read(min(MAX_READ, to - self._at)):
@@ -84,14 +83,14 @@ class ArchiveSource:
 
 
 class ArchiveSink:
-    """What goes into a sandbox, as a file that a thread writes."""
+    """Outgoing data to a sandbox as a file that a thread writes."""
 
     def __init__(self, outgoing: Outgoing, loop: asyncio.AbstractEventLoop) -> None:
         self._outgoing = outgoing
         self._loop = loop
 
     def write(self, data: bytes) -> int:
-        """Raises BrokenPipeError when nobody takes it any more."""
+        """Raises BrokenPipeError if the receiver stopped reading."""
         if self._outgoing.stopped:
             raise BrokenPipeError
         asyncio.run_coroutine_threadsafe(self._outgoing.write(bytes(data)), self._loop).result()
@@ -99,7 +98,7 @@ class ArchiveSink:
 
 
 def folders(source: Path) -> list[str]:
-    """Every folder below `source`, relative to it. Raises PathError for a name that is more than a line."""
+    """Every folder below `source`, relative to it. Raises PathError for a name with a line break."""
     paths = [
         os.path.relpath(os.path.join(top, name), source)
         for top, names, _ in os.walk(source)
@@ -113,7 +112,7 @@ def folders(source: Path) -> list[str]:
 
 
 def pack(source: Path, sink: ArchiveSink) -> None:
-    """A folder's contents, or a file. Raises PathError when something cannot be read."""
+    """Packs a file or a folder's contents. Raises PathError if something cannot be read."""
 
     def owned_by_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
@@ -134,7 +133,7 @@ def pack(source: Path, sink: ArchiveSink) -> None:
 
 
 def unpack(stream: ArchiveSource, draft: Path, max_bytes: int, max_entries: int) -> Manifest:
-    """Write what an archive has under `draft`. Raises PathError, TransferLimit."""
+    """Unpacks an archive below `draft`. Raises PathError, TransferLimit."""
     n_entries = n_files = n_bytes = 0
     skipped: list[str] = []
     if stream.is_empty():  # its program failed; what it said is better than what could be said here
@@ -171,7 +170,7 @@ def unpack(stream: ArchiveSource, draft: Path, max_bytes: int, max_entries: int)
 
 
 def _first_name(draft: Path, entry: tarfile.TarInfo) -> Path | None:
-    """The file that a hard link is another name of; None for other entries, and where it has not arrived."""
+    """The file that a hard link points to; None for other entries, and if that file has not arrived."""
     target = PurePosixPath(entry.linkname)
     if not entry.islnk() or target.is_absolute() or ".." in target.parts:
         return None
@@ -180,7 +179,7 @@ def _first_name(draft: Path, entry: tarfile.TarInfo) -> Path | None:
 
 
 def _size(entry: tarfile.TarInfo, first: Path | None) -> int:
-    """Bytes that the entry adds: a further name of a file is a copy of it."""
+    """Number of bytes that the entry adds. A second name of a file is a copy of it."""
     if first is not None:
         return first.stat().st_size
     return max(0, entry.size) if entry.isreg() else 0

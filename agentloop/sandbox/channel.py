@@ -1,7 +1,7 @@
-"""The host's end of a sandbox's one connection: many commands at once, each with a future of its own.
+"""The host's end of a sandbox's single connection. It carries many commands at once, each with its own future.
 
-When the connection ends, everything that waits on it and everything that comes after gets SandboxGone.
-`socket_folder.py` is how it begins.
+When the connection ends, everything that waits on it, and every later call, gets SandboxGone. `socket_folder.py` opens
+it.
 """
 
 from __future__ import annotations
@@ -49,41 +49,41 @@ from agentloop.sandbox.process import End, Incoming, Outgoing, Process
 from agentloop.types import ExecResult
 
 SIZE = (24, 80)
-"""Rows and columns of a terminal, unless told otherwise."""
+"""Default rows and columns of a terminal."""
 
 MAX_U32 = 0xFFFFFFFF
 STUCK_S = 30.0
-"""How long after every command's time is up a supervisor may say nothing: memory or CPU time may be used up."""
+"""Maximum silence of a supervisor after the timeouts of all commands. Memory or CPU time may be exhausted."""
 SLACK = 1 << 16
-"""What a frame may be longer than the output it brings: its numbers, and remarks of the supervisor."""
+"""Number of bytes by which a frame may exceed the output that it carries: its numbers and remarks of the supervisor."""
 
 
 class SandboxConnection(Protocol):
-    """A way to the first process of a sandbox: `Channel`, or `fifo.Fifos` where that is a shell."""
+    """A connection to the first process of a sandbox: `Channel`, or `fifo.Fifos` if that process is a shell."""
 
     gone: End | None
-    """Why it ended; None while it stands."""
+    """Why it ended; None while it is open."""
     cause: Callable[[bool], str | None]
-    """Asked when the sandbox ends by itself, or (True) does not answer: what the agent did, as `SandboxGone.cause`."""
+    """Called when the sandbox ends by itself, or (True) does not answer: what the agent did, as `SandboxGone.cause`."""
 
     async def exec(self, command: str, *, lease: str, timeout_s: float, max_output: int) -> ExecResult:
-        """Run one command and wait for its end."""
+        """Runs one command and waits for its end."""
         ...
 
     def start(self, command: str, *, lease: str, how: int = 0, size: tuple[int, int] = SIZE) -> Process:
-        """Run one command and go on."""
+        """Starts one command and returns."""
         ...
 
     def discard(self, lease: str) -> None:
-        """End and remove what a lease left; an empty name ends every process but the first."""
+        """Ends and removes what a lease left. An empty name ends every process except the first."""
         ...
 
     def listen(self, on_open: Callable[[Incoming, Outgoing], Awaitable[None]]) -> None:
-        """From now on the sandbox can connect to the proxy. Raises CapabilityError where that is not possible."""
+        """Lets the sandbox connect to the proxy. Raises CapabilityError if that is impossible."""
         ...
 
     def close(self, reason: str = "it was closed") -> None:
-        """End the connection, and with it the sandbox."""
+        """Ends the connection, and with it the sandbox."""
         ...
 
 
@@ -107,10 +107,10 @@ class Channel(asyncio.Protocol):
         self._next = 0
 
     async def exec(self, command: str, *, lease: str, timeout_s: float, max_output: int) -> ExecResult:
-        """Run one command in the sandbox. Raises SandboxGone when the sandbox is or goes away.
+        """Runs one command in the sandbox. Raises SandboxGone if the sandbox is gone or goes away.
 
-        Cancelling the call kills the command. Its time counts from when the sandbox starts it: more than
-        the sandbox runs at once wait there in order.
+        Cancelling the call kills the command. Its time counts from its start in the sandbox: commands beyond the
+        sandbox's limit wait there in order.
         """
         ident, future = self._request(
             command, lease, timeout_ms=min(max(0.0, timeout_s) * 1000, NO_TIMEOUT - 1), keep=max_output
@@ -127,7 +127,7 @@ class Channel(asyncio.Protocol):
             self._pending.pop(ident, None)
 
     async def _answer(self, future: asyncio.Future[ExecResult]) -> ExecResult:
-        """Wait for a result, as long as the supervisor says anything when a command's time must be up."""
+        """Waits for a result as long as the supervisor sends anything after the command's timeout."""
         n_heard = self._n_heard
         while not (await asyncio.wait({future}, timeout=max(self._timeouts.values()) + STUCK_S))[0]:
             if self._n_heard == n_heard:
@@ -137,7 +137,7 @@ class Channel(asyncio.Protocol):
         return future.result()
 
     def start(self, command: str, *, lease: str, how: int = 0, size: tuple[int, int] = SIZE) -> Process:
-        """Run one command whose channels stay open until it ends or is killed. Raises SandboxGone."""
+        """Starts one command whose channels stay open until it ends or is killed. Raises SandboxGone."""
         ident, future = self._request(command, lease, how=how | STREAM, size=size)
         future.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, should nobody wait
         is_session = bool(how & CONTROL)
@@ -155,17 +155,17 @@ class Channel(asyncio.Protocol):
         )
 
     def discard(self, lease: str) -> None:
-        """End and remove what a lease left, or without a name all; a sandbox that is gone has nothing left."""
+        """Ends and removes what a lease left; without a name, everything. A sandbox that is gone has nothing left."""
         if self.gone is None:
             self._write(0, DISCARD, lease.encode())
 
     def listen(self, on_open: Callable[[Incoming, Outgoing], Awaitable[None]]) -> None:
-        """Let the sandbox connect to the proxy: `on_open` serves each connection, and closes it."""
+        """Lets the sandbox connect to the proxy: `on_open` serves each connection and closes it."""
         self._on_open = on_open
         self._write(0, LISTEN, b"")
 
     def close(self, reason: str = "it was closed") -> None:
-        """End the connection, and with it the sandbox."""
+        """Ends the connection, and with it the sandbox."""
         self._lost(End(reason))
         if self._transport:
             self._transport.close()
@@ -224,7 +224,7 @@ class Channel(asyncio.Protocol):
     # ------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The supervisor connected, and waits for its score."""
+        """The supervisor connected and waits for its score."""
         self._transport = cast(asyncio.Transport, transport)
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connection:
             try:
@@ -233,7 +233,7 @@ class Channel(asyncio.Protocol):
                 self.close(f"its supervisor hung up: {error}")
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of frames, in pieces of any size; a supervisor that sends anything else is not ours."""
+        """Parses frames from pieces of any size. A supervisor that sends anything else is not ours."""
         self._buffer += data
         self._n_heard += 1
         try:
@@ -316,7 +316,7 @@ class Channel(asyncio.Protocol):
                 outgoing.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The sandbox died, or was closed."""
+        """The sandbox died or was closed."""
         if self.gone is None:
             self._lost(End(str(exc) if exc else "its supervisor ended", self.cause(False)))
 

@@ -1,4 +1,4 @@
-"""The limits that each backend holds on this machine, tested by commands that exceed a small one."""
+"""Tests which limits each backend enforces on this machine, with commands that exceed a small limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentloop.sandbox.ladder import LADDER
 from agentloop.types import ExecResult, SandboxSpec
 
 NOT_TRIED = ("replay", "unconfined")
-"""Backends that make no sandbox."""
+"""Backends that create no sandbox."""
 IMAGES = {
     "docker": "host, Dockerfile folder, root folder or tar, local tag",
     "bubblewrap": "host, root folder or tar",
@@ -28,13 +28,13 @@ TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class LimitTrial:
-    """One thing that a sandbox should hold."""
+    """One limit to test."""
 
     name: str
     limit: dict[str, Any]
-    """What the spec asks for."""
+    """The limit in the spec."""
     attempt: str
-    """A command that goes beyond it."""
+    """A command that exceeds it."""
     is_held: Callable[[ExecResult], bool]
     wording: str
     """The limit in words."""
@@ -116,28 +116,28 @@ TRIALS = (
 
 @dataclass(frozen=True)
 class LimitResult:
-    """How one trial ended."""
+    """The result of one test."""
 
     is_held: bool
     wording: str
-    """The limit in words; or why it is not held, with the remedy."""
+    """The limit in words, or why it is not enforced, with the remedy."""
 
 
 @dataclass(frozen=True)
 class Checkup:
-    """One backend on this machine."""
+    """The results of one backend on this machine."""
 
     backend: str
     isolation: str
     problem: str | None
-    """Why it does not work, with the remedy; None when it does."""
+    """Why the backend does not work, with the remedy; None if it works."""
     start_s: float | None = None
-    """What a sandbox took to start."""
+    """Time to start a sandbox, in seconds."""
     held: dict[str, LimitResult] = field(default_factory=dict)
 
 
 def machine() -> dict[str, str]:
-    """What backends here have to work with, for a person who asks others for help."""
+    """Facts about this machine that matter to backends, to include in a bug report."""
     controllers = {name: cgroups.find(name) for name in cgroups.LIMITS.values()}
     held = [
         f"{name} v{2 if (path / 'cgroup.controllers').exists() else 1}" for name, path in controllers.items() if path
@@ -151,13 +151,13 @@ def machine() -> dict[str, str]:
 
 
 async def check_all() -> list[Checkup]:
-    """Every installed backend, in the order of the ladder. Takes seconds."""
+    """The results of every installed backend, in the order of the ladder. Takes seconds."""
     others = sorted(set(installed("sandboxes")) - {*LADDER, *NOT_TRIED})
     return list(await asyncio.gather(*(check_installed(name) for name in (*LADDER, *others))))
 
 
 async def check_installed(name: str) -> Checkup:
-    """The backend of that name, which may be one that cannot even be loaded."""
+    """The backend of that name, even if it cannot be loaded."""
     try:
         backend: SandboxBackend = load_part("sandboxes", name)
     except PluginError as error:
@@ -166,7 +166,7 @@ async def check_installed(name: str) -> Checkup:
 
 
 async def check(backend: SandboxBackend) -> Checkup:
-    """One backend. Whatever it cannot do is in the answer, not raised."""
+    """The results of one backend. Failures are part of the result; nothing is raised."""
     problem = await asyncio.to_thread(backend.probe)
     if problem is not None:
         return Checkup(backend.name, backend.isolation, problem)
@@ -200,6 +200,6 @@ async def _try(backend: SandboxBackend, trial: LimitTrial) -> LimitResult:
 
 
 def _cpu_s(done: ExecResult) -> float:
-    """User time of the shell and its children, as `times` prints it: 0m0.12s 0m0.00s, a line each."""
+    """User time of the shell and its children, from the output of `times`: 0m0.12s 0m0.00s, one line each."""
     words = done.stdout.split()
     return sum(60 * float(word.split("m")[0]) + float(word.split("m")[1].rstrip("s")) for word in words if "m" in word)

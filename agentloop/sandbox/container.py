@@ -1,4 +1,4 @@
-"""What a Docker Engine is told of a sandbox: its command, what it sees, and its limits."""
+"""The Docker Engine's options for a sandbox: its command, its mounts and its limits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agentloop.sandbox.engine import labels
 from agentloop.types import SandboxSpec
 
 MAX_PROCESSES = 1024
-"""Processes and threads of a sandbox that names no limit: enough for a build, too few to stop the machine."""
+"""Default limit on processes and threads of a sandbox: enough for a build, too few to stop the machine."""
 PERIOD_US = 100_000
 NOBODY_SPECIAL = "1000:1000"
 
 
 def options(spec: SandboxSpec, settings: dict[str, Any], name: str, sockets: Path) -> dict[str, Any]:
-    """Arguments of `create_container`, with those of `create_host_config` in `host_config`."""
+    """Arguments of `create_container`; those of `create_host_config` are in `host_config`."""
     is_host = spec.image == "host"
     return {
         "name": name,
@@ -46,7 +46,7 @@ def options(spec: SandboxSpec, settings: dict[str, Any], name: str, sockets: Pat
 
 
 def _limits(spec: SandboxSpec) -> dict[str, Any]:
-    """Processes, memory without swap, and CPU, as the SDK takes them."""
+    """Limits on processes, memory without swap, and CPU, in the SDK's form."""
     from docker.types import Ulimit
 
     limits: dict[str, Any] = {
@@ -64,7 +64,7 @@ def _limits(spec: SandboxSpec) -> dict[str, Any]:
 
 
 def _folder(spec: SandboxSpec, settings: dict[str, Any]) -> str:
-    """Where commands start, which the engine makes when the image lacks it."""
+    """The working directory of commands. The engine creates it if the image lacks it."""
     if spec.workdir is not None or not spec.root or spec.files is not None:
         return spec.workdir or "/work"
     folder: str = settings["Config"].get("WorkingDir") or "/"
@@ -85,7 +85,8 @@ def _mounts(spec: SandboxSpec, sockets: Path, is_host: bool) -> list[Any]:
 
 
 def _tmpfs(spec: SandboxSpec, settings: dict[str, Any]) -> dict[str, str]:
-    """Folders in memory: all that can be written; with a root that can be, /dev/shm and the files' alone."""
+    """Folders in memory: everything that is writable; with a writable root, only /dev/shm and the folder of the
+    files."""
     folders = ["/dev/shm"]  # noqa: S108 - the sandbox's own, as is /tmp
     if not spec.root:  # an image's volumes would be folders of the host, without a bound
         folders += ["/tmp", *(settings["Config"].get("Volumes") or {})]  # noqa: S108
@@ -98,7 +99,8 @@ def _tmpfs(spec: SandboxSpec, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _user(spec: SandboxSpec) -> str:
-    """uid:gid of the sandbox: root, the files' owner when nobody else may read them, else one that owns nothing."""
+    """uid:gid of the sandbox: root, the owner of the files if nobody else may read them, else a user that owns
+    nothing."""
     if spec.root:
         return "0:0"
     if spec.files is not None:

@@ -1,11 +1,10 @@
 """Sandboxes from a Docker Engine (API 1.41 or newer) on this machine, through the docker SDK.
 
-Commands go to the supervisor over a socket in a read-only mount, never through `docker exec`.
-Holds: own namespaces, no network but the proxy, no capabilities, no new privileges, our system-call
-filter, read-only root, sized tmpfs with so many files, number of processes, memory, CPU; wall time
-and output (supervisor). Does not hold, as a rule: the size of a root file system that may be written.
-The image `host` is empty and sees this machine's /usr read-only, so nothing has to be pulled;
-`images.py` says what other images there are.
+Commands reach the supervisor over a socket in a read-only mount, never through `docker exec`. Guarantees: separate
+namespaces, no network except the proxy, no capabilities, no new privileges, our system-call filter, a read-only root, a
+sized tmpfs with a limit on files, number of processes, memory, CPU; wall time and output (supervisor). It usually
+cannot bound a writable root file system. The image `host` is empty and mounts this machine's /usr read-only, so nothing
+has to be pulled. `images.py` describes the other images.
 """
 
 from __future__ import annotations
@@ -46,34 +45,34 @@ T = TypeVar("T")
 MIN_API = (1, 41)
 PROBE_TIMEOUT_S = 2
 PROBE_SANDBOX_S = 10.0
-"""When a first sandbox counts as one that does not start; a busy machine takes seconds."""
+"""Time after which the first sandbox counts as failed to start. A busy machine takes seconds."""
 END_S = 2.0
-"""How long a sandbox may take to end with its connection; then the engine ends it."""
+"""Time for a sandbox to end with its connection, before the engine ends it."""
 CANNOT_HOLD = ("memory limit", "storage-opt", "storage opt")
-"""Words of an engine that refuses a container for its limits."""
+"""Words of an engine that rejects a container because of its limits."""
 SWAPS = Path("/proc/swaps")
 
 
 @dataclass(frozen=True)
 class _Started:
     pid: int
-    """Of the sandbox's first process, as the engine sees it; 0 when it has ended."""
+    """PID of the sandbox's first process in the engine's namespace; 0 after its end."""
     watch: cgroups.Watch | None
 
 
 class DockerBackend:
-    """See `protocols.SandboxBackend`. Keeps no connection to the engine between calls."""
+    """See `protocols.SandboxBackend`. It keeps no connection to the engine between calls."""
 
     name = "docker"
     isolation = "container"
 
     def __init__(self, secrets: Mapping[str, Secret] | None = None) -> None:
-        """secrets: host name -> what the proxy adds to requests for it."""
+        """secrets: host name -> header that the proxy adds to requests for that host."""
         self._secrets = secrets
         self._swept = False
 
     def probe(self) -> str | None:
-        """Asks the engine and starts a real sandbox; None when that worked, else the reason and the remedy."""
+        """Calls the engine and starts a real sandbox. None if that worked, else the reason and the remedy."""
         if not sys.platform.startswith("linux"):
             return (
                 f"on {sys.platform} the Docker Engine runs in a machine of its own, without this one's files; use Linux"
@@ -104,19 +103,19 @@ class DockerBackend:
         return None
 
     async def create(self, spec: SandboxSpec) -> SupervisedSandbox:
-        """A started container with its supervisor connected; an image of one's own is made first.
+        """A started container with its supervisor connected. It creates the image first if necessary.
 
         Raises CapabilityError, ImageError, SandboxUnavailable, ConfigError.
         """
         return await self._create(spec, TIMEOUT_S)
 
     def list_sandboxes(self) -> list[Container]:
-        """Containers of every agentloop on this engine. Raises SandboxUnavailable when none answers."""
+        """Containers of every agentloop process on this engine. Raises SandboxUnavailable if no engine answers."""
         with boundary(SandboxUnavailable, "docker"), engine() as client:
             return containers(client)
 
     def sweep(self) -> list[str]:
-        """Remove containers whose owner is dead or whose time is up; their names. Raises SandboxUnavailable."""
+        """Removes containers whose owner is dead or whose time is up; their names. Raises SandboxUnavailable."""
         with boundary(SandboxUnavailable, "docker"), engine() as client:
             return sweep(client)
 
@@ -126,7 +125,7 @@ class DockerBackend:
             return builds.unused(client, older_than_s)
 
     def remove_image(self, tag: str) -> None:
-        """Unless a container has it by now. Raises SandboxUnavailable."""
+        """Removes an image unless a container uses it. Raises SandboxUnavailable."""
         from docker.errors import APIError
 
         with boundary(SandboxUnavailable, "docker"), engine() as client, suppress(APIError):
@@ -184,7 +183,7 @@ class DockerBackend:
 
 
 def _check(spec: SandboxSpec) -> None:
-    """Raises CapabilityError for what is known beforehand not to be held."""
+    """Raises CapabilityError for limits that are known to be unsupported."""
     memory.check(spec)
     if spec.root and spec.image == "host":
         raise CapabilityError("docker does not give root in the image 'host'; use an image of your own")
@@ -208,7 +207,8 @@ async def _image(image: str, timeout_s: float) -> tuple[str, dict[str, Any]]:
 
 
 async def _abandonable(work: Callable[[], T]) -> T:
-    """`work` in a thread that nobody must wait for: a build whose caller is gone goes on, or ends with the process."""
+    """Runs `work` in a thread that nobody has to wait for: after cancellation a build continues, or ends with the
+    process."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -223,7 +223,7 @@ async def _abandonable(work: Callable[[], T]) -> T:
 
 
 async def _to_its_end(work: Callable[[], T]) -> T:
-    """Run `work` in a thread and wait for it even when cancelled: what it makes can only be removed after that."""
+    """Runs `work` in a thread and waits for it even when cancelled, because its result must be removed afterwards."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)
@@ -244,7 +244,7 @@ async def _entered(sockets: SocketFolder, name: str, started: _Started, timeout_
 
 
 def _wait_for_end(pid: int) -> None:
-    """Until the first process of a sandbox, which ends with its connection, is gone; for END_S at most."""
+    """Waits, at most END_S, until the first process of a sandbox is gone. It ends with its connection."""
     end = time.monotonic() + END_S
     while pid and is_alive(pid) and time.monotonic() < end:
         time.sleep(0.005)
@@ -261,7 +261,7 @@ def _watch(pid: int, container: str, is_memory_held: bool) -> cgroups.Watch | No
 
 
 def _ran_out(container: str, since: float) -> bool:
-    """Whether the engine saw the kernel end something in a container because its memory was used up."""
+    """True if the kernel killed something in a container because its memory was exhausted, according to the engine."""
     span = {"since": f"{since:.6f}", "until": f"{time.time():.6f}"}
     try:
         with engine(PROBE_TIMEOUT_S) as client:
@@ -272,13 +272,13 @@ def _ran_out(container: str, since: float) -> bool:
 
 
 def _ignored(warnings: Iterable[str]) -> str:
-    """What an engine says of limits that this kernel does not hold, though it has made the container."""
+    """Warnings of an engine about limits that this kernel does not enforce, although it created the container."""
     swaps = len(SWAPS.read_text().splitlines()) > 1  # a header, then one line each
     return " ".join(text for text in warnings if "discarded" in text or ("without swap" in text and swaps))
 
 
 def _blamed(error: Any, image: str) -> SandboxError:
-    """What an engine's refusal means: a limit it cannot hold, an image that cannot start, or else."""
+    """The error behind an engine's refusal: an unsupported limit, an image that cannot start, or another problem."""
     words = " ".join(str(error.explanation or error).split())
     if any(word in words.lower() for word in CANNOT_HOLD):
         return CapabilityError(

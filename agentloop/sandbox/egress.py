@@ -44,14 +44,14 @@ HEAD_S = 30.0
 """Timeout of a request's head."""
 CONNECT_S = 10.0
 IDLE_S = 60.0
-"""How long a host may stay silent after we closed our side of its connection."""
+"""Maximum silence of a host after we closed our side of its connection."""
 MAX_CONNECTIONS = 64
 MAX_LOOKUPS = 4
 HOP_BY_HOP = ("connection", "proxy-connection", "proxy-authorization", "keep-alive", "host")
 EMBEDDING = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
-"""IPv6 ranges whose addresses stand for IPv4 ones, which is a way around a list."""
+"""IPv6 ranges whose addresses embed IPv4 addresses, which could bypass the list."""
 SITE_LOCAL = ip_network("fec0::/10")
-"""Private addresses of old, which `ipaddress` takes for global ones."""
+"""Deprecated private addresses that `ipaddress` considers global."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Secret:
 
 
 class HostRefused(Exception):
-    """Why the proxy does not connect; the words go to the client."""
+    """Why the proxy does not connect. The client gets this message."""
 
     def __init__(self, why: str, status: str = "403 Forbidden") -> None:
         super().__init__(why)
@@ -74,17 +74,17 @@ class HostRefused(Exception):
 
 
 class Egress:
-    """The proxy of one sandbox, and what it allows at present."""
+    """The proxy of one sandbox, with its current permissions."""
 
     def __init__(self, allowed_hosts: tuple[str, ...] = (), secrets: Mapping[str, Secret] | None = None) -> None:
-        """secrets: host name -> what is added to its requests. Raises ConfigError for what is no host."""
+        """secrets: host name -> header to add to its requests. Raises ConfigError for an invalid host."""
         self._secrets = dict(secrets or {})
         self._allowed = tuple(_Entry.of(host) for host in allowed_hosts)
         self._gateway: Path | None = None
         self._open: dict[asyncio.Task[None], tuple[str, int, Address] | None] = {}
-        """What each connection leads to; None is the gateway."""
+        """The target of each connection; None is the gateway."""
         self._ended: dict[asyncio.Task[None], None] = {}
-        """Connections whose program has sent everything, or is gone; the oldest first."""
+        """Connections whose program has sent everything or is gone, oldest first."""
         self._tls: ssl.SSLContext | None = None
         # Its own, because a name server can be slow, and the loop's threads are every sandbox's.
         self._lookups = ThreadPoolExecutor(MAX_LOOKUPS)
@@ -92,25 +92,25 @@ class Egress:
 
     @property
     def allows(self) -> bool:
-        """Whether there is any way out."""
+        """True if any host is allowed."""
         return bool(self._allowed) or self._gateway is not None
 
     def allow(self, hosts: tuple[str, ...]) -> None:
-        """From now on these; connections to others are cut. Raises ConfigError for what is no host."""
+        """Replaces the allowed hosts and cuts connections to others. Raises ConfigError for an invalid host."""
         self._allowed = tuple(_Entry.of(host) for host in hosts)
         for task, place in list(self._open.items()):
             if place is not None and not self._may(*place):
                 task.cancel()
 
     def lead(self, gateway: Path | None) -> None:
-        """From now on requests that name no host go to this unix socket, or nowhere; connections that did are cut."""
+        """Routes requests that name no host to this unix socket, or nowhere; cuts earlier connections of this kind."""
         self._gateway = gateway
         for task, place in list(self._open.items()):
             if place is None:
                 task.cancel()
 
     async def serve(self, incoming: Incoming, outgoing: Outgoing) -> None:
-        """One connection from the sandbox, to its end."""
+        """Serves one connection from the sandbox until its end."""
         self._n += 1
         try:
             async with asyncio.timeout(HEAD_S):
@@ -129,7 +129,7 @@ class Egress:
                 outgoing.close()
 
     def _make_room(self) -> bool:
-        """Cut a connection that its program has ended: a host that never hangs up would keep it for IDLE_S."""
+        """Cuts a connection that its program has ended. A host that never closes would keep it for IDLE_S."""
         oldest = next(iter(self._ended), None)
         if oldest is None:
             return False
@@ -225,7 +225,7 @@ class Egress:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One allowed host: a name's pattern, or a network of addresses."""
+    """One allowed host: a pattern of names, or a network of addresses."""
 
     name: str
     network: object
@@ -260,12 +260,12 @@ class _Entry:
 
 
 def _is_pattern(host: str) -> bool:
-    """`*`, `*.` and a name, or a name."""
+    """True for `*`, for `*.` plus a name, and for a name."""
     return host == "*" or "*" not in host.removeprefix("*.")
 
 
 def _literal(host: str) -> Address | None:
-    """The address that `host` writes, in any spelling that a connect would take (`127.1`, `0x7f000001`)."""
+    """The address that `host` represents, in any notation that a connect would accept (`127.1`, `0x7f000001`)."""
     try:
         return _plain(ip_address(host.partition("%")[0]))
     except ValueError:
@@ -288,7 +288,7 @@ def _is_public(address: Address) -> bool:
 
 
 async def _head(incoming: Incoming) -> tuple[list[bytes], bytes]:
-    """(lines of the head, what came after it)."""
+    """(lines of the head, bytes after it)."""
     data = b""
     while b"\r\n\r\n" not in data:
         piece = await incoming.read()
@@ -304,13 +304,13 @@ async def _head(incoming: Incoming) -> tuple[list[bytes], bytes]:
 
 
 def _names_no_host(line: bytes) -> bool:
-    """Whether a request is as a server gets it, not as a proxy does."""
+    """True if the request has the form that servers get, not the form that proxies get."""
     method, _, target = line.partition(b" ")
     return target.startswith(b"/") and method != b"CONNECT"
 
 
 def _target(line: bytes) -> tuple[str, SplitResult, int | None]:
-    """(method, place, port when it names one) of a request to a proxy."""
+    """(method, host, port if the request names one) of a request to a proxy."""
     try:
         method, target, _ = line.decode("ascii").split(" ")
         url = urlsplit(f"//{target}" if method == "CONNECT" else target)
@@ -323,7 +323,7 @@ def _target(line: bytes) -> tuple[str, SplitResult, int | None]:
 
 
 def _request(method: str, path: str, host: str, headers: list[bytes], secret: Secret | None) -> bytes:
-    """The request as the host is asked, on a connection of its own."""
+    """The request for the host, on a connection of its own."""
     added = {"Host": host, "Connection": "close", **({secret.header: secret.value} if secret else {})}
     dropped = {*HOP_BY_HOP, *(name.lower() for name in added)}
     passed_on = [line for line in headers if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped]
@@ -338,7 +338,7 @@ async def _relay(
     outgoing: Outgoing,
     on_end: Callable[[], object],
 ) -> None:
-    """Both directions, until the host has said everything, or nobody in the sandbox listens.
+    """Relays both directions until the host has sent everything, or nobody in the sandbox reads.
 
     on_end: called when the sandbox's program has sent everything.
     """

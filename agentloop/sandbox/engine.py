@@ -1,8 +1,8 @@
-"""A Docker Engine on this machine: reaching it, and telling our containers from others'.
+"""Access to the Docker Engine of this machine, and the labels that identify our containers.
 
-Every container of ours carries the process that made it, and its end when it has one. A sandbox that was
-started ends by itself when its owner does; the sweep is for those that never started, for what an
-engine that was away could not remove, and for what cannot happen.
+Every container is labelled with its owner process, and with its deadline if it has one. A running sandbox ends by
+itself when its owner ends. The sweep removes containers that never started, and those that an unavailable engine could
+not remove.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from agentloop.errors import SandboxUnavailable
 TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 10.0
 LATE_S = 30.0
-"""Grace after a deadline: a sandbox counts its time from its own start, which on a busy machine takes seconds."""
+"""Grace period after a deadline. A sandbox counts its time from its own start, which takes seconds on a busy
+machine."""
 LOCAL = "http+docker://localhost"
-"""How the SDK writes an engine behind a unix socket."""
+"""The SDK's URL for an engine behind a unix socket."""
 OWNER = "agentloop.owner"
 """Label: boot id/process namespace/pid/start time of the process that created the container."""
 DEADLINE = "agentloop.deadline"
 """Label: when the container must end, in seconds since 1970."""
 START_TIME = 19
-"""Place of the start time, in clock ticks since boot, among the fields of /proc/PID/stat that follow the name."""
+"""Index of the start time, in clock ticks since boot, among the fields of /proc/PID/stat after the name."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """A container of ours, or of another agentloop on this engine."""
+    """A container that agentloop created on this engine."""
 
     id: str
     name: str
     image: str
     status: str
-    """The engine's word: created, running, removing, exited or dead."""
+    """The engine's state: created, running, removing, exited or dead."""
     owner: str
     deadline: float | None
-    """Seconds since 1970; None has no end of its own."""
+    """Seconds since 1970; None without a deadline."""
     is_orphan: bool
-    """Its owner would be seen from here and is gone, or its time is up."""
+    """True if its owner would be visible from here and is gone, or its time is up."""
 
 
 @contextmanager
 def engine(timeout_s: float = TIMEOUT_S) -> Iterator[Any]:
-    """A client of one's own: the SDK's may not be used by two threads. Raises SandboxUnavailable with the remedy."""
+    """A separate client, because threads must not share the SDK's. Raises SandboxUnavailable with the remedy."""
     import docker
 
     try:
@@ -65,7 +66,7 @@ def engine(timeout_s: float = TIMEOUT_S) -> Iterator[Any]:
 
 
 def _knock(timeout_s: float) -> None:
-    """Connect once to an engine's unix socket; the SDK would leave its socket open where that fails."""
+    """Connects once to an engine's unix socket. The SDK would leave its socket open after a failure."""
     from docker.constants import DEFAULT_UNIX_SOCKET
     from docker.utils import kwargs_from_env, parse_host
 
@@ -77,18 +78,18 @@ def _knock(timeout_s: float) -> None:
 
 
 def labels(lifetime_s: float | None) -> dict[str, str]:
-    """What a container of this process is marked with."""
+    """Labels for a container of this process."""
     deadline = {} if lifetime_s is None else {DEADLINE: f"{time.time() + lifetime_s:.0f}"}
     return {OWNER: owner(os.getpid()), **deadline}
 
 
 def owner(pid: int) -> str:
-    """The label of what process `pid` makes. Raises OSError when there is none."""
+    """Value of the owner label for process `pid`. Raises OSError if it does not exist."""
     return f"{_place()}/{pid}/{_started(pid)}"
 
 
 def containers(client: Any) -> list[Container]:
-    """Every container with our label, in whatever state."""
+    """Every container with our label, in any state."""
     return [
         Container(
             id=entry["Id"],
@@ -104,10 +105,10 @@ def containers(client: Any) -> list[Container]:
 
 
 def sweep(client: Any) -> list[str]:
-    """Remove what has lost its owner or is past its time, running or not; the names.
+    """Removes containers, running or not, whose owner is gone or whose time is up; their names.
 
-    Sandboxes of owners that cannot be seen from here (another machine's or container's processes, or a
-    label of someone else's) are left alone until their time is up.
+    A container whose owner cannot be visible from here (another machine's or container's process, or a foreign label)
+    stays until its time is up.
     """
     from docker.errors import APIError
 
@@ -121,7 +122,7 @@ def sweep(client: Any) -> list[str]:
 
 
 def has_ended(name: str, timeout_s: float) -> bool:
-    """Whether a container that was started is over, as the engine says."""
+    """True if a started container has ended, according to the engine."""
     from docker.errors import NotFound
 
     try:
@@ -133,10 +134,10 @@ def has_ended(name: str, timeout_s: float) -> bool:
 
 
 def remove(name: str, timeout_s: float = REMOVE_TIMEOUT_S) -> None:
-    """End and remove a container; one that is going by itself is waited for, one that is not there is no error.
+    """Ends and removes a container. Waits for one that is about to end; a missing one is no error.
 
-    Where no engine answers nothing is done: a sandbox ends with its connection, and an engine that comes
-    back removes what ended meanwhile.
+    Does nothing if no engine answers: a sandbox ends with its connection, and a returning engine removes ended
+    containers.
     """
     from docker.errors import APIError, DockerException, NotFound
 
@@ -165,7 +166,7 @@ def _explained(error: Exception) -> str:
 
 
 def _place() -> str:
-    """Within which a process number means one process: this boot, and this namespace."""
+    """The scope in which a process number is unique: this boot and this namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
@@ -175,7 +176,7 @@ def _started(pid: int) -> str:
 
 
 def _is_orphan(label: str) -> bool:
-    """Whether the label names a process that would be seen from here, and is not there."""
+    """True if the label names a process that would be visible from here and does not exist."""
     place, _, process = label.rpartition("/")
     place, _, pid = place.rpartition("/")
     if place != _place() or not all(word.isascii() and word.isdecimal() for word in (pid, process)):

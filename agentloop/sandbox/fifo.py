@@ -1,7 +1,7 @@
 """The host's end of a sandbox whose first process is a shell, because its image has no Python (`inside/pid1.sh`).
 
-Orders go in as lines; every command has named pipes of its own in the sockets (`pipes.py`). It offers what
-`channel.Channel` does but for a terminal and a proxy. A command costs some milliseconds, not one.
+Orders are lines on a pipe. Every command has named pipes of its own among the sockets (`pipes.py`). It offers
+everything that `channel.Channel` does except a terminal and a proxy. A command costs some milliseconds instead of one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ NEEDS_PYTHON = "needs python3 in the image, whose first process is a shell; use 
 END_ALL = "end"
 ENDED = "its first process ended"
 MOVE_S = 10.0
-"""How long its first process may take to end everything and take orders by another pipe; then the sandbox is gone."""
+"""Time for its first process to end everything and to read orders from another pipe. After that the sandbox is gone."""
 
 
 class _Move:
-    """A new pipe for orders, open both ways until the first process has opened it."""
+    """A new pipe for orders. Both ends stay open until the first process has opened it."""
 
     def __init__(self, path: Path, timer: asyncio.TimerHandle) -> None:
         self.path = path
@@ -41,19 +41,19 @@ class _Move:
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def end(self) -> None:
-        """The name is not needed any more."""
+        """Removes the name, which is no longer needed."""
         self._timer.cancel()
         os.close(self._fd)
         self.path.unlink(missing_ok=True)
 
 
 class Fifos:
-    """See `channel.Connection`."""
+    """See `channel.SandboxConnection`."""
 
     def __init__(self, sockets: Path, orders: int, lifetime_s: float | None = None) -> None:
-        """orders: the write end of the pipe that the shell reads, not blocking.
+        """orders: the write end of the pipe that the shell reads, non-blocking.
 
-        lifetime_s: after that the sandbox ends, which its shell cannot see to.
+        lifetime_s: the sandbox ends after that time. Its shell cannot enforce this itself.
         """
         self.gone: End | None = None
         self.cause: Callable[[bool], str | None] = lambda _: None
@@ -123,7 +123,7 @@ class Fifos:
             self._order(f"discard {lease}" if lease else END_ALL)
 
     def listen(self, on_open: Callable[[Incoming, Outgoing], Awaitable[None]]) -> None:
-        """Raises CapabilityError: a shell cannot lead to a proxy."""
+        """Raises CapabilityError: a shell cannot connect to a proxy."""
         raise CapabilityError(f"a way to allowed_hosts or to a gateway {NEEDS_PYTHON}")
 
     def close(self, reason: str = "it was closed") -> None:
@@ -143,7 +143,7 @@ class Fifos:
             running.lose(end)
 
     def _begun(self, command: str, lease: str, how: int) -> PipedCommand:
-        """Raises SandboxGone, or SandboxError when its pipes cannot be made."""
+        """Raises SandboxGone, or SandboxError if its pipes cannot be created."""
         self._must_stand()
         self._n += 1
         owner = lease or "-"
@@ -160,7 +160,7 @@ class Fifos:
             raise self.gone.error()
 
     def _order(self, line: str) -> None:
-        """One line for the shell, whenever it takes it. Raises SandboxGone."""
+        """Sends the shell one line when it can read it. Raises SandboxGone."""
         self._must_stand()
         if self._move:
             self._held.append(line)
@@ -176,7 +176,7 @@ class Fifos:
         self._must_stand()
 
     def _left(self) -> None:
-        """Nobody reads the orders: the first process ended, or takes them by another pipe now."""
+        """Nobody reads the orders: the first process ended, or reads another pipe now."""
         if self._move is None or self._unsent:
             self._end(End(ENDED, self.cause(False)))
             return
@@ -218,7 +218,7 @@ async def _keep(running: PipedCommand, name: str, output: BoundedOutput) -> None
 
 
 def _seen(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task whose failure is no surprise, should nobody wait for it."""
+    """A task whose failure is expected, in case nobody waits for it."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task

@@ -1,9 +1,9 @@
-"""Files into a sandbox and out of it, through its own connection, with every limit held while they stream.
+"""Transfers files into and out of a sandbox through its own connection, with every limit enforced during the stream.
 
-A sandbox's files are its agent's: what comes out is taken as hostile. Nothing is written outside the
-destination, no link, device or special mode leaves the sandbox, and a limit ends the transfer at once,
-before a sparse file or a bomb has been read to its end. The sandbox needs a shell, `cat`, `head` and
-`tar`; with a sandbox whose programs the agent may have replaced, what they say is wrong, no more.
+The agent controls a sandbox's files, so outgoing data is treated as hostile. Nothing is written outside the
+destination; no link, device or special mode leaves the sandbox; and a limit ends the transfer at once, before a sparse
+file or a bomb has been read to its end. The sandbox needs a shell, `cat`, `head` and `tar`. If the agent replaced these
+programs, the transferred contents are wrong, but nothing worse happens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 MAX_BYTES = 256 << 20
 MAX_ENTRIES = 10_000
 TIMEOUT_S = 120.0
-"""A transfer that takes longer has met a pipe nobody writes to, or programs that are not the sandbox's own any more."""
+"""Timeout of a transfer. A longer one has met a pipe without a writer, or programs that the agent replaced."""
 # Exit codes of our own commands.
 NOT_A_FILE = 96
 IS_LINK = 97
@@ -37,7 +37,7 @@ Start = Callable[[str], Process]
 
 
 async def read_file(start: Start, path: str, max_bytes: int) -> bytes:
-    """The bytes of one file. Raises PathError, or TransferLimit when there are more than `max_bytes`."""
+    """The bytes of one file. Raises PathError, or TransferLimit above `max_bytes`."""
     name = shlex.quote(_absolute(path))
     data = bytearray()
     command = f"[ -f {name} ] || exit {NOT_A_FILE}; exec head -c {max_bytes + 1} < {name}"
@@ -50,9 +50,9 @@ async def read_file(start: Start, path: str, max_bytes: int) -> bytes:
 
 
 async def write_file(start: Start, path: str, data: bytes, mode: int) -> None:
-    """Create or replace one file, whole or not at all, and the folders above it.
+    """Creates or replaces one file atomically, and creates its parent folders.
 
-    Raises PathError where a link is in the way, or something that is no file.
+    Raises PathError if a link or anything but a file is in the way.
     """
     target = _absolute(path)
     folder = os.path.dirname(target)
@@ -69,10 +69,10 @@ async def write_file(start: Start, path: str, data: bytes, mode: int) -> None:
 
 
 async def upload(start: Start, source: Path, target: str) -> None:
-    """Copy a folder's contents (or one file) into the folder `target` of the sandbox, which is made.
+    """Copies a folder's contents (or one file) into the folder `target` of the sandbox, which is created.
 
-    Owners become the sandbox's user; links are copied as links. Raises PathError where a link is in the way
-    of a folder, and for a source that cannot be read.
+    The sandbox's user becomes the owner; links are copied as links. Raises PathError if a link takes the place of a
+    folder, and for an unreadable source.
     """
     folder = _absolute(target)
     name = shlex.quote(folder)
@@ -90,9 +90,9 @@ async def upload(start: Start, source: Path, target: str) -> None:
 
 
 async def download(start: Start, path: str, target: Path, *, max_bytes: int, max_entries: int) -> archives.Manifest:
-    """Copy a file or a folder of the sandbox to `target`, which must not be there yet: whole, or not at all.
+    """Copies a file or a folder of the sandbox to `target`, which must not exist: whole, or not at all.
 
-    Raises PathError, and TransferLimit before more than `max_bytes` were written.
+    Raises PathError, and TransferLimit before more than `max_bytes` are written.
     """
     source = _absolute(path)
     folder, name = os.path.split(source)
@@ -121,7 +121,7 @@ async def download(start: Start, path: str, target: Path, *, max_bytes: int, max
 
 @asynccontextmanager
 async def _transfer(start: Start, command: str, path: str) -> AsyncIterator[Process]:
-    """The process of `command`; after the block it is over, in time and well. Raises PathError when it is not."""
+    """The process of `command`. After the block it has ended in time and successfully. Raises PathError otherwise."""
     process = start(command)
     message = asyncio.ensure_future(_beginning(process.stderr))
     try:
@@ -138,7 +138,7 @@ async def _transfer(start: Start, command: str, path: str) -> AsyncIterator[Proc
 
 
 async def _beside(process: Process, work: Callable[[], T]) -> T:
-    """Run `work` in a thread to its end, which is brought about when the caller gives up."""
+    """Runs `work` in a thread to its end. If the caller gives up, the process is ended."""
     # Not a thread of the loop's shared pool: a silent sandbox would occupy it for TIMEOUT_S.
     thread = ThreadPoolExecutor(1)
     running = asyncio.get_running_loop().run_in_executor(thread, work)
@@ -155,7 +155,7 @@ async def _beside(process: Process, work: Callable[[], T]) -> T:
 
 
 async def _beginning(incoming: Incoming) -> str:
-    """The first words of what is read to its end: one who says more must not be held up by that."""
+    """The first words of a stream that is read to its end, so that its writer never blocks."""
     text = b""
     async for piece in incoming:
         text = (text + piece)[:500]
@@ -174,7 +174,7 @@ def _must_have_worked(code: int, message: str, path: str) -> None:
 
 
 async def _rest(incoming: Incoming) -> None:
-    """What an archive has after its end; a writer that goes on is ended with the process."""
+    """The rest of an archive after its end. A writer that continues is ended with the process."""
     for _ in range(16):
         if not await incoming.read():
             return
@@ -188,6 +188,6 @@ def _absolute(path: str) -> str:
 
 
 def _no_links(path: str) -> str:
-    """Shell text that ends with IS_LINK when a part of `path` is a link."""
+    """Shell text that exits with IS_LINK if a part of `path` is a link."""
     parents = [str(p) for p in PurePosixPath(path).parents if str(p) != "/"]
     return "".join(f"[ ! -L {shlex.quote(p)} ] || exit {IS_LINK}; " for p in [*reversed(parents), path])
