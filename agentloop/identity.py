@@ -108,8 +108,8 @@ def _hash_of(hashes: Mapping[str, str]) -> str:
 def with_parts(base: Identity, parts: Mapping[str, Part], *, without: str) -> Identity:
     """`base` with `parts` in place of those called `without` or `without.NAME`; it keeps every label of `unhashed`."""
     more = identity(parts)
-    kept = {name: value for name, value in base.parts.items() if name.partition(".")[0] != without}
-    hashes = dict(sorted({**kept, **more.parts}.items()))
+    others = {name: value for name, value in base.parts.items() if name.partition(".")[0] != without}
+    hashes = dict(sorted({**others, **more.parts}.items()))
     labels = tuple(dict.fromkeys((*base.unhashed, *more.unhashed)))
     return Identity(_hash_of(hashes), hashes, labels)
 

@@ -1,12 +1,15 @@
 """The shape of the source: short commands, few parameters, short functions, no import cycles inside a package.
 
+Also how its lines read: one class per name, variables named by nouns, few values packed into one line.
+
 Exceptions are listed by name. A list may only shrink: a name in it that needs no exception any more fails, too.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ENGINE, COMMANDS = ROOT / "agentloop", ROOT / "cli" / "agentloop_cli"
 MAX_PARAMETERS, MAX_LINES, MAX_COMMAND_LINES = 8, 60, 15
+PARTICIPLES = frozenset({"asked", "found", "given", "kept", "known", "made", "said", "shown", "taken", "told"})
+MAX_PARTICIPLES = 0.003
+"""Share of the bound names, parameters included."""
+MAX_TUPLES, MAX_CONDITIONALS = 2.0, 15.0
+"""Assignments of a tuple to a tuple, and conditional expressions, per 1,000 lines."""
 
 LONG_COMMANDS: frozenset[str] = frozenset()
 """Commands whose bodies are longer than MAX_COMMAND_LINES."""
@@ -136,3 +144,73 @@ def reachable(graph: Mapping[str, frozenset[str]], start: str) -> set[str]:
 def test_a_circle_is_seen() -> None:
     graph = {"p.a": frozenset({"p.b"}), "p.b": frozenset({"p.c"}), "p.c": frozenset({"p.a"}), "p.d": frozenset({"p.a"})}
     assert cycles(graph) == {frozenset({"p.a", "p.b", "p.c"})}
+
+
+@cache
+def nodes() -> tuple[ast.AST, ...]:
+    return tuple(node for _, tree in modules() for node in ast.walk(tree))
+
+
+@cache
+def n_thousand_lines() -> float:
+    files = [path for base in (ENGINE, COMMANDS) for path in base.rglob("*.py")]
+    return sum(len(path.read_text().splitlines()) for path in files) / 1000
+
+
+def test_a_public_class_name_exists_once() -> None:
+    assert repeated(modules()) == {}
+
+
+def repeated(trees: Iterable[tuple[str, ast.Module]]) -> dict[str, list[str]]:
+    """Public class name -> the modules that define it, where they are several."""
+    places = defaultdict(list)
+    for module, tree in trees:
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module)
+    return {name: homes for name, homes in places.items() if len(homes) > 1}
+
+
+def test_variables_are_named_by_nouns() -> None:
+    names = [name for node in nodes() for name in bound(node)]
+    assert sum(name in PARTICIPLES for name in names) <= MAX_PARTICIPLES * len(names)
+
+
+def bound(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return [node.id]
+    return [node.arg] if isinstance(node, ast.arg) else []
+
+
+def test_few_lines_assign_several_values() -> None:
+    assert sum(map(assigns_several, nodes())) <= MAX_TUPLES * n_thousand_lines()
+
+
+def assigns_several(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Tuple)
+        and any(isinstance(target, ast.Tuple) for target in node.targets)
+    )
+
+
+def test_conditional_expressions_are_few_and_none_is_nested() -> None:
+    conditionals = [node for node in nodes() if isinstance(node, ast.IfExp)]
+    assert len(conditionals) <= MAX_CONDITIONALS * n_thousand_lines()
+    nested = [ast.unparse(node) for node in conditionals if holds_conditional(node)]
+    assert nested == []
+
+
+def holds_conditional(node: ast.IfExp) -> bool:
+    return any(isinstance(child, ast.IfExp) for child in (node.test, node.body, node.orelse))
+
+
+def test_what_reads_badly_is_seen() -> None:
+    tree = ast.parse(
+        "class Row: ...\nclass _Own: ...\na, b = 1, 2\na, b = pair\nmade = 1 if a else 2 if b else 3\ndef f(told): ..."
+    )
+    inside = list(ast.walk(tree))
+    assert repeated([("m", tree), ("n", tree)]) == {"Row": ["m", "n"]}
+    assert sum(map(assigns_several, inside)) == 1
+    assert [name for node in inside for name in bound(node) if name in PARTICIPLES] == ["made", "told"]
+    assert [holds_conditional(node) for node in inside if isinstance(node, ast.IfExp)] == [True, False]

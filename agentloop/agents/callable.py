@@ -161,8 +161,8 @@ class PythonAgent:
                 variables = {**self._variables, **sdk_variables(url, grant)}
                 try:
                     async with grants.granted(grant):
-                        told = await _told(task, variables, grant.seed, folder)
-                        process = await self._started(told, variables, folder)
+                        order = await _order_of(task, variables, grant.seed, folder)
+                        process = await self._started(order, variables, folder)
                         ran = await ran_to_its_end(process, limit_s, task.limits.max_output, grant.stopped)
                 finally:
                     calls = asked(grant)
@@ -209,7 +209,7 @@ class PythonAgent:
         return AgentCrashed(f"{self._who}: {report['error']}{heard}")
 
 
-async def _told(task: Task, variables: Mapping[str, str], seed: int, folder: Path) -> dict[str, Any]:
+async def _order_of(task: Task, variables: Mapping[str, str], seed: int, folder: Path) -> dict[str, Any]:
     """What the callable knows of `task`; a copy of the task's files lies in `folder`."""
     files = None
     if task.sandbox.files is not None:

@@ -123,5 +123,5 @@ class Command:
                 return (await sandbox.read(self._answer_file, max_bytes=1 << 20)).decode(errors="replace").rstrip("\n")
             except PathError:
                 return None
-        said = (step.completion.message.content for step in reversed(calls.steps if calls else ()))
-        return next((text for text in said if text.strip()), None)
+        texts = (step.completion.message.content for step in reversed(calls.steps if calls else ()))
+        return next((text for text in texts if text.strip()), None)

@@ -37,7 +37,7 @@ WHY_OVERRIDE = "shorter texts cost less, and the customers will get used to them
 WHY_ROLLBACK = "customers complain"
 
 
-class Tally(NamedTuple):
+class CustomerTally(NamedTuple):
     """What the customers of one version said in a phase of the story."""
 
     version: int
@@ -114,7 +114,7 @@ class Story:
             self._serve(N_LATER)
             self._moves.roll_back(why=WHY_ROLLBACK)
 
-    def tallies(self, after: PolicyState) -> list[Tally]:
+    def tallies(self, after: PolicyState) -> list[CustomerTally]:
         """By version, what the customers said while the candidate was `after`: the canary, or live."""
         began, ended = self._phase(after)
         numbers = [version.number for version in self._moves.registry.all()]
@@ -123,7 +123,7 @@ class Story:
             episodes = self._store.traffic([number], began)
             rewards = [each.reward for each in episodes if each.started_at < ended and each.reward is not None]
             if rewards:
-                tallies.append(Tally(number, len(rewards), round(sum(rewards))))
+                tallies.append(CustomerTally(number, len(rewards), round(sum(rewards))))
         return tallies
 
     @property

@@ -73,9 +73,9 @@ async def roll_out(
     live = _Live(fold, runner, run, n_concurrent, budget, no_baseline)
     try:
         while True:
-            asked = live.ask()
-            taken = live.take()
-            for outcome in taken:
+            has_new = live.ask()
+            outcomes = live.take()
+            for outcome in outcomes:
                 on_added(outcome)
             if fold.decided is not None or live.why is not None:
                 if fold.decided is not None:
@@ -83,7 +83,7 @@ async def roll_out(
                 return live.why
             if live.running:
                 await live.wait()
-            elif not asked and not taken:
+            elif not has_new and not outcomes:
                 return live.dry
     finally:
         await live.stop()
@@ -112,13 +112,13 @@ class _Live:
         """Begin as many trials as may run at once; whether any is new."""
         n_before = len(self.queue)
         while len(self.running) < self.n_concurrent and len(self.queue) < LOOKAHEAD * self.n_concurrent:
-            asked = () if self.dry else self.asking.next()
-            if self.no_baseline and any(trial.policy is Side.baseline for trial in asked):
+            trials = () if self.dry else self.asking.next()
+            if self.no_baseline and any(trial.policy is Side.baseline for trial in trials):
                 self.dry = self.no_baseline
-                asked = ()
-            if not asked:
+                trials = ()
+            if not trials:
                 break
-            for trial in asked:
+            for trial in trials:
                 self.queue.append(trial)
                 if trial not in self.run.ahead:
                     self.running[asyncio.create_task(self._rolled(trial))] = trial
@@ -129,13 +129,13 @@ class _Live:
 
     def take(self) -> list[Outcome]:
         """Count what has its turn, up to the verdict; on disk before anybody hears of it."""
-        taken: list[Outcome] = []
+        outcomes: list[Outcome] = []
         while self.queue and self.queue[0] in self.run.ahead and self.fold.decided is None:
-            taken.append(self.run.ahead.pop(self.queue.popleft()))
-            self.fold.add(taken[-1], last=True)
-        if taken:
-            self.run.add(taken, self.fold)
-        return taken
+            outcomes.append(self.run.ahead.pop(self.queue.popleft()))
+            self.fold.add(outcomes[-1], last=True)
+        if outcomes:
+            self.run.add(outcomes, self.fold)
+        return outcomes
 
     async def wait(self) -> None:
         """For the next trial to end, or for the time to be up."""

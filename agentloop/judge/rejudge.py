@@ -218,7 +218,7 @@ async def _judged(
     had = {score.verifier: score for score in before.scores}
     scores: dict[str, Score] = {}
     for name, verifier in verifiers.items():
-        score = _reusable(name, verifier, had.get(name), stored.given.get(name), only, account)
+        score = _reusable(name, verifier, had.get(name), stored.others_scores.get(name), only, account)
         if score is not None:
             scores[name] = score
     account.n_rescored += len(scores) < len(verifiers)
@@ -298,7 +298,7 @@ def _outcome(stored: JudgedTrace) -> float | None:
     """The reward of an imported or received trace: a person's verdict here, else the one its source reported."""
     if stored.by not in (None, JUDGE) and stored.row.reward is not None:
         return float(stored.row.reward)
-    reported = reward_of(tuple(stored.given.values()))
+    reported = reward_of(tuple(stored.others_scores.values()))
     if reported is None:
         return stored.row.reward  # type: ignore[no-any-return]  # a row's column
     return reported

@@ -77,7 +77,7 @@ def settle(store: Store, project: str, trace_id: str) -> Verdict | None:
         return None
     before = past[-1].verdict
     [stored] = store.stored(f'id:"{trace_id}"', project=project, after=0, limit=1)
-    scores = tuple(_arrived(score, stored.given) for score in before.scores)
+    scores = tuple(_arrived(score, stored.others_scores) for score in before.scores)
     if scores == before.scores or before.state is RewardState.infra_failed:
         return None
     record = read(store, stored.row)

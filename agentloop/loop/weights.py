@@ -107,10 +107,10 @@ def _weights_trainer(project: Project, kind: str, learning: Learning, own: Mappi
         host = Served(learning, server, spare_in(project.folder))
     else:
         host = InProcess(learning, policy.temperature)
-    made = algorithm(kind, own)
+    method = algorithm(kind, own)
     admission = Admission(unconfined=project.config.sandbox.allow_unconfined)
     return WeightsTrainer(
-        made,
+        method,
         learning,
         host,
         admission,

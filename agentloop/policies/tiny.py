@@ -112,9 +112,14 @@ class TinyPolicy:
     def _completion(self, prompt: list[int], ids: list[int], logprobs: list[float], *, limit: int) -> Completion:
         ended = bool(ids) and ids[-1] == self.chat.end
         words, calls = parse(self.chat.decode(ids))
+        finish_reason = "context"
+        if ended:
+            finish_reason = "stop"
+        elif len(ids) >= limit:
+            finish_reason = "length"
         return Completion(
             message=Message(role="assistant", content=words, tool_calls=calls, token_ids=tuple(ids)),
-            finish_reason="stop" if ended else "length" if len(ids) >= limit else "context",
+            finish_reason=finish_reason,
             prompt_token_ids=tuple(prompt),
             logprobs=tuple(logprobs),
             sampling=Sampling(temperature=self.temperature),

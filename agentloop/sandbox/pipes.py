@@ -51,8 +51,13 @@ class PipedCommand:
         self._since = 0
         """When the latest of a session's orders came."""
         self._fds: dict[str, int] = {}
-        inward = ["orders"] if how & CONTROL else ["in"] if how & STREAM else []
-        outward = ["end", "out", "err", *(["records"] if how & CONTROL else [])]
+        inward: list[str] = []
+        outward = ["end", "out", "err"]
+        if how & CONTROL:
+            inward = ["orders"]
+            outward.append("records")
+        elif how & STREAM:
+            inward = ["in"]
         self._unwritten: dict[str, bytearray] = {name: bytearray() for name in inward}
         self._ended: set[str] = set()
         self._unread = dict.fromkeys(outward, 0)

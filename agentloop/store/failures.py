@@ -104,15 +104,15 @@ class Failures:
         if what == "tool":
             query = query.join(TraceRow, _same_trace(FacetRow)).where(col(FacetRow.name) == "tool")
         with self._database.read() as connection:
-            found = connection.execute(query.where(*self._about(filter, project)))
-            return {value: int(n) for value, n in found}
+            counts = connection.execute(query.where(*self._about(filter, project)))
+            return {value: int(n) for value, n in counts}
 
     def purposes(self, filter: str = "", *, project: str | None = None) -> list[str]:
         """For what episodes of ours were rolled out; those of one purpose can be compared."""
         query = select(col(TraceRow.purpose)).where(col(TraceRow.purpose).is_not(None)).distinct()
         with self._database.read() as connection:
-            found = connection.execute(query.where(*self._about(filter, project))).scalars()
-            return sorted(purpose for purpose in found if purpose is not None)
+            purposes = connection.execute(query.where(*self._about(filter, project))).scalars()
+            return sorted(purpose for purpose in purposes if purpose is not None)
 
     def labelled(
         self, filter: str = "", *, project: str | None = None, every: bool = False, tools: bool = True
@@ -139,8 +139,8 @@ class Failures:
                 part = query.where(col(TraceRow.key) > after)
                 part = part if last is None else part.where(col(TraceRow.key) <= last)
                 order = (col(TraceRow.key), col(LabelRow.step), col(LabelRow.type), col(LabelRow.detector))
-                found: Any = connection.execute(part.order_by(*order))
-                rows = [FailureLabel(*row)._replace(step=_step(row[10])) for row in found]
+                labels: Any = connection.execute(part.order_by(*order))
+                rows = [FailureLabel(*row)._replace(step=_step(row[10])) for row in labels]
                 if tools:
                     named = _tools(connection, rows)
                     rows = [row._replace(tool=named.get((row.key, row.step))) for row in rows]
@@ -169,8 +169,8 @@ def without_outcomes(filter: str) -> str:
     """The terms of a filter that say of which traces."""
     terms = parse(filter)
     edges = [*(term.at - 1 for term in terms), len(filter)]
-    kept = (n for n, term in enumerate(terms) if term.key not in OUTCOMES)
-    return "".join(filter[edges[n] : edges[n + 1]] for n in kept).strip()
+    positions = (n for n, term in enumerate(terms) if term.key not in OUTCOMES)
+    return "".join(filter[edges[n] : edges[n + 1]] for n in positions).strip()
 
 
 def _same_trace(table: Any) -> ColumnElement[bool]:
@@ -199,7 +199,7 @@ def _tools(connection: Any, rows: Sequence[FailureLabel]) -> dict[tuple[int, int
 
 
 def _named(connection: Any, rows: Sequence[FailureLabel]) -> dict[tuple[int, int | None], str]:
-    found: dict[tuple[int, int | None], str] = {}
+    tools: dict[tuple[int, int | None], str] = {}
     of: dict[int, list[FailureLabel]] = {}
     for row in rows:
         of.setdefault(row.key, []).append(row)
@@ -222,9 +222,9 @@ def _named(connection: Any, rows: Sequence[FailureLabel]) -> dict[tuple[int, int
         for row, parts, keys in heads:
             message, *results = (orjson.loads(data[keys[part["$"]]]) if "$" in part else part for part in parts)
             if tool := _at_fault(row, message, results):
-                found[row.key, row.step] = tool
-        found.update(_of_spans(connection, [row for key in spans for row in of[key]]))
-    return found
+                tools[row.key, row.step] = tool
+        tools.update(_of_spans(connection, [row for key in spans for row in of[key]]))
+    return tools
 
 
 def _ours(body: bytes) -> Any:

@@ -44,8 +44,8 @@ class JudgedTrace(NamedTuple):
     stamp: str | None
     by: str | None
     why: str
-    given: dict[str, Score]
-    """By verifier, what others than the judge said last."""
+    others_scores: dict[str, Score]
+    """By verifier: the last score from a source other than the judge."""
     last: Any = None
     """The newest row of its history; None where it has none."""
 

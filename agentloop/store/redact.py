@@ -195,11 +195,22 @@ def _is_random(text: str, start: int, end: int) -> bool:
         return False
     if len(word) >= 60 and (_LINE_OF_BASE64.match(text, end) or _is_last_line(text, start)):
         return False
-    kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" if c.islower() else "-" for c in word]
+    kinds = [_kind_of(character) for character in word]
     turns = sum(a != b for a, b in pairwise(kinds) if "-" not in (a, b))
     if kinds.count("d") < 2 or kinds.count("l") + kinds.count("u") < 4 or kinds.count("-") > len(word) // 6:
         return False
     return turns >= 0.3 * len(word) and _bits(word) >= 3.7
+
+
+def _kind_of(character: str) -> str:
+    """d: digit, u: upper case, l: lower case, -: anything else."""
+    if character.isdigit():
+        return "d"
+    if character.isupper():
+        return "u"
+    if character.islower():
+        return "l"
+    return "-"
 
 
 def _is_last_line(text: str, start: int) -> bool:

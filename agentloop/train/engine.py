@@ -102,12 +102,12 @@ class Engine:
             return list(units)
         rows = distinct_rows(units)
         self._check(rows)
-        known = self._measure(rows, self.algorithm, ScoreParts(values=Need.values in needs))
-        fresh = {id(row): replace(row, old_logprobs=known[id(row)].logprobs) for row in rows}
+        measures = self._measure(rows, self.algorithm, ScoreParts(values=Need.values in needs))
+        fresh = {id(row): replace(row, old_logprobs=measures[id(row)].logprobs) for row in rows}
         scored = [tuple(fresh[id(row)] for row in unit) for unit in units]
         if Need.values not in needs:
             return scored
-        values = [known[id(row)].values for unit in units for row in unit]
+        values = [measures[id(row)].values for unit in units for row in unit]
         return cast(ActorCritic, self.algorithm).with_values(scored, cast(list[Floats], values))
 
     def step(self, units: Sequence[Unit], rate: float = 1.0, algorithm: Algorithm | None = None) -> dict[str, float]:
@@ -140,8 +140,8 @@ class Engine:
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """`rows` with `old_logprobs` of their sampled tokens (all real tokens where the algorithm scores them)."""
         self._check(rows)
-        known = self._measure(rows, self.algorithm)
-        return [replace(row, old_logprobs=known[id(row)].logprobs) for row in rows]
+        measures = self._measure(rows, self.algorithm)
+        return [replace(row, old_logprobs=measures[id(row)].logprobs) for row in rows]
 
     def mismatch(self, rows: Sequence[Row], tolerance: Tolerance | None = None) -> Mismatch:
         """How far the model's log-probabilities are from the sampler's on fresh rows, and where they first part.
@@ -203,9 +203,9 @@ class Engine:
         reference_N = None
         if Need.reference in needs:
             reference_N = self.trainable.reference(micro.layout)
-        asked = ScoreParts(entropy=True, values=Need.values in needs, rewards=Need.rewards in needs)
+        parts = ScoreParts(entropy=True, values=Need.values in needs, rewards=Need.rewards in needs)
         with self.trainable.precision():
-            scored = score(self._module, micro.layout, asked)._replace(reference_N=reference_N)
+            scored = score(self._module, micro.layout, parts)._replace(reference_N=reference_N)
         loss, shares = algorithm.loss(_with_behaviour(micro.batch, scored), scored, whole)
         # Ranks average their gradients, and an extra pass adds none.
         weight = 0.0 if micro.is_extra else float(self.ranks.size)
@@ -234,12 +234,12 @@ class Engine:
 
     def _row_scores(self, rows: Sequence[Row], algorithm: Algorithm) -> list[RowScore]:
         """Sums over the sampled tokens of each row under the model and, where it is needed, the reference."""
-        known = self._measure(rows, algorithm, with_reference=Need.reference in algorithm.needs)
-        return [_row_score(row, known[id(row)]) for row in rows]
+        measures = self._measure(rows, algorithm, with_reference=Need.reference in algorithm.needs)
+        return [_row_score(row, measures[id(row)]) for row in rows]
 
     @torch.no_grad()
     def _measure(
-        self, rows: Sequence[Row], algorithm: Algorithm, asked: ScoreParts = LOGPROBS, *, with_reference: bool = False
+        self, rows: Sequence[Row], algorithm: Algorithm, parts: ScoreParts = LOGPROBS, *, with_reference: bool = False
     ) -> dict[int, RowMeasures]:
         """What the models say of the selected tokens of each row, by the row's id."""
         if not rows:
@@ -249,7 +249,7 @@ class Engine:
         numbers = {id(row): number for number, (row,) in enumerate(units)}
         for micro in self._micros(units, {}, algorithm.scores_context):
             with self.trainable.precision():
-                scored = score(self.trainable.actor, micro.layout, asked)
+                scored = score(self.trainable.actor, micro.layout, parts)
             reference_N = self.trainable.reference(micro.layout) if with_reference else None
             columns = (spread(micro.batch, each) for each in (scored.logprobs_N, scored.values_N, reference_N))
             if not micro.is_extra:

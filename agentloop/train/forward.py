@@ -88,8 +88,8 @@ class ScoringModel(nn.Module):
         self._base = [base]  # in a list, so that its parameters are not registered a second time
         self.output = output_of(base.config)
 
-    def forward(self, layout: Layout, asked: ScoreParts = LOGPROBS) -> Scored:
-        """Log-probabilities (N,) of the selected tokens at their temperatures, and the parts that `asked` names."""
+    def forward(self, layout: Layout, parts: ScoreParts = LOGPROBS) -> Scored:
+        """Log-probabilities (N,) of the selected tokens at their temperatures, and the parts that `parts` names."""
         base = self._base[0]
         extras: dict[str, Any] = {}
         if layout.segments is not None:
@@ -103,13 +103,13 @@ class ScoringModel(nn.Module):
         picked_NH = hidden[layout.source_N]
         last = base.get_output_embeddings()
         logprobs_N, entropy_N = selected_logprobs(
-            picked_NH, last.weight, last.bias, layout.target_N, layout.temperature_N, self.output, asked.entropy
+            picked_NH, last.weight, last.bias, layout.target_N, layout.temperature_N, self.output, parts.entropy
         )
         values_N = None
         rewards_B = None
-        if asked.values:
+        if parts.values:
             values_N = self._scalar(picked_NH)
-        if asked.rewards:
+        if parts.rewards:
             rewards_B = self._scalar(hidden[layout.last_B])
         return Scored(logprobs_N, entropy_N, None, values_N, rewards_B)
 
@@ -175,7 +175,7 @@ class _Selected(torch.autograd.Function):
         logprobs = hidden.new_empty(len(hidden), dtype=torch.float32)
         norm = torch.empty_like(logprobs)
         entropy = torch.empty_like(logprobs) if wants_entropy else None
-        kept = None
+        saved_logps = None
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
             logits = _logits(hidden[part], weight, bias, temperature[part], output, ctx.dtype)
@@ -185,14 +185,14 @@ class _Selected(torch.autograd.Function):
             if entropy is not None:
                 entropy[part] = -(logps.exp().mul_(logps)).sum(-1)
             if len(hidden) <= size:
-                kept = logps
-        ctx.save_for_backward(hidden, weight, bias, target, temperature, norm, entropy, kept)
+                saved_logps = logps
+        ctx.save_for_backward(hidden, weight, bias, target, temperature, norm, entropy, saved_logps)
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         grad, grad_entropy = grads
-        hidden, weight, bias, target, temperature, norm, entropy, kept = ctx.saved_tensors
+        hidden, weight, bias, target, temperature, norm, entropy, saved_logps = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if grad is None:
             grad = torch.zeros_like(norm)
@@ -202,7 +202,7 @@ class _Selected(torch.autograd.Function):
         wide = weight.to(ctx.dtype)
         for start in range(0, len(hidden), ctx.size):
             part = slice(start, start + ctx.size)
-            logps = kept
+            logps = saved_logps
             if logps is None:
                 logits = _logits(hidden[part], weight, bias, temperature[part], ctx.output, ctx.dtype)
                 logps = logits.sub_(norm[part, None])

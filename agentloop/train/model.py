@@ -309,9 +309,9 @@ class Trainable:
                         shutil.copyfile(path, place / path.name)
 
 
-def score(actor: nn.Module, layout: Layout, asked: ScoreParts = LOGPROBS) -> Scored:
+def score(actor: nn.Module, layout: Layout, parts: ScoreParts = LOGPROBS) -> Scored:
     """What `actor`, wrapped or not, says of a layout."""
-    scored: Scored = actor(layout, asked)
+    scored: Scored = actor(layout, parts)
     return scored
 
 

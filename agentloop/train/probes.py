@@ -63,9 +63,9 @@ def make_probe(
     apart = [np.abs(one - other) for one, other in zip(own, before, strict=True)]
     chosen = _most_telling(apart)
     text = _spelled(trainable.source, sequences[chosen[0]]) if trainable.source is not None else None
-    found = [(n, int(t)) for n in range(len(chosen)) for t in range(1, len(sequences[chosen[n]]))]
-    found.sort(key=lambda at: (-float(apart[chosen[at[0]]][at[1]]), at))
-    positions = tuple(sorted(found[:MAX_TOKENS]))
+    places = [(n, int(t)) for n in range(len(chosen)) for t in range(1, len(sequences[chosen[n]]))]
+    places.sort(key=lambda at: (-float(apart[chosen[at[0]]][at[1]]), at))
+    positions = tuple(sorted(places[:MAX_TOKENS]))
 
     def at(values: list[np.ndarray]) -> tuple[float, ...]:
         return tuple(float(values[chosen[n]][t]) for n, t in positions)

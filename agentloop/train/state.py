@@ -113,11 +113,11 @@ def checkpoint(engine: Engine, folder: Path, progress: Mapping[str, Any], *, goo
         ranks.wait()
     if ranks.is_first:
         *older, _ = checkpoints(folder)
-        kept = older[1 - KEPT :]
+        survivors = older[1 - KEPT :]
         if good is not None:
-            kept = [path for path in older if int(path.name) <= good][-1:]
+            survivors = [path for path in older if int(path.name) <= good][-1:]
         for old in older:
-            if old not in kept:
+            if old not in survivors:
                 shutil.rmtree(old, ignore_errors=True)
     return state_hash
 

@@ -134,5 +134,5 @@ class Step(Frozen):
     @property
     def said(self) -> tuple[Message, ...]:
         """The answer and its results, as they are before the policy from then on."""
-        told = (Message(role="tool", content=r.content, tool_call_id=r.call_id) for r in self.results)
-        return (self.completion.message, *told)
+        results = (Message(role="tool", content=r.content, tool_call_id=r.call_id) for r in self.results)
+        return (self.completion.message, *results)

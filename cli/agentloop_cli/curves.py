@@ -63,9 +63,9 @@ def curves(
             for new in follow_curves(store, versions, chosen):
                 files.write(new.steps)
                 _print_steps(new, whole=bool(chosen), as_json=as_json)
-        shown = read_curves(store, versions, chosen)
-        files.write(shown.steps)
-    _print(shown, as_json=as_json)
+        curves = read_curves(store, versions, chosen)
+        files.write(curves.steps)
+    _print(curves, as_json=as_json)
 
 
 def _event_files(folder: Path | None) -> EventFiles | NoFiles:
@@ -74,13 +74,13 @@ def _event_files(folder: Path | None) -> EventFiles | NoFiles:
     return NoFiles() if folder is None else EventFiles(folder)
 
 
-def _print(shown: TrainingCurves, *, as_json: bool) -> None:
+def _print(curves: TrainingCurves, *, as_json: bool) -> None:
     if as_json:
-        print_json(shown.model_dump(mode="json"))
-    elif not shown.steps:
+        print_json(curves.model_dump(mode="json"))
+    elif not curves.steps:
         stdout.print("no figures of training; trainers record them while `agentloop loop` or `agentloop train` runs")
     else:
-        _print_table(shown)
+        _print_table(curves)
 
 
 def _print_table(whole: TrainingCurves) -> None:
@@ -90,18 +90,18 @@ def _print_table(whole: TrainingCurves) -> None:
     room = stdout.width - NAME_WIDTH - NUMBERS_WIDTH
     n_shown = max(1, min(len(whole.versions), room // (MIN_BARS + GAP)))
     left_out = list(whole.versions)[:-n_shown]
-    shown = whole.since(list(whole.versions)[-n_shown])
+    curves = whole.since(list(whole.versions)[-n_shown])
     n_bars = max(MIN_BARS, min(MAX_BARS, room // n_shown - GAP))
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
-    labels = [f"v{number}" for number in shown.versions]
+    labels = [f"v{number}" for number in curves.versions]
     add_columns(table, "figure", *labels, "first", "last", "least", "most", left=("figure", *labels))
-    for name in shown.names:
-        values = shown.values(name)
-        lines = [sparkline(_column(steps, name), values, n_bars) for steps in shown.versions.values()]
+    for name in curves.names:
+        values = curves.values(name)
+        lines = [sparkline(_column(steps, name), values, n_bars) for steps in curves.versions.values()]
         ends = (values[0], values[-1], min(values), max(values)) if values else (None,) * 4
         table.add_row(name, *lines, *(shown_number(name, value) for value in ends))
     stdout.print(table)
-    counts = ", ".join(f"v{number} {len(steps)}" for number, steps in shown.versions.items())
+    counts = ", ".join(f"v{number} {len(steps)}" for number, steps in curves.versions.items())
     stdout.print(f"steps: {counts}", soft_wrap=True)
     if left_out:
         stderr.print(f"v{left_out[0]} to v{left_out[-1]} have no room here; name them, as in ..v{left_out[-1]}")

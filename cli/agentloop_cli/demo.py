@@ -41,7 +41,10 @@ def run_demo(
         state = "new demo"
     stderr.print(f"{state} in {out}, seed {seed}, sandbox {backend.name}", markup=False)
     words = ["agentloop", "demo", "--seed", str(seed), "--sandbox", sandbox, "--out", str(out)]
-    words += ["--overlay"] if overlay else ["--algorithm", algorithm] if algorithm else []
+    if overlay:
+        words.append("--overlay")
+    elif algorithm:
+        words += ["--algorithm", algorithm]
     words += [word for option in options for word in ("-o", option)]
     settings = train_settings(out, None, options)
     if overlay and not as_json:

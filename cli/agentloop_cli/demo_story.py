@@ -19,7 +19,7 @@ from agentloop_cli.render import LiveProgress, stderr, stdout
 from agentloop_cli.stores import opened_store, same_project
 
 if TYPE_CHECKING:
-    from agentloop.demo.story import Story, Tally
+    from agentloop.demo.story import CustomerTally, Story
     from agentloop.store.store import Store
 
 
@@ -112,7 +112,7 @@ def _moves_around(story: Story, state: str) -> tuple[str, str]:
     return move_words(began), move_words(ended)
 
 
-def _show_tallies(tallies: Sequence[Tally]) -> None:
+def _show_tallies(tallies: Sequence[CustomerTally]) -> None:
     for tally in tallies:
         share = tally.n_content / tally.n
         words = f"  v{tally.version} answered {counted(tally.n, 'customer')}; {share:.0%} of them got what they wanted"

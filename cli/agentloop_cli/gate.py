@@ -184,12 +184,10 @@ def gate(
         result = replayed(replay, tenant, named, figures, must_pass or ())
         outputs.write(result, [], None)
     else:
-        compared = ComparisonOptions(
+        sides = ComparisonOptions(
             suites, baseline, candidate, project, baseline_project, sandbox, tape, must_pass or ()
         )
-        options = compared.options(
-            figures, out=out, n_concurrent=n_concurrent, max_usd=max_usd, max_minutes=max_minutes
-        )
+        options = sides.options(figures, out=out, n_concurrent=n_concurrent, max_usd=max_usd, max_minutes=max_minutes)
         result, folders, run_folder = run_with_display(options)
         outputs.write(result, folders, run_folder)
     raise typer.Exit(exit_code(result, inconclusive))

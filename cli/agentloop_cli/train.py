@@ -155,9 +155,9 @@ def make_variants(
     Exit codes: 0 variants were admitted, 2 an argument is wrong, 4 no sandbox
     starts, 5 nothing was admitted.
     """
-    made = _variants(project, sandbox, where, n, from_failures, out)
-    _show_variants(made, project, as_json)
-    if not made.admitted:
+    variants = _variants(project, sandbox, where, n, from_failures, out)
+    _show_variants(variants, project, as_json)
+    if not variants.admitted:
         raise typer.Exit(NOTHING)
 
 
@@ -170,19 +170,19 @@ def _variants(
         return asyncio.run(make_variants(project, n, of_failures=from_failures, folder=out))
 
 
-def _show_variants(made: Variants, project: Path, as_json: bool) -> None:
+def _show_variants(variants: Variants, project: Path, as_json: bool) -> None:
     if as_json:
-        print_json(made.document())
+        print_json(variants.document())
         return
-    for one in made.admitted:
+    for one in variants.admitted:
         stdout.print(Text(on_one_line(f"{one.task.id}  {one.change}: {one.task.instruction}")), soft_wrap=True)
-    reasons = ", ".join(f"{n} {check}" for check, n in made.refused.most_common())
-    line = f"{counted(len(made.admitted), 'variant')} admitted to {made.folder}"
+    reasons = ", ".join(f"{n} {check}" for check, n in variants.refused.most_common())
+    line = f"{counted(len(variants.admitted), 'variant')} admitted to {variants.folder}"
     if reasons:
         line += f"; refused: {reasons}"
     stdout.print(Text(line), soft_wrap=True)
-    if made.admitted:
-        hint = f'train on them: variants = "{_inside(made.folder, project)}" in [train] of agentloop.toml'
+    if variants.admitted:
+        hint = f'train on them: variants = "{_inside(variants.folder, project)}" in [train] of agentloop.toml'
         stdout.print(Text(hint), soft_wrap=True)
 
 

@@ -47,8 +47,8 @@ class Dpo:
 
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
         """A unit is a pair."""
-        made, dropped = pairs(rows, self.options.threshold)
-        return [pair.chosen + pair.rejected for pair in made], dropped
+        matches, dropped = pairs(rows, self.options.threshold)
+        return [pair.chosen + pair.rejected for pair in matches], dropped
 
     def begin(self, units: Sequence[Unit], score: Score) -> Mapping[str, float]:
         return {}

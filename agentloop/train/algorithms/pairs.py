@@ -40,7 +40,7 @@ def pairs(rows: Sequence[Row], threshold: float) -> tuple[list[TrajectoryPair], 
             dropped["no_group"] += len(trajectory)
         else:
             tasks[task][reward < threshold].append(trajectory)
-    made: list[TrajectoryPair] = []
+    matches: list[TrajectoryPair] = []
     for passed, failed in tasks.values():
         if not passed:
             dropped["all_failed"] += sum(map(len, failed))
@@ -48,8 +48,8 @@ def pairs(rows: Sequence[Row], threshold: float) -> tuple[list[TrajectoryPair], 
             dropped["all_passed"] += sum(map(len, passed))
         else:
             n = max(len(passed), len(failed))
-            made += map(TrajectoryPair, islice(cycle(passed), n), islice(cycle(failed), n))
-    return made, dropped
+            matches += map(TrajectoryPair, islice(cycle(passed), n), islice(cycle(failed), n))
+    return matches, dropped
 
 
 def sides(batch: Batch) -> Tensor:

@@ -39,8 +39,8 @@ class RewardModel:
 
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
         """A unit is the last row of each of the two: it ends where the trajectory does."""
-        made, dropped = pairs(rows, self.threshold)
-        return [(last(pair.chosen), last(pair.rejected)) for pair in made], dropped
+        matches, dropped = pairs(rows, self.threshold)
+        return [(last(pair.chosen), last(pair.rejected)) for pair in matches], dropped
 
     def begin(self, units: Sequence[Unit], score: Score) -> Mapping[str, float]:
         return {}
