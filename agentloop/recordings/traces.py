@@ -2,8 +2,8 @@
 
 An answer is found by the conversation that it was given to. The n-th time that an equal conversation asks, the n-th
 recorded answer is given, so a group of episodes gets every one of its answers once. What a trace does not tell is not
-compared: which tools were offered, the seed, and what a model thought. Nor does it tell what was left of a context
-that was compacted, so such a trace is played up to there. With the sandbox backend `replay` a whole episode runs again.
+compared: which tools were offered, the seed, and what a model thought. A trace that does not have what was left of a
+compacted context is played up to there. With the sandbox backend `replay` a whole episode runs again.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class ReplayPolicy:
     def _add(self, trace: Trace) -> None:
         conversation = list(trace.messages)
         for step in trace.steps:
-            if step.compacted:
+            if step.compacted and not step.context:
                 break
-            conversation += step.heard
+            conversation = list(step.context) or [*conversation, *step.heard]
             if not step.copied:
                 self._replies.add(_key(conversation), step.completion)
             conversation.append(step.completion.message)

@@ -1,9 +1,9 @@
-"""suite.toml: the name, the sandbox, the limits, the reward and the verifiers that the tasks of a suite share."""
+"""suite.toml: the name, the sandbox, the limits, the reward, the verifiers and the environment that tasks share."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -12,7 +12,7 @@ from agentloop.input_files import parse_toml
 from agentloop.suites.lines import Table, listed, lower, place_in, refuse_unknown, toml_place
 from agentloop.suites.names import HEAD, HEAD_KEYS
 from agentloop.suites.parts import parse_verifiers, refuse_above, split_of, tags_of
-from agentloop.types import Frozen, Limits, Part, RewardRule, SandboxSpec, Split
+from agentloop.types import EnvironmentSpec, Frozen, Limits, Part, RewardRule, SandboxSpec, Split
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -28,6 +28,8 @@ class SuiteHead(Frozen):
     reward: RewardRule | None
     verifiers: tuple[Part, ...]
     tags: tuple[str, ...]
+    environment: dict[str, Any]
+    """Keys of an environment, for tasks whose own does not have them."""
 
 
 def parse_head(text: str, folder: Path) -> SuiteHead:
@@ -45,6 +47,7 @@ def parse_head(text: str, folder: Path) -> SuiteHead:
         reward=_reward(path, text, head),
         verifiers=parse_verifiers(head.get("verifiers", []), folder, toml_place(path, text, "", "verifiers")),
         tags=tags_of(head.get("tags", []), toml_place(path, text, "", "tags")),
+        environment=dict(_table(path, text, head, "environment", EnvironmentSpec)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 HEAD = "suite.toml"
 TASKS = "tasks.jsonl"
-HEAD_KEYS = ("name", "tags", "sandbox", "limits", "reward", "verifiers")
+HEAD_KEYS = ("name", "tags", "sandbox", "limits", "reward", "verifiers", "environment")
 TASK_KEYS = ("id", "instruction", "split", "pool", "verifiers", "reward", "solution", "environment", "tags", "prefix")
 CASE = "case.toml"
 """What a folder in a suite has that is a case of it (`case.py`)."""

@@ -1,6 +1,7 @@
 """A suite on disk: the tasks that policies are compared on, in git beside the code.
 
-    evals/NAME/suite.toml     name, tags, [sandbox], [limits], [reward] and [[verifiers]] (for tasks that name none)
+    evals/NAME/suite.toml     name, tags, [sandbox], [limits], [reward], [environment] and [[verifiers]] (for tasks that
+                              name none)
     evals/NAME/tasks.jsonl    one task a line: id, instruction, split, pool, verifiers, reward, solution, environment,
                               and tags beside those of suite.toml
     evals/NAME/files/         what a box starts with, when [sandbox] says `files = "files"`

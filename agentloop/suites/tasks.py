@@ -46,12 +46,16 @@ def _task(row: Table, where: str, folder: Path, head: SuiteHead) -> Task:
             f'add "verifiers": [{{"kind": "exact", "expected": "…"}}] or [[verifiers]] in {HEAD}'
         )
     split = split_of(row.get("split", Split.train), where)
+    shared: Table = {}
+    if head.environment and isinstance(row.get("environment", {}), dict):
+        shared = {"environment": {**head.environment, **row.get("environment", {})}}
     box = head.sandbox.model_copy(update={"files": head.files.get(split)})
     try:
         return Task.model_validate(
             {
                 "reward": head.reward,
                 **row,
+                **shared,
                 "split": split,
                 "verifiers": verifiers,
                 "sandbox": box,

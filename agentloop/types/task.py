@@ -80,7 +80,8 @@ class SandboxSpec(Frozen):
 
 
 class EnvironmentSpec(Frozen):
-    """A Gymnasium environment that a task is played in, by the tools `reset` and `step` (`agents/gym/loop.py`)."""
+    """A Gymnasium environment that a task is played in, by the tools `reset` and `step` or in plain text
+    (`agents/gym/loop.py`)."""
 
     id: str
     """As it is registered, such as `FrozenLake-v1`, or `module:Name-v0`, which imports the module first."""
@@ -90,6 +91,20 @@ class EnvironmentSpec(Frozen):
     """Of its reset; None gives every episode its own."""
     processes: bool = False
     """True steps each in a process of its own: for environments whose steps take longer than a message to one."""
+    text: bool = False
+    """True: each observation is a message of the user, and the policy's answer is the action. False: by tools."""
+    window: int | None = Field(default=None, ge=1)
+    """With `text`, the newest turns that a prompt has, the present one included. None is all of them."""
+
+    @model_validator(mode="after")
+    def _window_of_text(self) -> EnvironmentSpec:
+        if self.window is not None and not self.text:
+            raise ValueError("window needs text = true: by tools, a policy has its whole conversation")
+        return self
+
+
+_OF_TEXT = ("text", "window")
+"""Keys of an environment that tasks played by tools do not have in their hash."""
 
 
 class Setup(Frozen):
@@ -149,7 +164,7 @@ class Task(Frozen):
     tags: tuple[str, ...] = ()
     """Words to choose tasks by; `must-pass` means something to the gate."""
     prefix: tuple[Step, ...] = ()
-    """Turns that were taken before: a fork goes on from there, in a box that has what they left (`rollout/fork.py`)."""
+    """Turns that were taken before: a fork goes on from there, in a box that has what they left (`work/fork.py`)."""
     setup: Setup | None = None
     """Of a task in the Harbor format; None where commands run as the sandbox's only user, in its working folder."""
 
@@ -163,5 +178,7 @@ class Task(Frozen):
         places = {"sandbox": {"files", "agent_files"}, "setup": {"solution"}}
         row = self.model_dump(mode="json", exclude=places)
         row["limits"] = {key: value for key, value in row["limits"].items() if value is not None}
+        if self.environment is not None and not self.environment.text:
+            row["environment"] = {key: value for key, value in row["environment"].items() if key not in _OF_TEXT}
         empty: dict[str, object] = {"reward": None, "environment": None, "tags": [], "prefix": [], "setup": None}
         return {key: value for key, value in row.items() if key not in empty or value != empty[key]}

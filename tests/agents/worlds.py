@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import string
 from typing import Any
 
 import gymnasium
@@ -48,4 +49,25 @@ class Counter(gymnasium.Env[Any, Any]):
         return np.array([self.total, self.steps], np.float64)
 
 
+class Echo(gymnasium.Env[Any, Any]):
+    """Says in words what it heard, and how often. Rewards 0.5 for each letter a, and ends at `end` words.
+
+    numbers: its observations are numbers.
+    """
+
+    def __init__(self, end: int = 100, numbers: bool = False) -> None:
+        self.action_space = spaces.Text(20, charset=string.ascii_lowercase + " ")
+        self.observation_space = spaces.Discrete(2) if numbers else spaces.Text(100, charset=string.printable)
+        self.end, self.n = end, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return f"echo {seed} listens", {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.n += 1
+        return f"{self.n}: {action}", 0.5 * action.count("a"), self.n >= self.end, False, {}
+
+
 gymnasium.register("Counter-v0", Counter)
+gymnasium.register("Echo-v0", Echo)

@@ -195,7 +195,7 @@ GOOD = '{"id": "a", "instruction": "x"}\n'
             HEAD,
             GOOD.replace("}", ', "environment": {"id": "FrozenLake-v1", "option": {}}}'),
             r"tasks\.jsonl:1: key 'environment': unknown key 'option' "
-            r"\(keys: id, options, seed, processes\); did you mean 'options'\?",
+            r"\(keys: id, options, seed, processes, text, window\); did you mean 'options'\?",
         ),
         ("verifiers = 'exact'", GOOD, r"suite\.toml:1: key 'verifiers' must be a list like"),
         ("[[verifiers]]\nkinds = 'exact'", GOOD, r"suite\.toml:1: key 'verifiers': .* names no kind"),

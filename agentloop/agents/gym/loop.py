@@ -1,5 +1,7 @@
 """The agent of a task that names a Gymnasium environment: its policy has the tools `reset` and `step`, and no others.
 
+An environment with `text = true` is played without tools, in words (`text.py`).
+
 An action that is not in the environment's action space, a step before the reset and a step after the end are errors
 that the policy sees. The rewards are in the tools' results as the environment gave them; `env_return` makes a verdict
 of them. The environment is trusted code: it runs on the host without a sandbox, in this process or in another
@@ -32,7 +34,7 @@ STEP = "step"
 
 
 class GymLoop:
-    """Reset and step, one conversation, one episode of the environment."""
+    """One conversation, one episode of the environment."""
 
     name = "gym"
 
@@ -40,24 +42,29 @@ class GymLoop:
         self._fleet: Any = None
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
-        """The instruction alone: the tools' own descriptions say the rest."""
+        """The instruction alone: the tools' own descriptions, or the first observation, say the rest."""
         return (Message(role="user", content=task.instruction),)
 
     async def run(
         self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Callable[[Step], None]
     ) -> tuple[StopReason, str | None]:
-        """Until the environment has ended, the policy makes no call, or `task.limits.max_steps` turns are over.
+        """Until the environment has ended, no call is made by tools, or `task.limits.max_steps` turns are over.
 
         seed: of the environment, where the task gives none, and of the policy. The answer is the return, as text.
         Raises SandboxError when the environment breaks, ConfigError when it cannot be made.
         """
         if task.environment is None:
             raise ConfigError(f"task {task.id!r} names no environment; give it one, or use the agent tool_loop")
-        tools = tools_of(task.environment)
         if self._fleet is None:
             from agentloop.agents.gym.vector import Fleet
 
             self._fleet = Fleet()
+        if task.environment.text:
+            from agentloop.agents.gym.text import play_text
+
+            actions = _spaces(_kind(task.environment))[0]
+            return await play_text(task, policy, self._fleet, actions, seed=seed, record=record)
+        tools = tools_of(task.environment)
         messages = list(self.first_messages(task))
         play = Play(self._fleet, task.environment, task.limits, seed)
         try:
@@ -178,13 +185,19 @@ def tools_of(spec: EnvironmentSpec) -> tuple[ToolSpec, ...]:
 
 
 def check(spec: EnvironmentSpec) -> None:
-    """Make the environment once. Raises ConfigError, in one line, where that or a tool for it cannot be made."""
-    tools_of(spec)
+    """Make the environment once. Raises ConfigError, in one line, where it cannot be made or played."""
+    if not spec.text:
+        tools_of(spec)
+        return
+    actions, observations = _spaces(_kind(spec))
+    from agentloop.agents.gym.text import check_words
+
+    check_words(spec, actions, observations)
 
 
 def _kind(spec: EnvironmentSpec) -> str:
     """What its spaces depend on: a suite has as many seeds as tasks."""
-    return spec.model_dump_json(exclude={"seed", "processes"})
+    return spec.model_dump_json(exclude={"seed", "processes", "text", "window"})
 
 
 @cache
