@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from agentloop.config.layout import artifact_folder
 from agentloop.errors import ConfigError
-from agentloop.registry.folders import VERSION_FILE, read_overlay, read_pairs
+from agentloop.registry.folders import VERSION_FILE, read_evidence, read_overlay, read_pairs
 from agentloop.types import Overlay, PolicyVersion
+from agentloop.types.overlay import TextFailure
 
 RESTORE = "bring back what was there"
 
@@ -23,6 +24,8 @@ class Contents(NamedTuple):
     """Empty for a version of another kind."""
     trace_ids: tuple[str, ...]
     """Traces that it was made from."""
+    evidence: tuple[TextFailure, ...] = ()
+    """Failures that its texts were written from."""
 
 
 def read_contents(version: PolicyVersion, project: Path) -> Contents:
@@ -35,10 +38,11 @@ def read_contents(version: PolicyVersion, project: Path) -> Contents:
     try:
         settings = json.loads((folder / VERSION_FILE).read_bytes()) if (folder / VERSION_FILE).is_file() else {}
         pairs = read_pairs(folder)
+        evidence = read_evidence(folder)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder}: cannot be read ({error}); {RESTORE}") from None
     trace_ids = tuple(trace_id for trace_id, _ in pairs)
-    return Contents(dict(_flat(settings)), read_overlay(folder) or Overlay(), trace_ids)
+    return Contents(dict(_flat(settings)), read_overlay(folder) or Overlay(), trace_ids, tuple(evidence))
 
 
 def _flat(value: Any, place: str = "") -> list[tuple[str, str]]:

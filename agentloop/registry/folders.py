@@ -5,6 +5,7 @@
         files/           copies of the files that they name, as `identity.py` counts them
         overlay.json     of kind `overlay`; `adapter/` or `weights/` of the other kinds
         lineage.jsonl    the (trace id, verdict key) pairs that it was made of, one a line
+        evidence.jsonl   the failures that each text of its overlay was written from, one a line
         trainer/         whatever its trainer needs to go on from it
 
 A version is written beside its place and renamed, so its folder is whole or not there. Files of the machine (an
@@ -33,11 +34,13 @@ from agentloop.output_files import STATE, make_folder
 from agentloop.registry.parts import Base, own_parts, public_url
 from agentloop.store.redact import Redactor
 from agentloop.types import Overlay
+from agentloop.types.overlay import TextFailure
 
 VERSION_FILE = "version.json"
 FILES = "files"
 OVERLAY = "overlay.json"
 LINEAGE = "lineage.jsonl"
+EVIDENCE = "evidence.jsonl"
 OUTSIDE = "outside"
 """Folder, in `files/`, of what lies outside of the project."""
 FORMAT = 1
@@ -150,6 +153,22 @@ def read_overlay(folder: Path) -> Overlay | None:
 def write_overlay(folder: Path, overlay: Overlay) -> None:
     """Put `overlay` into the folder of a version that is being made."""
     (folder / OVERLAY).write_text(overlay.model_dump_json(indent=1))
+
+
+def write_evidence(folder: Path, evidence: Iterable[TextFailure]) -> None:
+    """Put the failures that texts were written from into the folder of a version that is being made."""
+    (folder / EVIDENCE).write_text("".join(each.model_dump_json() + "\n" for each in evidence), encoding="utf-8")
+
+
+def read_evidence(folder: Path) -> list[TextFailure]:
+    """The failures that texts of the version in `folder` were written from; none where its trainer stored none.
+
+    Raises ValueError for a file that was changed by hand.
+    """
+    path = folder / EVIDENCE
+    if not path.is_file():
+        return []
+    return [TextFailure.model_validate_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def read_pairs(folder: Path) -> list[tuple[str, str]]:

@@ -23,6 +23,19 @@ class Component(Frozen):
     text: str
 
 
+class TextFailure(Frozen):
+    """A failure that a rewriter was shown for the text that it wrote."""
+
+    component: str
+    """By name."""
+    failure: str
+    """Type of the failure; `people` for what somebody wrote about an attempt."""
+    trace_id: str
+    step: int | None = None
+    quote: str = ""
+    """Words of the trace or of a person, without secrets."""
+
+
 class Lesson(Frozen):
     """A short note from a failure that a later attempt fixed."""
 

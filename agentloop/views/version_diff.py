@@ -8,11 +8,13 @@ from difflib import unified_diff
 from pathlib import Path
 from statistics import fmean
 
+from agentloop.config.layout import artifact_folder
 from agentloop.registry.contents import Contents, read_contents
 from agentloop.registry.versions import Registry
 from agentloop.store.behaviour import VersionAttempt
 from agentloop.store.store import Store
-from agentloop.types import Component, Frozen, Overlay
+from agentloop.types import Component, Frozen, Overlay, PolicyVersion
+from agentloop.types.overlay import TextFailure
 
 PASSES = 0.5
 """Mean reward from which a task counts as passed, to find the tasks that flipped."""
@@ -27,6 +29,18 @@ class SettingChange(Frozen):
     after: str | None
 
 
+class FailureEvidence(Frozen):
+    """Failures of one type that a text, or the later version as a whole, was made from."""
+
+    failure: str
+    n: int
+    """Traces that failed so."""
+    trace_id: str
+    """One of them."""
+    quote: str = ""
+    """What it shows."""
+
+
 class TextChange(Frozen):
     """One text that the agent reads, by line."""
 
@@ -36,15 +50,8 @@ class TextChange(Frozen):
     """Each begins with `+`, `-` or a blank."""
     traces: tuple[str, ...] = ()
     """Of a lesson: the failed trace, and the one that fixed it."""
-
-
-class FailureEvidence(Frozen):
-    """Failures of one type that the later version was made from."""
-
-    failure: str
-    n: int
-    trace_id: str
-    """One of them."""
+    evidence: tuple[FailureEvidence, ...] = ()
+    """Failures that the new text was written from, by frequency; none for a text that a person wrote."""
 
 
 class TaskChange(Frozen):
@@ -119,7 +126,7 @@ def version_diff(store: Store, project: Path, before: str, after: str) -> Versio
         after=versions[1].number,
         parts=tuple(sorted(name for name in {*parts[0], *parts[1]} if parts[0].get(name) != parts[1].get(name))),
         settings=tuple(_settings(first.settings, second.settings)),
-        texts=tuple(_texts(first.overlay, second.overlay)),
+        texts=tuple(_texts(first.overlay, second.overlay, _written_from(registry, project, *versions))),
         lessons=tuple(_lessons(first.overlay, second.overlay)),
         evidence=tuple(_evidence(store, second)),
         tasks=tuple(_tasks(old, new)),
@@ -140,12 +147,39 @@ def _settings(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[S
             yield SettingChange(key=key, before=before.get(key), after=after.get(key))
 
 
-def _texts(before: Overlay, after: Overlay) -> Iterator[TextChange]:
+def _written_from(
+    registry: Registry, project: Path, before: PolicyVersion, after: PolicyVersion
+) -> dict[str, tuple[FailureEvidence, ...]]:
+    """Component -> failures that its text was written from, in `after` and its ancestors up to `before`."""
+    failures: dict[TextFailure, None] = {}
+    version: PolicyVersion | None = after
+    while version is not None and version.number != before.number:
+        if version.artifact is None or artifact_folder(project, version.artifact).is_dir():  # others were pruned
+            failures.update(dict.fromkeys(read_contents(version, project).evidence))
+        version = None if version.parent is None else registry.get(version.parent)
+    by_component: dict[str, list[TextFailure]] = {}
+    for each in failures:
+        by_component.setdefault(each.component, []).append(each)
+    return {name: tuple(_counted(each)) for name, each in by_component.items()}
+
+
+def _counted(failures: Sequence[TextFailure]) -> Iterator[FailureEvidence]:
+    traces: dict[str, set[str]] = {}
+    for each in failures:
+        traces.setdefault(each.failure, set()).add(each.trace_id)
+    for failure, ids in sorted(traces.items(), key=lambda item: (-len(item[1]), item[0])):
+        example = next(each for each in failures if each.failure == failure)
+        yield FailureEvidence(failure=failure, n=len(ids), trace_id=example.trace_id, quote=example.quote)
+
+
+def _texts(
+    before: Overlay, after: Overlay, evidence: Mapping[str, tuple[FailureEvidence, ...]]
+) -> Iterator[TextChange]:
     old, new = ({component.name: component for component in each.components} for each in (before, after))
     for name in sorted({*old, *new}):
         texts = (_text(old.get(name), new.get(name)), _text(new.get(name), old.get(name)))
         if texts[0] != texts[1]:
-            yield TextChange(name=name, lines=changed_lines(*texts))
+            yield TextChange(name=name, lines=changed_lines(*texts), evidence=evidence.get(name, ()))
 
 
 def _text(component: Component | None, other: Component | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,14 +10,17 @@ import typer
 from rich.text import Text
 
 from agentloop.errors import counted
+from agentloop.printable import on_one_line
 from agentloop_cli.render import AsJson, format_optional, print_json, stdout
 from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
 if TYPE_CHECKING:
-    from agentloop.views.version_diff import TextChange, VersionDiff
+    from agentloop.views.version_diff import FailureEvidence, TextChange, VersionDiff
 
 N_TASKS = 10
 """Tasks that are listed, the flips first; `--json` has all."""
+MAX_QUOTE = 100
+"""Characters of a quote; `--json` has all."""
 COLOURS = {"+": "green", "-": "red"}
 
 
@@ -54,9 +58,8 @@ def show_diff(changes: VersionDiff) -> None:
         _show_text(text.name, text)
     for lesson in changes.lessons:
         _show_text(f"lesson for: {lesson.name}", lesson)
-    for each in changes.evidence:
-        words = counted(each.n, f"{each.failure} failure")
-        stdout.print(f"made from {words}, such as trace {each.trace_id}", soft_wrap=True)
+    if not any(text.evidence for text in changes.texts):  # of an earlier agentloop, or of weights
+        _show_evidence(changes.evidence)
     _show_behaviour(changes)
 
 
@@ -65,6 +68,15 @@ def _show_text(heading: str, text: TextChange) -> None:
     stdout.print(f"{heading}{source}", soft_wrap=True)
     for line in text.lines:
         stdout.print(Text(line, style=COLOURS.get(line[:1], "dim")), soft_wrap=True)
+    _show_evidence(text.evidence)
+
+
+def _show_evidence(evidence: Sequence[FailureEvidence]) -> None:
+    for each in evidence:
+        line = f"made from {counted(each.n, f'{each.failure} failure')}, such as trace {each.trace_id}"
+        if each.quote:
+            line += f": “{on_one_line(each.quote)[:MAX_QUOTE]}”"
+        stdout.print(Text(line), soft_wrap=True)
 
 
 def _show_behaviour(changes: VersionDiff) -> None:

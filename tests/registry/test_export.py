@@ -10,11 +10,13 @@ from store.rows import judged
 
 from agentloop.errors import ConfigError
 from agentloop.registry.export import edits_for, write_edits, write_folder
+from agentloop.registry.folders import write_evidence
 from agentloop.registry.moves import Moves
 from agentloop.registry.prune import prune
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
 from agentloop.types import Overlay, PolicyVersion, Purpose
+from agentloop.types.overlay import TextFailure
 from agentloop.views.version_diff import version_diff
 
 from .test_versions import add
@@ -150,3 +152,33 @@ def test_two_versions_side_by_side(store: Store, tmp_path: Path) -> None:
     assert (changes.n_better, changes.n_worse) == (1, 0)
     assert changes.failures == {"obs.misread": (1.0, 0.0)}
     assert version_diff(store, tmp_path, "v2", "v1").texts[0].lines[1] == "-Paths are absolute."
+
+
+def test_each_text_is_shown_with_its_own_failures(store: Store, tmp_path: Path) -> None:
+    """From v1 to v3, those of v2 count, too; from v2 on they do not."""
+    search = component(name="tool.search", original="Search.", text="Search. Paths are absolute.")
+    later = {**search, "text": "Search. Paths are absolute, and end with a slash."}
+    version(store, tmp_path, 1, components=[])
+    version(store, tmp_path, 2, components=[component(), search])
+    version(store, tmp_path, 3, components=[component(), later])
+    folder = tmp_path / ".agentloop" / "policies"
+    words = TextFailure(component="instructions", failure="people", trace_id="c", quote="too long")
+    misread = TextFailure(component="tool.search", failure="obs.misread", trace_id="a", step=1, quote="no file x")
+    again = misread.model_copy(update={"step": 2, "quote": "no file y"})
+    wrong = TextFailure(component="tool.search", failure="call.wrong_arguments", trace_id="b")
+    write_evidence(folder / "v0002", [words, misread, again])
+    write_evidence(folder / "v0003", [wrong, wrong.model_copy(update={"trace_id": "d"})])
+
+    def shown(before: str, after: str) -> dict[str, list[tuple[str, int, str, str]]]:
+        texts = version_diff(store, tmp_path, before, after).texts
+        return {text.name: [(e.failure, e.n, e.trace_id, e.quote) for e in text.evidence] for text in texts}
+
+    assert shown("v1", "v2") == {
+        "instructions": [("people", 1, "c", "too long")],
+        "tool.search": [("obs.misread", 1, "a", "no file x")],
+    }
+    assert shown("v2", "v3") == {"tool.search": [("call.wrong_arguments", 2, "b", "")]}
+    assert shown("v1", "v3")["tool.search"] == [
+        ("call.wrong_arguments", 2, "b", ""),
+        ("obs.misread", 1, "a", "no file x"),
+    ]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from agentloop.demo.shop import ShopModel, ShopRewriter, World
 from agentloop.errors import ConfigError, PolicyError, SandboxError, SandboxGone
+from agentloop.registry.folders import read_evidence
 from agentloop.sandbox.absent import AbsentBackend, AbsentSandbox
 from agentloop.testing.experience import MemoryDraft, MemoryExperience
 from agentloop.train.trainers.components import read_overlay
 from agentloop.types import Completion, Judged, Message, SandboxSpec, Split
+from agentloop.types.overlay import TOOL
 from tests.train.shops import Lines, draft_in, experience_of, improved
 
 WORLD = World.of(7)
@@ -86,6 +89,26 @@ def test_hidden_conventions_are_written_down(turn: tuple[MemoryDraft, MemoryExpe
     assert set(draft.pairs) <= pairs
 
 
+def test_each_text_names_the_failures_that_it_was_written_from(turn: tuple[MemoryDraft, MemoryExperience]) -> None:
+    """Those of a tool are calls of that tool, and their quotes have the kinds of orders that the text names."""
+    draft, experience = turn
+    evidence = read_evidence(draft.folder)
+    components = {each.name: each for each in read_overlay(draft.folder).components}
+    assert {each.component for each in evidence} == set(components)
+    traces = {attempt.trace.id: attempt.trace for attempt in experience.done.values()}
+    for each in evidence:
+        if each.component.startswith(TOOL):
+            assert each.step is not None
+            calls = [call for call, _ in traces[each.trace_id].steps[each.step].calls]
+            assert f"{TOOL}{calls[0].name}" == each.component
+    for name, component in components.items():
+        learned = component.text.removeprefix(component.original)
+        kinds = {each.kind for each in WORLD.conventions if re.search(rf"\b{each.kind}\b", learned)}
+        quotes = " ".join(each.quote for each in evidence if each.component == name)
+        assert kinds
+        assert all(f"{kind} orders have" in quotes for kind in kinds), (name, kinds, quotes)
+
+
 def test_a_turn_that_is_done_again_asks_nobody_and_makes_the_same(
     turn: tuple[MemoryDraft, MemoryExperience], tmp_path: Path
 ) -> None:
@@ -95,7 +118,8 @@ def test_a_turn_that_is_done_again_asks_nobody_and_makes_the_same(
     experience.restart()
     again = draft_in(tmp_path)
     improved(again, experience)
-    assert (again.folder / "overlay.json").read_bytes() == (draft.folder / "overlay.json").read_bytes()
+    for file in ("overlay.json", "evidence.jsonl"):
+        assert (again.folder / file).read_bytes() == (draft.folder / file).read_bytes()
     assert (len(experience.done), experience.n_asked) == (n_made, n_asked)
 
 

@@ -20,12 +20,14 @@ from agentloop.errors import ConfigError, PolicyError
 from agentloop.protocols import Experience, Policy
 from agentloop.registry.policies import fixed_policy
 from agentloop.train.trainers.feedback import Evidence, described
-from agentloop.types import Component, Message
-from agentloop.types.overlay import INSTRUCTIONS, TOOL
+from agentloop.types import Component, Message, Overlay
+from agentloop.types.overlay import INSTRUCTIONS, TOOL, TextFailure
 
 MAX_TOKENS = 4096
 MAX_CHARACTERS = 6000
 """Of a component; or twice the text that it stands for, where that is longer."""
+MAX_QUOTE = 200
+"""Characters of a quote that is stored with a version."""
 MAX_SILENT = 3
 """Answers without a text, one after another, after which the rewriter is not asked again."""
 _FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -78,6 +80,8 @@ class Rewriter:
         self._n_silent = 0
         self._useless: set[str] = set()
         """Requests whose answer was refused."""
+        self._sources: dict[tuple[str, str], tuple[str, tuple[Evidence, ...]]] = {}
+        """(component, text) -> the text that it was rewritten from, and the evidence for that."""
 
     @property
     def is_silent(self) -> bool:
@@ -97,7 +101,29 @@ class Rewriter:
             self.refused[why] += 1
             self._useless.add(request)
             return None
-        return _ended_like(component.text, text)
+        text = _ended_like(component.text, text)
+        self._sources.setdefault((component.name, text), (component.text, tuple(evidence)))
+        return text
+
+    def failures_behind(self, overlay: Overlay) -> list[TextFailure]:
+        """What the texts of `overlay` were written from: the evidence of each rewriting on the way to them, once."""
+        failures: dict[TextFailure, None] = {}
+        for component in overlay.components:
+            text = component.text
+            earlier: set[str] = set()
+            while (component.name, text) in self._sources and text not in earlier:
+                earlier.add(text)
+                text, evidence = self._sources[component.name, text]
+                failures.update((self._failure(component.name, each), None) for each in evidence)
+        return list(failures)
+
+    def _failure(self, component: str, evidence: Evidence) -> TextFailure:
+        quote = " ".join(next(iter(evidence.quotes), "").split())[:MAX_QUOTE]
+        if isinstance(self._experience, Vets):
+            quote = self._experience.redacted(quote)
+        return TextFailure(
+            component=component, failure=evidence.type, trace_id=evidence.trace_id, step=evidence.step, quote=quote
+        )
 
     async def lesson(self, request: str) -> tuple[str, str] | None:
         """(kind of task, lesson); None where the answer is refused. Raises PolicyError."""

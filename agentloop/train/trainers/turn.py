@@ -10,6 +10,7 @@ from statistics import fmean
 from agentloop.errors import ConfigError, counted, extra
 from agentloop.output_files import write_text
 from agentloop.protocols import Draft, Experience
+from agentloop.registry.folders import write_evidence
 from agentloop.train.trainers.budget import Budget
 from agentloop.train.trainers.components import OVERLAY, overlay_of
 from agentloop.train.trainers.evaluations import Evaluations, key_of
@@ -138,6 +139,7 @@ class OverlayTurn:
     def _write(self, overlay: Overlay, note: str) -> str:
         self._draft.folder.mkdir(parents=True, exist_ok=True)
         write_text(self._draft.folder / OVERLAY, overlay.model_dump_json(indent=2) + "\n")
+        write_evidence(self._draft.folder, self._rewriter.failures_behind(overlay))
         return note
 
     def _report(self, evaluations: Evaluations, n_tried: int, why_ended: str, n_lessons_dropped: int) -> None:
