@@ -1,7 +1,7 @@
-"""The `host` image: what of this machine a sandbox needs to see, read-only, so that no image must be fetched.
+"""The `host` image: the parts of this machine that a sandbox sees read-only, so that no image must be downloaded.
 
-/usr and what belongs to it, the alternatives that name awk and its like, and the Python that runs
-the supervisor. Nothing of /home, /root, /var, the rest of /etc, or this process's environment.
+These are /usr and its companions, the alternatives that provide awk and similar programs, and the Python that runs the
+supervisor. Nothing from /home, /root, /var, the rest of /etc, or this process's environment.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SUPERVISOR = Path(__file__).with_name("inside")
 INSIDE = "/run/agentloop"
 """Where the sandbox finds its supervisor and its socket folder."""
 AGENT = "/agent"
-"""Where it finds the agent's own files."""
+"""Where the sandbox finds the agent's own files."""
 PYTHON = f"import sys; sys.path.insert(0, {INSIDE!r}); from inside.pid1 import main; main()"
 
 
 def supervisor(interpreter: str | None, spec: SandboxSpec) -> list[str]:
-    """The command line of a sandbox's first process; without an interpreter, an image's own python3 or its shell."""
+    """The command line of a sandbox's first process. Without an interpreter: an image's own python3 or its shell."""
     _compile()
     folder = spec.workdir or ("." if spec.root else "/work")
     lifetime = "inf" if spec.lifetime_s is None else str(spec.lifetime_s)
@@ -40,12 +40,12 @@ def supervisor(interpreter: str | None, spec: SandboxSpec) -> list[str]:
 
 @cache
 def _compile() -> None:
-    """Once: a sandbox cannot keep the byte code of its first process, and compiling it would double its start."""
+    """Compiles the supervisor once: a sandbox cannot store byte code, and compiling would double its start time."""
     compileall.compile_dir(str(SUPERVISOR), quiet=2)
 
 
 def python() -> str:
-    """The interpreter under any virtual environment, with links followed: it exists in the sandbox at the same path."""
+    """The interpreter below any virtual environment, with links resolved. The sandbox sees it at the same path."""
     base: str = getattr(sys, "_base_executable", "") or sys.executable
     return os.path.realpath(base)
 
@@ -62,10 +62,10 @@ def read_only_paths() -> list[str]:
 
 @cache
 def listing() -> str:
-    """A hash (hex) of the software installed here: name, kind, mode, size and change time of each file sandboxes see.
+    """A hash (hex) of the installed software: name, kind, mode, size and change time of each file that sandboxes see.
 
-    Hashing the bytes would take a minute. Equal listings are equal software; the same software, installed at another
-    time, may have another listing. Byte code does not count. Takes about a second, once a process.
+    Hashing the bytes would take a minute. Equal listings mean equal software, but the same software installed at
+    another time may have another listing. Byte code is ignored. Takes about a second, once per process.
     """
     digest = hashlib.sha256()
     waiting = sorted(read_only_paths(), reverse=True)
@@ -90,7 +90,7 @@ def links() -> dict[str, str]:
 
 
 def check_files(spec: SandboxSpec) -> None:
-    """Raises SandboxUnavailable when the folder that is to become /work, or /agent, is not there."""
+    """Raises SandboxUnavailable if the folder for /work or /agent does not exist."""
     if spec.files is not None and not spec.files.is_dir():
         raise SandboxUnavailable(f"no folder {spec.files} to show as /work; correct `files` of the task's sandbox")
     if spec.agent_files is not None:

@@ -1,13 +1,13 @@
-"""Images from what a person has: a folder with a Dockerfile, a root folder, a tar of one, or a local tag.
+"""Images from local sources: a folder with a Dockerfile, a root folder, a tar of one, or a local tag.
 
     host                         this machine's own /usr, read-only
-    /path/with/Dockerfile        a folder that is built (docker)
+    /path/with/Dockerfile        a folder to build (docker)
     /path/to/root                a folder with a root file system (docker imports it, bubblewrap uses it)
     /path/to/root.tar[.gz]       the same, packed
-    name:tag                     what the engine has (docker); nothing of that is ever pulled
+    name:tag                     an image of the engine (docker), which is never pulled
 
-What is built, imported or unpacked is named after the hash of its contents, so it is made once and
-never stale. `builds.py` makes images in an engine; here is what needs none.
+Built, imported and unpacked images are named after the hash of their contents, so each is created once and never
+becomes stale. `builds.py` creates images in an engine; this module covers those that need no engine.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from agentloop.errors import CapabilityError, ImageError, boundary
 
 KEY_LENGTH = 32
 _contents: dict[str, str] = {}
-"""Hash of what `lstat` tells of a path -> key, so that a large root folder is read once."""
+"""Hash of a path's `lstat` results -> key, so that a large root folder is read only once."""
 
 
 class ImageKind(Enum):
-    """What the image of a spec names."""
+    """The kind of source that a spec's image names."""
 
     host = "the host's /usr"
     tag = "a name in an engine"
@@ -43,7 +43,7 @@ class ImageKind(Enum):
 
 
 def kind(image: str) -> ImageKind:
-    """Raises ImageError when it is a path and nothing is there."""
+    """Raises ImageError for a path that does not exist."""
     path = Path(image)
     if image == "host":
         return ImageKind.host
@@ -61,12 +61,12 @@ def kind(image: str) -> ImageKind:
 
 
 def cache() -> Path:
-    """Where images are unpacked, and where whoever makes one holds a lock."""
+    """The folder of unpacked images and of the locks that protect their creation."""
     return Path.home() / ".cache" / "agentloop" / "images"
 
 
 def root_folder(image: str) -> Path:
-    """The root folder that `image` names, for backends without an engine; a tar is unpacked first, once.
+    """The root folder that `image` names, for backends without an engine. A tar is unpacked first, once.
 
     Raises CapabilityError, ImageError. Blocks while it unpacks.
     """
@@ -86,7 +86,7 @@ def root_folder(image: str) -> Path:
 
 
 def key(path: Path) -> str:
-    """A name for the contents of a file or a folder: names, permissions, links and bytes. Raises ImageError."""
+    """A key for the contents of a file or a folder: names, permissions, links and bytes. Raises ImageError."""
     with boundary(ImageError, f"{path} cannot be read; check its permissions"):
         seen = hashlib.sha256(str(path).encode())
         for _, file in _files(path):
@@ -100,7 +100,7 @@ def key(path: Path) -> str:
 
 @contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
-    """Wait until nobody else makes `name`, in this process or another. Raises ImageError."""
+    """Waits until no process creates `name`, then holds its lock. Raises ImageError."""
     try:
         cache().mkdir(parents=True, exist_ok=True)
         lock = (cache() / f".{name}.lock").open("w")
@@ -125,7 +125,7 @@ def _content(path: Path) -> str:
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
-    """(name below `path`, file) of everything, in an order of its own."""
+    """(name below `path`, file) of everything, in a fixed order."""
     if not path.is_dir():
         yield "", path
         return
@@ -143,7 +143,7 @@ def _raise(error: OSError) -> None:
 
 
 def _unpack(path: Path, folder: Path) -> None:
-    """Whole, or not at all."""
+    """Unpacks a tar completely or not at all."""
     for left in cache().glob(f".{folder.name}-*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache()))
@@ -162,9 +162,9 @@ def _unpack(path: Path, folder: Path) -> None:
 
 
 def _extract(archive: tarfile.TarFile, target: Path) -> None:
-    """Folders, files and links; all of it ours, without special permissions, devices left out.
+    """Extracts folders, files and links. This user owns them; special permissions and devices are dropped.
 
-    Links are made when everything else is there, so that nothing can be written through one.
+    Links are created last, so that no file can be written through one.
     """
     links: dict[Path, str] = {}
     folders: dict[Path, int] = {}
@@ -189,7 +189,7 @@ def _extract(archive: tarfile.TarFile, target: Path) -> None:
 
 
 def _link(path: Path, first: Path, links: dict[Path, str]) -> None:
-    """A second name of a file, or of a link that is still to be made."""
+    """A second name of a file, or of a link that does not exist yet."""
     if first in links:
         links[path] = links[first]
     elif first != path:
@@ -208,7 +208,7 @@ def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None
 
 
 def _inside(name: str) -> PurePosixPath:
-    """`name` as a path below the root. Raises ImageError for one that leads out of it."""
+    """`name` as a path below the root. Raises ImageError for one that leads outside."""
     path = PurePosixPath(name)
     if ".." in path.parts:
         raise ImageError(f"{name!r} in the archive leads out of it")

@@ -1,8 +1,8 @@
-"""What sandboxes have on this machine, and the removal of what has lost its owner or outlived its time.
+"""Lists what sandboxes use on this machine, and removes what has lost its owner or exceeded its lifetime.
 
-A sandbox ends by itself when its owner dies; this is for what could not: a first process that hangs, an
-engine that was away, a power cut. Only what a process of this machine made and no longer owns goes,
-and of the images that were made for sandboxes those that none had for long: they are made anew when needed.
+A sandbox ends by itself when its owner ends. The janitor covers the exceptions: a first process that hangs, an engine
+that was unavailable, a power cut. It removes only what a process of this machine created and no longer owns, and images
+that no sandbox has used for long; they are created again when needed.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from agentloop.sandbox.engine import LATE_S
 from agentloop.sandbox.inside.processes import kill
 
 IMAGE_DAYS = 30.0
-"""How long an image that was made here is kept without being used."""
+"""Days for which an unused image that agentloop created is kept."""
 END_S = 2.0
-"""How long what was killed may take to be gone."""
+"""Maximum time for killed processes to disappear."""
 
 
 @dataclass(frozen=True)
 class Find:
-    """A sandbox, or a trace of one."""
+    """A sandbox, or something that one left behind."""
 
     kind: str
     """`docker` or `bubblewrap` sandbox, `folder` (of a sandbox's connection), `cgroup`, or `image` of an engine."""
     name: str
     owner: int | None
-    """The process that made it; None when that is another machine's or container's."""
+    """The process that created it; None if that process belongs to another machine or container."""
     state: str
     is_orphan: bool
-    """Its owner is gone, or its time is up; or it is an image that is not used."""
+    """True if its owner is gone, its time is up, or it is an unused image."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What was looked at, and what could not be."""
+    """The results of a look at this machine, including the parts that could not be examined."""
 
     finds: tuple[Find, ...]
     no_docker: str | None
-    """Why the engine was not asked; None when it was."""
+    """Why the engine was not asked; None if it answered."""
 
     @property
     def orphans(self) -> list[Find]:
@@ -55,14 +55,14 @@ class Findings:
 
 
 def look(image_days: float = IMAGE_DAYS) -> Findings:
-    """Sandboxes, what sandboxes that are gone left behind, and images that none had for so many days."""
+    """Sandboxes, leftovers of sandboxes that are gone, and images that have not been used for `image_days`."""
     containers, no_docker = _containers()
     images = _images(image_days) if no_docker is None else ()
     return Findings((*containers, *_bubblewrap_sandboxes(), *_folders(), *_groups(), *images), no_docker)
 
 
 def sweep(image_days: float = IMAGE_DAYS) -> tuple[list[Find], Findings]:
-    """Remove every orphan: (what went, what is there now)."""
+    """Removes every orphan: (what was removed, what remains)."""
     before = look(image_days).orphans
     for find in before:
         if find.kind == "bubblewrap":
@@ -121,7 +121,7 @@ def _bubblewrap_sandboxes() -> Iterator[Find]:
 
 
 def _processes() -> Iterator[tuple[int, list[str]]]:
-    """(number, command line) of this user's processes."""
+    """(pid, command line) of this user's processes."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if folder.stat().st_uid == os.getuid():
@@ -129,7 +129,7 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
 
 
 def _lifetime_s(words: list[str]) -> float:
-    """How long a sandbox may live: the argument of its first process after the socket folder and the folder."""
+    """Lifetime of a sandbox: the argument of its first process after the socket folder and the folder."""
     with suppress(ValueError, IndexError):
         return float(words[len(words) - words[::-1].index(f"{host.INSIDE}/sockets") + 1])
     return float("inf")
@@ -143,7 +143,7 @@ def _age_s(pid: int) -> float:
 
 
 def _folders() -> Iterator[Find]:
-    """Those of sandboxes that live are no find of their own."""
+    """Connection folders without a living sandbox."""
     for folder in socket_folder.PARENT.glob("agentloop-*-*"):
         owner = _owner(folder.name)
         if owner is not None and not socket_folder.is_alive(owner):

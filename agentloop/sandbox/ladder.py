@@ -1,7 +1,7 @@
-"""Which backend makes the sandboxes: docker when an engine answers, else bubblewrap, else none.
+"""Chooses the backend for sandboxes: docker if an engine answers, else bubblewrap, else none.
 
-There is no third step down: commands of an agent are never run unconfined because nothing better
-was found. `unconfined` and `replay` are had by name alone.
+There is no third step: an agent's commands never run unconfined because nothing better was available. `unconfined` and
+`replay` must be named explicitly.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from agentloop.sandbox.egress import Secret
 
 LADDER = ("docker", "bubblewrap")
 REPLAY = "replay"
-"""Plays a recording (`recordings/sandboxes.py`)."""
+"""Replays a recording (`recordings/sandboxes.py`)."""
 
 
 def choose_backend(
     kind: str, *, recording: Path | None = None, secrets: Sequence[SecretSection] = ()
 ) -> SandboxBackend:
-    """The backend named `kind`, or for `auto` the first of the ladder that works here.
+    """The backend named `kind`; for `auto`, the first of the ladder that works here.
 
-    recording: the folder that `replay` plays. secrets: what the sandboxes' proxies add to requests. Raises
+    recording: the folder that `replay` reads. secrets: headers that the sandboxes' proxies add to requests. Raises
     SandboxUnavailable with each reason and remedy, PluginError for a name that is not installed, ConfigError for a
-    recording that is not there.
+    recording that does not exist.
     """
     if kind == REPLAY:
         if recording is None:
@@ -55,10 +55,10 @@ def make_backend(
     *,
     is_needed: bool = True,
 ) -> SandboxBackend:
-    """The backend that a user named. Raises ConfigError for a `kind` that is not known, with `where` it was set.
+    """The backend that a user named. Raises ConfigError for an unknown `kind`, naming `where` it was set.
 
-    recording: folder that `replay` plays. secrets: what the sandboxes' proxies add to requests. is_needed: False for an
-    agent that acts on this machine; where no sandbox can be made, `auto` is then AbsentBackend.
+    recording: the folder that `replay` reads. secrets: headers that the sandboxes' proxies add to requests. is_needed:
+    False for an agent that acts on this machine; if no sandbox can be created, `auto` then returns AbsentBackend.
     """
     names = list(dict.fromkeys(["auto", *LADDER, *sorted(installed("sandboxes"))]))
     if ":" not in kind and kind not in names:
@@ -72,7 +72,8 @@ def make_backend(
 
 
 def refuse_unconfined(backend: SandboxBackend, *, allowed: bool) -> None:
-    """Raises ConfigError for sandboxes that hold nothing, unless that is allowed: what learns tries everything."""
+    """Raises ConfigError for unconfined sandboxes unless they are allowed, because a learning policy tries
+    everything."""
     if backend.isolation == "none" and backend.name != AbsentBackend.name and not allowed:
         raise ConfigError(
             f"the sandbox {backend.name!r} runs what a policy tries on this machine itself, as you; use docker or "

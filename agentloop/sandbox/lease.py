@@ -13,7 +13,7 @@ from agentloop.types import ExecResult
 
 @runtime_checkable
 class SharedSandbox(Sandbox, Protocol):
-    """A sandbox that several episodes may use at once, each under a lease's name."""
+    """A sandbox that several episodes can use at once, each under the name of its lease."""
 
     @property
     def gone(self) -> bool:
@@ -27,15 +27,15 @@ class SharedSandbox(Sandbox, Protocol):
         ...
 
     def discard(self, lease: str) -> None:
-        """Remove a lease's processes and scratch folder; harmless for a sandbox that is gone."""
+        """Removes a lease's processes and scratch folder. Does nothing for a sandbox that is gone."""
         ...
 
 
 class Lease:
-    """One episode's share of a sandbox that several use."""
+    """One episode's share of a shared sandbox."""
 
     def __init__(self, sandbox: SharedSandbox, name: str) -> None:
-        """name: becomes the scratch folder's, with what does not belong in a file name replaced."""
+        """name: also the name of the scratch folder, with characters replaced that file names cannot contain."""
         self._sandbox = sandbox
         self._name = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:200]
         self.id = f"{sandbox.id}/{self._name[:8]}"
@@ -49,7 +49,7 @@ class Lease:
         return await self._sandbox.exec(command, timeout_s=timeout_s, max_output=max_output, lease=self._name)
 
     def start(self, command: str) -> LiveProcess:
-        """See `SupervisedSandbox`. Raises CapabilityError where sandboxes of this kind have no streams."""
+        """See `SupervisedSandbox`. Raises CapabilityError if sandboxes of this kind have no streams."""
         if self._closed:
             raise SandboxGone(f"the sandbox is gone: the lease {self.id} was closed")
         if not isinstance(self._sandbox, LeasedStreams):
@@ -57,7 +57,7 @@ class Lease:
         return self._sandbox.start(command, lease=self._name)
 
     async def close(self) -> None:
-        """Discard the scratch folder and what still runs; the sandbox stays."""
+        """Discards the scratch folder and running processes. The sandbox stays."""
         if not self._closed:
             self._closed = True
             self._sandbox.discard(self._name)

@@ -1,8 +1,8 @@
-"""How the memory of a sandbox is divided between its files and its processes.
+"""Divides the memory of a sandbox between its files and its processes.
 
-Files in a tmpfs outlive the process that wrote them, and so does what the kernel keeps for each file. When such
-memory alone reaches `memory_mb`, the kernel has nothing left to end but the sandbox's first process. So the
-writable folders get a share of `memory_mb`, in bytes and in files, and the rest is for processes.
+Files in a tmpfs outlive the process that wrote them, and so does the kernel's memory for each file. If they alone fill
+`memory_mb`, the kernel can only kill the sandbox's first process. So the writable folders get a share of `memory_mb`,
+in bytes and in files, and the rest is for processes.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from agentloop.errors import CapabilityError
 from agentloop.types import SandboxSpec
 
 RESERVE_MB = 24
-"""For the first process, the starter of the sandbox, one command, and what IPC_LIMITS allows."""
+"""Reserved for the first process, the starter of the sandbox, one command, and the resources in IPC_LIMITS."""
 MIN_MB = 32
 FILE_BYTES = 2048
-"""Kernel memory for one file of a tmpfs, its name and its attributes, rounded up; measured: 1,000 to 1,500."""
+"""Kernel memory for one file of a tmpfs with its name and attributes, rounded up; measured: 1,000 to 1,500 bytes."""
 DATA_SHARE = 2 / 3
-"""Of a folder's share, the part for data; the rest is for what the kernel keeps for each file."""
+"""Part of a folder's share that is for data; the rest is for the kernel's memory for each file."""
 IPC_LIMITS = {"kernel.shmall": "1024", "kernel.msgmni": "64", "kernel.sem": "250 32000 100 128"}
-"""System V shared memory in pages, message queues, and semaphores: these too outlive their process."""
+"""System V shared memory in pages, message queues, and semaphores, which also outlive their process."""
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """What one writable folder in memory may hold."""
+    """The capacity of one writable folder in memory."""
 
     size_bytes: int
     n_files: int | None
-    """Files and folders in it; None leaves the number to the kernel."""
+    """Maximum number of files and folders; None leaves it to the kernel."""
 
     def options(self, n_own: int = 1) -> str:
-        """Mount options of the tmpfs. n_own: files that are there before the sandbox starts, its root included."""
+        """Mount options of the tmpfs. n_own: files that exist before the sandbox starts, including its root."""
         files = "" if self.n_files is None else f",nr_inodes={self.n_files + n_own}"
         return f"size={self.size_bytes // 1024}k{files}"
 
 
 def check(spec: SandboxSpec) -> None:
-    """Raises CapabilityError for a `memory_mb` in which no sandbox works."""
+    """Raises CapabilityError for a `memory_mb` that is too small for any sandbox."""
     if spec.memory_mb is not None and spec.memory_mb < MIN_MB:
         raise CapabilityError(
             f"memory limit: memory_mb is {spec.memory_mb}, and a sandbox needs {MIN_MB} or more; raise memory_mb"
@@ -47,9 +47,9 @@ def check(spec: SandboxSpec) -> None:
 
 
 def rooms(spec: SandboxSpec, folders: Sequence[str], *, root: str | None = None) -> dict[str, MemoryLimit]:
-    """Folder -> its room; `root` names one more, for a root file system that is written to memory.
+    """Folder -> its capacity. `root` names one more, for a root file system that is written to memory.
 
-    Without `memory_mb`, each folder has `scratch_mb`, and `root` has it only when `scratch_mb` was set.
+    Without `memory_mb`, each folder has `scratch_mb`, and `root` has it only if `scratch_mb` was set.
     """
     scratch = spec.scratch_mb << 20
     if spec.memory_mb is None:

@@ -1,9 +1,8 @@
-"""Leases of sandboxes: one shared sandbox for episodes that only read, a fresh sandbox for each that writes.
+"""Leases sandboxes: one shared sandbox for episodes that only read, a fresh sandbox for each episode that writes.
 
-Fresh sandboxes are kept ready (`stock.py`). Reset means discard: a sandbox that was written to is never used
-again. A shared sandbox that died is
-replaced at the next lease; those who were using it get SandboxGone. Leases of a shared sandbox are one
-user in it: they have a scratch folder each, but no wall keeps one out of another's.
+Fresh sandboxes are kept ready (`stock.py`). A sandbox that was written to is discarded, never reset. A shared sandbox
+that died is replaced at the next lease; its current users get SandboxGone. Leases of a shared sandbox are the same user
+in it: each has a scratch folder, but they are not isolated from each other.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from agentloop.sandbox.stock import MIN_IDLE, Stock
 from agentloop.types import SandboxSpec
 
 Sharing: TypeAlias = asyncio.Task[SharedSandbox | None]
-"""The making of a sandbox for a spec; None when the backend's sandboxes cannot be shared."""
+"""Creation of a sandbox for a spec; None if the backend's sandboxes cannot be shared."""
 MAX_SANDBOXES = 8 * (os.cpu_count() or 1)
-"""Leases of sandboxes of their own at once; further ones wait."""
+"""Maximum number of concurrent leases of fresh sandboxes; further leases wait."""
 MAX_STARTS = 2 * (os.cpu_count() or 1)
-"""Sandboxes that are being made at once; more only make each other late."""
+"""Maximum number of sandboxes that are created at once. More would only delay each other."""
 
 
 @runtime_checkable
 class KnowsLeases(Protocol):
-    """A sandbox that is told whose it is, as one that keeps a journal must be."""
+    """A sandbox that must know its lease, such as one that records a journal."""
 
     def leased(self, lease: str) -> AbstractContextManager[None]:
-        """For the length of the block it is `lease`'s."""
+        """The lease that uses the sandbox during the block."""
         ...
 
 
 class SandboxPool:
-    """Sandboxes of one backend. Close it, or leave sandboxes to die with this process."""
+    """Sandboxes of one backend. Close it, or its sandboxes end with this process."""
 
     def __init__(self, backend: SandboxBackend, *, min_idle: int = MIN_IDLE) -> None:
-        """Also removes what processes that were killed left in the folder for temporary files.
+        """Also removes leftovers of killed processes in the folder for temporary files.
 
-        min_idle: sandboxes kept ready of a spec that was leased; 0 makes each when it is asked for.
+        min_idle: number of ready sandboxes for each spec that was leased before; 0 creates each on demand.
         """
         sweep_socket_folders()
         self.backend = backend
@@ -58,19 +57,19 @@ class SandboxPool:
 
     @property
     def isolation(self) -> str:
-        """What its sandboxes are made of; recorded on every trace."""
+        """The kind of isolation, recorded on every trace."""
         return self.backend.isolation
 
     @property
     def max_sandboxes(self) -> int:
-        """Leases of sandboxes that are not shared, at once; further ones wait."""
+        """Maximum number of concurrent leases of fresh sandboxes; further leases wait."""
         return MAX_SANDBOXES
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:
-        """A sandbox as `spec` says, for one episode; what the episode wrote is discarded afterwards.
+        """A sandbox as `spec` describes, for one episode. What the episode wrote is discarded afterwards.
 
-        Raises SandboxGone when the pool is or gets closed, and what the backend's `create` raises.
+        Raises SandboxGone if the pool is or gets closed, and whatever the backend's `create` raises.
         """
         shared = await self._shared_sandbox(spec) if spec.read_only else None
         if shared is not None:
@@ -90,10 +89,10 @@ class SandboxPool:
                     await self._end(sandbox)
 
     async def renew(self) -> None:
-        """End the shared sandboxes, so that the next lease starts from nothing. For when none is leased.
+        """Ends the shared sandboxes, so that the next lease starts fresh. Call it while none is leased.
 
-        Leases of a shared sandbox have scratch folders of their own, but what a command writes elsewhere
-        in /tmp stays while the sandbox does.
+        Leases of a shared sandbox have separate scratch folders, but files that a command writes elsewhere in /tmp stay
+        as long as the sandbox.
         """
         shared = list(self._shared.values())
         self._shared = {}
@@ -102,7 +101,7 @@ class SandboxPool:
                 await self._end(sandbox)
 
     async def close(self) -> None:
-        """End every sandbox, leased ones and those that are still being created too."""
+        """Ends every sandbox, including leased ones and those that are being created."""
         self._closed = True
         await self._stock.close()
         creating = list(self._creating)
@@ -112,7 +111,7 @@ class SandboxPool:
         await asyncio.gather(*(self._end(sandbox) for sandbox in list(self._sandboxes.values())))
 
     async def _shared_sandbox(self, spec: SandboxSpec) -> SharedSandbox | None:
-        """The one sandbox for `spec`; None when this backend's sandboxes cannot be shared."""
+        """The shared sandbox for `spec`; None if this backend's sandboxes cannot be shared."""
         task = self._shared.get(spec)
         if task is None or _is_useless(task):
             task = self._shared[spec] = asyncio.ensure_future(self._create_shared(spec, task))
@@ -162,7 +161,7 @@ def _lease_of(sandbox: object, lease_id: str) -> AbstractContextManager[None]:
 
 
 def _is_useless(task: Sharing) -> bool:
-    """True when it failed to make a sandbox, or the sandbox it made is gone."""
+    """True if the creation failed, or the created sandbox is gone."""
     if not task.done():
         return False
     sandbox = _result(task)
@@ -170,5 +169,5 @@ def _is_useless(task: Sharing) -> bool:
 
 
 def _result(task: Sharing) -> SharedSandbox | None:
-    """The sandbox that a finished task made; None when it made none."""
+    """The sandbox that a finished task created; None without one."""
     return None if task.cancelled() or task.exception() is not None else task.result()

@@ -1,11 +1,11 @@
-"""Privileges that every backend removes besides system calls (`seccomp.py`): capabilities and files of the kernel."""
+"""Privileges that every backend removes in addition to system calls (`seccomp.py`): capabilities and kernel files."""
 
 from __future__ import annotations
 
 ROOT_MAY = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID"]
 """Capabilities of a sandbox with root: packages and tests need them for files, users and other users' processes.
 
-Any other sandbox has none. None of these reaches PID 1's memory, or the network's rules.
+Any other sandbox has none. None of them gives access to PID 1's memory or to the network's rules.
 """
 HIDDEN = (
     "/proc/acpi",
@@ -25,7 +25,8 @@ HIDDEN = (
     "/proc/vmallocinfo",
     "/sys/firmware",
 )
-"""Files of the machine, hidden from the sandbox: a sandbox with root, or one that root starts, could read them."""
+"""Files of the machine that are hidden from sandboxes, because a sandbox with root, or one that root starts, could read
+them."""
 READ_ONLY = (
     "/proc/bus",
     "/proc/fs",
@@ -35,4 +36,5 @@ READ_ONLY = (
     "/proc/1/mem",
     "/proc/1/task/1/mem",
 )
-"""Of a /proc that may be written: what an engine protects anyway, and what a shell that is PID 1 cannot protect."""
+"""Read-only parts of a writable /proc: those that an engine protects anyway, and that a shell as PID 1 cannot
+protect."""

@@ -1,4 +1,4 @@
-"""A command that is used while it runs: its channels, its signals, its end."""
+"""A running command with its channels, its signals and its end."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from agentloop.types import ExecResult
 MAX_SIGNAL = 65
 """One above the last signal of Linux."""
 MAX_SIDE = 65_535
-"""Rows or columns of a terminal: the kernel stores each in 16 bits."""
+"""Maximum rows or columns of a terminal: the kernel stores each in 16 bits."""
 
 
 @dataclass(frozen=True)
 class End:
-    """Why a sandbox cannot be used any more."""
+    """Why a sandbox can no longer be used."""
 
     reason: str
     cause: str | None = None
     """See `SandboxGone`."""
 
     def error(self) -> SandboxGone:
-        """For whoever uses it."""
+        """The exception for its users."""
         return SandboxGone(f"the sandbox is gone: {self.reason}", cause=self.cause)
 
 
 class Incoming:
-    """Bytes from the sandbox. What is not read here is, beyond a window, not read there either."""
+    """Bytes from the sandbox. What is not read here is, beyond a window, not read in the sandbox either."""
 
     def __init__(self, grant: Callable[[int], None]) -> None:
-        """grant: tells the sandbox that so many bytes more may be sent."""
+        """grant: allows the sandbox to send that many more bytes."""
         self._grant = grant
         self._waiting = bytearray()
         self._ended = False
@@ -41,7 +41,7 @@ class Incoming:
         self._wake = asyncio.Event()
 
     def feed(self, data: bytes) -> None:
-        """What came; nothing is the end. What comes after the end is dropped."""
+        """Adds received bytes; no bytes mark the end. Bytes after the end are dropped."""
         if not data:
             self._ended = True
         elif not self._ended:
@@ -49,17 +49,17 @@ class Incoming:
         self._wake.set()
 
     def lose(self, end: End) -> None:
-        """The sandbox is gone: what came is still read, then SandboxGone is raised."""
+        """The sandbox is gone: received bytes can still be read, then SandboxGone is raised."""
         self._gone = self._gone or end
         self._wake.set()
 
     @property
     def n_waiting(self) -> int:
-        """Bytes that came and were not read yet."""
+        """Number of received bytes that have not been read."""
         return len(self._waiting)
 
     async def read(self) -> bytes:
-        """The next bytes, at most CHUNK; b"" at the end. Raises SandboxGone when the sandbox died before it."""
+        """The next bytes, at most CHUNK; b"" at the end. Raises SandboxGone if the sandbox died first."""
         while not self._waiting:
             if self._ended:
                 return b""
@@ -78,25 +78,25 @@ class Incoming:
 
 
 class Outgoing:
-    """Bytes into the sandbox, as fast as they are taken there."""
+    """Bytes into the sandbox, as fast as the sandbox accepts them."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
-        """send: puts one piece on its way; b"" is the end."""
+        """send: sends one piece; b"" is the end."""
         self._send = send
         self._room = WINDOW
         self._closed = False
         self.stopped = False
-        """Nobody takes anything any more."""
+        """True once nobody accepts bytes any more."""
         self._gone: End | None = None
         self._wake = asyncio.Event()
 
     def grant(self, n: int) -> None:
-        """The sandbox has taken `n` bytes."""
+        """The sandbox accepted `n` bytes."""
         self._room += n
         self._wake.set()
 
     def stop(self) -> None:
-        """The other end was closed, or what read there is over."""
+        """The other end was closed, or its reader has ended."""
         self.stopped = True
         self._wake.set()
 
@@ -106,7 +106,7 @@ class Outgoing:
         self._wake.set()
 
     async def write(self, data: bytes) -> None:
-        """Returns when all of it is on its way. Raises SandboxGone; what nobody takes any more is dropped."""
+        """Returns when everything has been sent. Raises SandboxGone. Bytes that nobody accepts are dropped."""
         if self._closed:
             raise ValueError("nothing can be written after close()")
         view = memoryview(data)
@@ -123,7 +123,7 @@ class Outgoing:
             view = view[n:]
 
     def close(self) -> None:
-        """The end of the channel."""
+        """Ends the channel."""
         if not self._closed and self._gone is None:
             self._closed = True
             if not self.stopped:
@@ -131,7 +131,7 @@ class Outgoing:
 
 
 class Process:
-    """A running command. Read both outputs, or it will wait for that once a window is full."""
+    """A running command. Read both outputs: once a window is full, the command waits."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Process:
     ) -> None:
         """control: `signal` with a number, `resize` with rows and columns, or `kill`.
 
-        orders, records: what a session's shell is to run and how that ended; see `session.py`.
+        orders, records: commands for a session's shell and their results; see `session.py`.
         """
         self.stdin = stdin
         self.stdout = stdout
@@ -156,26 +156,27 @@ class Process:
         self._done = done
 
     async def wait(self) -> ExecResult:
-        """Its end; the output is on the channels. Raises SandboxGone when the sandbox dies first."""
+        """Waits for its end; the output is on the channels. Raises SandboxGone if the sandbox dies first."""
         return await asyncio.shield(self._done)
 
     def signal(self, number: int) -> None:
-        """Send a signal to its process group; to a session's shell also FOREGROUND. Raises ValueError for another."""
+        """Sends a signal to its process group; to a session's shell also FOREGROUND. Raises ValueError for an invalid
+        signal."""
         if number != FOREGROUND and not 0 < number < MAX_SIGNAL:
             raise ValueError(f"signal {number}; there are 1 to {MAX_SIGNAL - 1}")
         self._control("signal", (number,))
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell its terminal a new size; no effect without one. Raises ValueError for one that no terminal has."""
+        """Tells its terminal a new size; no effect without a terminal. Raises ValueError for an invalid size."""
         if not (0 < rows <= MAX_SIDE and 0 < columns <= MAX_SIDE):
             raise ValueError(f"a terminal of {rows} rows and {columns} columns; each is 1 to {MAX_SIDE}")
         self._control("resize", (rows, columns))
 
     def kill(self) -> None:
-        """End it and all that it started, now; its channels end, and whoever reads or writes them goes on."""
+        """Kills it and everything it started. Its channels end; their readers and writers continue."""
         self._control("kill", ())
 
 
 def escaped(command: str) -> str:
-    """A command in one line, as printf's %b reads it; a NUL would end it early and cannot be meant."""
+    """A command as one line for printf's %b. A NUL would end it early and cannot be intended."""
     return command.replace("\0", "").replace("\\", "\\0134").replace("\n", "\\0012")

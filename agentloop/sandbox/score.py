@@ -1,7 +1,7 @@
-"""The out-of-memory score of a sandbox's first process, which it may not open itself where its /proc is read-only.
+"""The out-of-memory score of a sandbox's first process, which cannot open its own score in a read-only /proc.
 
-The kernel ends the process with the highest score. The first process raises its own score while it starts a
-command, so that the command inherits a high one, and lowers it again. The host opens the file and hands it over.
+The kernel kills the process with the highest score. The first process raises its own score while it starts a command,
+so that the command inherits a high one, and lowers it again. The host opens the file and passes the descriptor.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ CREDENTIALS = struct.Struct("3i")
 
 
 def hand_over(connection: socket.socket) -> None:
-    """Send the peer one byte, with its own oom_score_adj open for writing where this process may open it.
+    """Sends the peer one byte with its own oom_score_adj, open for writing if this process may open it.
 
-    Raises OSError when the connection is broken.
+    Raises OSError if the connection is broken.
     """
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, _, _ = CREDENTIALS.unpack(data)

@@ -1,7 +1,7 @@
-"""The writable folders of a bubblewrap sandbox where files are counted too: bwrap's own tmpfs knows only sizes.
+"""Writable folders of a bubblewrap sandbox with a limit on the number of files, which bwrap's own tmpfs does not offer.
 
-The tmpfs are mounted in a mount namespace that bwrap is started in and that nobody else sees, so
-the kernel removes them with the sandbox. Its IPC namespace is made here as well, with the limits of `memory.py`.
+The tmpfs are mounted in a mount namespace in which bwrap starts and that nobody else sees, so the kernel removes them
+with the sandbox. Its IPC namespace is created here as well, with the limits of `memory.py`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from agentloop.types import SandboxSpec
 
 PLACES = {"tmp": "/tmp", "shm": "/dev/shm", "work": "/work"}  # noqa: S108 - the sandbox's own
 ROOT = "root"
-"""Beside those, for a root file system that can be written: what is written, and overlayfs' own folder."""
+"""An additional folder for a writable root file system: its changes, and overlayfs' own folder."""
 PROGRAMS = ("unshare", "mount", "mkdir")
 REFUSED = "agentloop cannot mount"
-"""Written by the shell that should have mounted them; bwrap was not started."""
+"""Message of the shell that failed to mount them; bwrap was not started."""
 
 
 def is_needed(spec: SandboxSpec) -> bool:
-    """Whether bwrap's own tmpfs do not hold what `spec` asks for."""
+    """True if bwrap's own tmpfs cannot enforce the limits of `spec`."""
     is_root_bounded = spec.root and "scratch_mb" in spec.model_fields_set
     return spec.scratch_files is not None or spec.memory_mb is not None or is_root_bounded
 
 
 def wrapped(command: list[str], spec: SandboxSpec, folder: Path) -> list[str]:
-    """`command` where a tmpfs is mounted at `folder`/NAME for each of PLACES and ROOT. Raises CapabilityError."""
+    """`command` with a tmpfs mounted at `folder`/NAME for each of PLACES and ROOT. Raises CapabilityError."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         raise refused(f"no program {missing[0]}")
@@ -50,26 +50,26 @@ def wrapped(command: list[str], spec: SandboxSpec, folder: Path) -> list[str]:
 
 
 def _ipc_limits() -> str:
-    """Shell commands. A user who is not root may set these since Linux 6.9; before that they stay as they are."""
+    """Shell commands. Since Linux 6.9 a user other than root may set these limits; before that they stay unchanged."""
     files = {name.replace(".", "/"): value for name, value in memory.IPC_LIMITS.items()}
     return "".join(f"{{ echo {value} >/proc/sys/{file}; }} 2>/dev/null; " for file, value in files.items())
 
 
 def mount_arguments(name: str, spec: SandboxSpec, folder: Path | None) -> list[str]:
-    """bwrap's arguments for one of PLACES: what was mounted at `folder`, or else a tmpfs of bwrap's."""
+    """bwrap's arguments for one of PLACES: the mount at `folder`, or else a tmpfs of bwrap's."""
     if folder is not None:
         return ["--bind", str(folder / name), PLACES[name]]
     return ["--size", str(spec.scratch_mb << 20), "--perms", "1777", "--tmpfs", PLACES[name]]
 
 
 def overlay(folder: Path | None) -> list[str]:
-    """bwrap's arguments for what is written to a root file system."""
+    """bwrap's arguments for changes to a root file system."""
     if folder is None:
         return ["--tmp-overlay", "/"]
     return ["--overlay", str(folder / ROOT / "upper"), str(folder / ROOT / "work"), "/"]
 
 
 def refused(output: str) -> CapabilityError:
-    """With what the programs said about it."""
+    """The failure, with the programs' messages."""
     reason = " ".join(output.replace(REFUSED, "").split())
     return CapabilityError(f"bubblewrap cannot bound the scratch folders here: {reason}; use docker")

@@ -1,8 +1,8 @@
-"""A shell that stays: its folder, its variables and its jobs live from one command to the next.
+"""A shell that persists: its folder, variables and jobs survive from one command to the next.
 
-The end of a command is told on a channel of its own, so nothing that a command prints can be taken
-for it. A command whose time is up is killed, with what it started, and the shell goes on; a shell that
-does not is replaced. So is one whose call was cancelled, or that ended by `exit`, or by `set -e`.
+The end of a command is reported on a separate channel, so a command's output cannot be mistaken for it. A command that
+exceeds its time is killed, with everything it started, and the shell continues. A shell that does not continue is
+replaced. So is one whose call was cancelled, or that ended by `exit` or `set -e`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ done'
 if command -v bash > /dev/null; then exec bash --norc --noprofile -c "$shell"; else exec sh -c "$shell"; fi
 """
 MAX_RECORD = 64
-"""Longer lines are none of the shell's."""
+"""Maximum length of the shell's records. Longer lines are not from the shell."""
 STOP_S = 0.4
-"""How long the shell may take to go on after its command was killed."""
+"""Time for the shell to continue after its command was killed."""
 
 
 class ShellSession:
-    """One shell of a sandbox; commands run one after the other."""
+    """One shell of a sandbox. Its commands run one after the other."""
 
     def __init__(self, start: Callable[[], Process]) -> None:
-        """start: begins the shell; called again for a new one."""
+        """start: starts the shell; called again to replace it."""
         self._start = start
         self._process: Process | None = None
         self._records = _Records()
@@ -49,10 +49,9 @@ class ShellSession:
         self._turn = asyncio.Lock()
 
     async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
-        """Run `command` in the shell and wait for it; a timeout is a result, and so is `exit`.
+        """Runs `command` in the shell and waits for it. A timeout is a result, and so is `exit`.
 
-        `restarted` says that the shell is a new one from here on. Raises SandboxGone. A call that is
-        cancelled ends the shell.
+        `restarted` is set if the shell was replaced. Raises SandboxGone. Cancelling the call ends the shell.
         """
         async with self._turn:
             process, outputs = self._shell()
@@ -86,7 +85,7 @@ class ShellSession:
             )
 
     async def close(self) -> None:
-        """End the shell and what it runs."""
+        """Ends the shell and everything it runs."""
         async with self._turn:
             await self._leave()
 
@@ -101,7 +100,7 @@ class ShellSession:
     async def _end(
         self, process: Process, token: str, outputs: tuple[_Output, _Output], timeout_s: float
     ) -> tuple[int | None, bool]:
-        """(exit code, timed out); no code when the shell has to be given up."""
+        """(exit code, timed out); no code if the shell has to be replaced."""
         ending = asyncio.ensure_future(self._code(process, token))
         flood = [asyncio.ensure_future(output.flooded.wait()) for output in outputs]
         try:
@@ -117,7 +116,7 @@ class ShellSession:
                 task.cancel()
 
     async def _code(self, process: Process, token: str) -> int:
-        """The exit code that was recorded; of the shell itself when it ended."""
+        """The recorded exit code, or the shell's own if the shell ended."""
         recorded = await self._records.code(token)
         if recorded is not None:
             return recorded
@@ -136,7 +135,7 @@ class ShellSession:
 
 
 class _Output:
-    """Reads one output of the shell for as long as it lives; keeps that of the present command."""
+    """Reads one output of the shell for as long as it lives, and keeps that of the current command."""
 
     def __init__(self, incoming: Incoming) -> None:
         self._incoming = incoming
@@ -146,26 +145,26 @@ class _Output:
         self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def keep(self, max_output: int) -> None:
-        """A new command begins."""
+        """Starts a new command."""
         self.flooded.clear()
         self._output = BoundedOutput(-1, max_output, max(HARD_CAP * max_output, FLOOD))
 
     @property
     def cap(self) -> int:
-        """Bytes after which the present command is a flood."""
+        """Number of bytes above which the current command counts as a flood."""
         return self._output.cap
 
     def contents(self) -> tuple[bytes, int]:
-        """(bytes, number dropped) of the present command."""
+        """(bytes, number dropped) of the current command."""
         return self._output.contents()
 
     async def settle(self) -> None:
-        """Returns when everything that came before is kept; the record of a command comes after its output."""
+        """Returns when all earlier output has been read. A command's record comes after its output."""
         while self._incoming.n_waiting and not self._reading.done():  # noqa: ASYNC110 - a turn of the loop, no wait
             await asyncio.sleep(0)
 
     def stop(self) -> None:
-        """Nobody reads any more."""
+        """Stops reading."""
         self._reading.cancel()
 
     async def _read(self, incoming: Incoming) -> None:
@@ -176,14 +175,14 @@ class _Output:
 
 
 class _Records:
-    """What the shell says of its orders, on a channel that they do not have."""
+    """The shell's records of its orders, on a channel that the commands do not have."""
 
     def __init__(self, incoming: Incoming | None = None) -> None:
         self._incoming = incoming
         self._buffer = b""
 
     async def code(self, token: str) -> int | None:
-        """The exit code of the order with that token, None when the shell ended; anything else is skipped."""
+        """The exit code of the order with that token; None if the shell ended. Anything else is skipped."""
         while self._incoming:
             line, is_whole, rest = self._buffer.partition(b"\n")
             if is_whole:

@@ -1,7 +1,7 @@
-"""How the first process of a sandbox comes to its one connection.
+"""Opens the single connection to the first process of a sandbox.
 
-The host listens on a unix socket whose folder the sandbox sees read-only, accepts exactly one peer, and
-removes the socket before any command runs. A first process that is a shell comes by a named pipe.
+The host listens on a unix socket whose folder the sandbox sees read-only, accepts exactly one peer, and removes the
+socket before any command runs. A first process that is a shell uses a named pipe instead.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from agentloop.sandbox.channel import Channel, SandboxConnection
 from agentloop.sandbox.fifo import Fifos
 
 START_TIMEOUT_S = 30.0
-"""Creating a container on a busy machine takes seconds; this is when it counts as failed."""
+"""Time after which a sandbox counts as failed to start. Creating a container on a busy machine takes seconds."""
 WATCH_S = 0.1
-"""Interval of the checks whether a starting sandbox has ended instead."""
+"""Interval of the checks whether a starting sandbox has ended."""
 LOOK_S = 0.005
 """Interval of the checks whether a shell has opened its pipe."""
 PARENT = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
 
 
 class SocketFolder:
-    """A private folder that a sandbox sees: with a socket for exactly one peer, and a pipe for one that is a shell."""
+    """A private folder that a sandbox sees, with a socket for exactly one peer, and a pipe for a shell."""
 
     def __init__(self, lifetime_s: float | None = None) -> None:
-        """lifetime_s: when a sandbox ends whose first process is a shell; another one keeps that itself."""
+        """lifetime_s: when to end a sandbox whose first process is a shell. Other first processes enforce it
+        themselves."""
         self._lifetime_s = lifetime_s
         # Private, because whoever connects first is the sandbox; the inner folder is what the sandbox sees.
         self._private = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=PARENT))
@@ -45,7 +46,7 @@ class SocketFolder:
         self._hello = -1
 
     async def open(self) -> None:
-        """Listen. Raises SandboxError when no socket can be made."""
+        """Listens. Raises SandboxError if no socket can be created."""
         self._channel = channel = Channel()
         is_connected = False
 
@@ -70,10 +71,10 @@ class SocketFolder:
             raise SandboxError(f"cannot listen on {path}: {error.strerror}; make {PARENT} writable") from error
 
     async def entered(self, ended: Callable[[], Awaitable[bool]]) -> SandboxConnection:
-        """The connection, once the first process is there; nobody else can enter after that.
+        """The connection, once the first process has connected. Nobody else can connect after that.
 
-        ended: whether what was started to make the sandbox is over. Raises SandboxGone when it is, or
-        when nobody came in START_TIMEOUT_S.
+        ended: whether the process that creates the sandbox has ended. Raises SandboxGone if it has, or if nobody
+        connected in START_TIMEOUT_S.
         """
         if self._channel is None:
             raise SandboxError("a sockets must be opened before anyone can enter")
@@ -97,7 +98,7 @@ class SocketFolder:
         return self._channel
 
     def remove(self) -> None:
-        """The folder and whatever is in it; a connection that came through it ends."""
+        """Removes the folder and its contents. A connection through it ends."""
         self._shut()
         for connection in (self._channel, self._fifos):
             if connection:
@@ -105,7 +106,7 @@ class SocketFolder:
         shutil.rmtree(self._private, ignore_errors=True)
 
     def _is_shell(self) -> bool:
-        """Whether somebody waits at the pipe for orders."""
+        """True if a shell waits at the pipe for orders."""
         try:
             orders = os.open(self.folder / "orders", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -114,7 +115,7 @@ class SocketFolder:
         return True
 
     async def _shell(self) -> Fifos:
-        """Raises SandboxUnavailable with the shell's words when it cannot begin."""
+        """Raises SandboxUnavailable with the shell's message if it cannot start."""
         assert self._fifos is not None  # noqa: S101 - it was just made
         greeting = b""
         while not greeting.endswith(b"\n"):
@@ -137,7 +138,7 @@ class SocketFolder:
 
 
 def sweep_socket_folders() -> None:
-    """Remove the folders of this user's processes that were killed before they could do it."""
+    """Removes the folders of this user's processes that were killed before they could remove them."""
     for folder in PARENT.glob("agentloop-*-*"):
         owner = folder.name.split("-")[1]
         if owner.isdecimal() and not is_alive(int(owner)):
@@ -147,7 +148,7 @@ def sweep_socket_folders() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of that number exists, whoever owns it."""
+    """True if a process with that number exists, whoever owns it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -158,7 +159,7 @@ def is_alive(pid: int) -> bool:
 
 
 class _Refused(asyncio.Protocol):
-    """A second peer: shown out."""
+    """Rejects a second peer."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()

@@ -1,7 +1,7 @@
-"""Sandboxes that are made before they are asked for: a few of each spec that was asked for before.
+"""Sandboxes that are created in advance: a few for each spec that was leased before.
 
-A sandbox of the stock was never used. A refill that fails ends there; the next lease finds nothing ready,
-makes a sandbox itself, and so either says what is wrong or shows that all is well again.
+A sandbox in stock was never used. A refill that fails ends the refilling; the next lease then creates a sandbox itself,
+which either reports the problem or shows that it is solved.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from agentloop.sandbox.lease import SharedSandbox
 from agentloop.types import SandboxSpec
 
 MIN_IDLE = 2
-"""Sandboxes kept ready of a spec; the first lease of one is followed by one, as it may be the last, too."""
+"""Number of ready sandboxes for a spec. The first lease of a spec adds only one, because it may be the last."""
 MAX_IDLE = 4 * (os.cpu_count() or 1)
-"""Sandboxes kept ready of all specs; beyond that, those of the spec whose last lease is longest ago go."""
+"""Maximum number of ready sandboxes for all specs. Above it, those of the least recently leased spec are ended."""
 PAUSE_S = 0.02
-"""A lease's first command comes before the making of the next sandbox, which would slow it down."""
+"""Delay before the next sandbox is created, so that it does not slow down the lease's first command."""
 
 Key: TypeAlias = tuple[SandboxSpec, int]
 
 
 @dataclass
 class Shelf:
-    """What is ready of one spec."""
+    """The ready sandboxes of one spec."""
 
     n_leases: int = 0
     sandboxes: deque[Sandbox] = field(default_factory=deque)
@@ -53,9 +53,9 @@ class Stock:
         self._shelves: dict[Key, Shelf] = {}
 
     async def take(self, spec: SandboxSpec) -> Sandbox:
-        """A sandbox that is ready and alive, else one that is made now; and then others for those who come next.
+        """A ready and living sandbox, or a new one. Afterwards refills the stock.
 
-        Raises what the making of a sandbox raises.
+        Raises whatever the creation of a sandbox raises.
         """
         if self._min_idle < 1 or spec.lifetime_s is not None:  # whose time would pass on the shelf
             return await self._create(spec)
@@ -75,7 +75,7 @@ class Stock:
         return sandbox
 
     async def close(self) -> None:
-        """No more refills; the sandboxes are the pool's to end."""
+        """Stops refilling. The pool ends the sandboxes."""
         refills = [shelf.refill for shelf in self._shelves.values() if shelf.refill]
         self._shelves.clear()
         for refill in refills:
@@ -90,7 +90,7 @@ class Stock:
                 return
 
     async def _one_too_many(self) -> Shelf | None:
-        """Ends a sandbox when there are too many; the shelf that it was on."""
+        """Ends a sandbox if there are too many; the shelf that it was on."""
         if sum(len(shelf.sandboxes) for shelf in self._shelves.values()) <= MAX_IDLE:
             return None
         oldest = next(shelf for shelf in self._shelves.values() if shelf.sandboxes)
@@ -99,7 +99,8 @@ class Stock:
 
 
 async def _contents(spec: SandboxSpec) -> int:
-    """A number that changes with the files a new sandbox copies, so a ready sandbox is never older than its files."""
+    """A number that changes with the files that a new sandbox copies, so a ready sandbox is never older than its
+    files."""
     copied = [] if spec.files is None or spec.read_only else [spec.files]
     image = Path(spec.image)
     if not copied and not image.is_absolute():
@@ -108,7 +109,7 @@ async def _contents(spec: SandboxSpec) -> int:
 
 
 def _stamps(sources: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
-    """Path, inode and change time of every file; for a root file system only the folder, as no sandbox copies it.
+    """Path, inode and change time of every file; for a root file system only the folder, because no sandbox copies it.
 
     The change time (ctime) follows every change and cannot be set back.
     """

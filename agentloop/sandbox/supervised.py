@@ -18,10 +18,10 @@ from agentloop.types import ExecResult
 
 
 class SupervisedSandbox:
-    """A sandbox that was created: `close` ends every process in it and removes what it had on the host.
+    """A created sandbox. `close` ends every process in it and removes its files on the host.
 
-    Beyond `exec`, a sandbox has processes with streams, terminals and shells that stay, files in and out,
-    and a way to the outside that can be opened and closed.
+    Beyond `exec`, it offers processes with streams, terminals, persistent shells, file transfer, and a network that can
+    be opened and closed.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SupervisedSandbox:
     ) -> None:
         """end: blocks until the sandbox's processes are gone; called once, in a thread.
 
-        watch: what the kernel counts against it. egress: what its proxy allows.
+        watch: the kernel's counters for it. egress: its proxy.
         """
         self.id = sandbox_id
         self.isolation = isolation
@@ -67,15 +67,15 @@ class SupervisedSandbox:
         return done.model_copy(update={"oom": True}) if self._watch.kills() > before else done
 
     def start(self, command: str, *, lease: str = "sandbox") -> Process:
-        """Run `command` and go on: its input and outputs are channels. Raises SandboxGone."""
+        """Starts `command` and returns: its input and outputs are channels. Raises SandboxGone."""
         return self._connection.start(command, lease=lease)
 
     def terminal(self, command: str, *, rows: int = 24, columns: int = 80) -> Process:
-        """Run `command` in a terminal: what it shows is on `stdout`, what is typed goes to `stdin`."""
+        """Runs `command` in a terminal: `stdout` is what the terminal shows, `stdin` is typed input."""
         return self._connection.start(command, lease="sandbox", how=TERMINAL, size=(rows, columns))
 
     def session(self) -> ShellSession:
-        """A shell whose folder, variables and jobs live from one command to the next."""
+        """A shell whose folder, variables and jobs survive from one command to the next."""
         return ShellSession(lambda: self._connection.start(SHELL, lease="sandbox", how=CONTROL))
 
     async def read(self, path: str, *, max_bytes: int = files.MAX_BYTES) -> bytes:
@@ -83,11 +83,11 @@ class SupervisedSandbox:
         return await files.read_file(self.start, path, max_bytes)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Create or replace one file of the sandbox. Raises PathError."""
+        """Creates or replaces one file of the sandbox. Raises PathError."""
         await files.write_file(self.start, path, data, mode)
 
     async def upload(self, source: Path, target: str) -> None:
-        """Copy a folder's contents, or a file, into the folder `target` of the sandbox. Raises PathError."""
+        """Copies a folder's contents, or a file, into the folder `target` of the sandbox. Raises PathError."""
         await files.upload(self.start, source, target)
 
     async def download(
@@ -98,22 +98,23 @@ class SupervisedSandbox:
         max_bytes: int = files.MAX_BYTES,
         max_entries: int = files.MAX_ENTRIES,
     ) -> Manifest:
-        """Copy a file or folder of the sandbox to the new path `target`. Raises PathError, TransferLimit."""
+        """Copies a file or folder of the sandbox to the new path `target`. Raises PathError, TransferLimit."""
         return await files.download(self.start, path, target, max_bytes=max_bytes, max_entries=max_entries)
 
     def set_network(self, allowed_hosts: tuple[str, ...]) -> None:
-        """From now on the proxy connects to these hosts alone; connections to others are cut.
+        """Allows the proxy to connect to these hosts only, and cuts connections to others.
 
-        Raises CapabilityError where the sandbox's first process cannot lead to a proxy.
+        Raises CapabilityError if the sandbox's first process cannot connect to a proxy.
         """
         self._egress.allow(allowed_hosts)
         self._listen()
 
     def set_gateway(self, gateway: Path | None) -> None:
-        """Connect `http://127.0.0.1:3128/` of the sandbox to this unix socket of the host; None connects it to nothing.
+        """Connects `http://127.0.0.1:3128/` of the sandbox to this unix socket of the host; None connects it to
+        nothing.
 
-        Connections to the previous socket are cut. Raises CapabilityError where the sandbox's first process has no
-        connections to the host.
+        Cuts connections to the previous socket. Raises CapabilityError if the sandbox's first process cannot connect to
+        the host.
         """
         self._egress.lead(gateway)
         self._listen()
@@ -128,11 +129,11 @@ class SupervisedSandbox:
         self._connection.discard(lease)
 
     def kill_all(self) -> None:
-        """End every process but the first; the files stay."""
+        """Ends every process except the first; the files stay."""
         self._connection.discard("")
 
     async def close(self) -> None:
-        """See `protocols.Sandbox`; whoever closes second waits for the same end."""
+        """See `protocols.Sandbox`. A second caller waits for the same end."""
         if self._closing is None:
             self._connection.close()
             self._closing = asyncio.ensure_future(asyncio.to_thread(self._end))

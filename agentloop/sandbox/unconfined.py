@@ -1,11 +1,11 @@
-"""Commands on this machine itself, as this user: no sandbox at all. Chosen by name only, never by the ladder.
+"""Runs commands directly on this machine, as this user: no sandbox at all. `auto` never chooses it.
 
-It holds nothing: a command reads what you can read, deletes what you can delete and reaches what you
-can reach. For development where no sandbox can be had, with agents and tasks that you trust. Every
-trace says `isolation="none"`, and training refuses it unless `[sandbox] allow_unconfined` is set.
+It protects nothing: a command reads what you can read, deletes what you can delete and reaches what you can reach. Use
+it for development on a machine without sandboxes, with agents and tasks that you trust. Every trace says
+`isolation="none"`, and training refuses it unless `[sandbox] allow_unconfined` is set.
 
-What it does keep is order: a scratch folder that is removed, a wall time, bounded output, and an end
-to what a command started, as far as that has not cleared its environment.
+It does provide a scratch folder that is removed, a wall time, bounded output, and an end to everything that a command
+started, unless that process cleared its environment.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ LIMITS = (
     "workdir",
     "agent_files",
 )
-"""What a spec may ask for and only a sandbox can give."""
+"""Limits of a spec that only a sandbox can enforce."""
 GRACE_S = 0.1
-"""For a command whose time is up to end by itself, and for the last output of one that ended."""
+"""Time for a command to end by itself after its timeout, and for the last output of one that ended."""
 
 
 class UnconfinedBackend:
@@ -50,11 +50,11 @@ class UnconfinedBackend:
     isolation = "none"
 
     def probe(self) -> str | None:
-        """Works on Linux, where /proc tells what a command left running."""
+        """Works on Linux, where /proc shows what a command left running."""
         return None if sys.platform.startswith("linux") else f"unconfined needs Linux, this is {sys.platform}"
 
     async def create(self, spec: SandboxSpec) -> UnconfinedSandbox:
-        """A scratch folder. Raises CapabilityError for every limit that is asked for, as none is held."""
+        """A scratch folder. Raises CapabilityError for every limit in the spec, because none is enforced."""
         unsupported = [name for name in LIMITS if getattr(spec, name)]
         if spec.image != "host" or unsupported:
             what = f"the image {spec.image!r}" if spec.image != "host" else ", ".join(unsupported)
@@ -65,12 +65,12 @@ class UnconfinedBackend:
 
 
 class UnconfinedSandbox:
-    """A folder with a copy of the files, in which commands start. See `sandbox.SharedBox`."""
+    """A folder with a copy of the files, in which commands run. See `lease.SharedSandbox`."""
 
     isolation = "none"
 
     def __init__(self, spec: SandboxSpec) -> None:
-        """Raises OSError when the files cannot be copied."""
+        """Raises OSError if the files cannot be copied."""
         self._folder = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-"))
         self.id = self._folder.name
         self.gone = False
@@ -90,7 +90,7 @@ class UnconfinedSandbox:
     async def exec(
         self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "sandbox"
     ) -> ExecResult:
-        """See `sandbox.SharedBox`."""
+        """See `lease.SharedSandbox`."""
         self._must_be_there()
         self._n += 1
         mark = f"{self.id}/{lease}.{self._n}."
@@ -114,7 +114,7 @@ class UnconfinedSandbox:
         )
 
     def discard(self, lease: str) -> None:
-        """End what a lease started and remove its scratch folder."""
+        """Ends what a lease started and removes its scratch folder."""
         _end_marked(f"{self.id}/{lease}.")
         shutil.rmtree(self._home(lease), ignore_errors=True)
 
@@ -129,7 +129,7 @@ class UnconfinedSandbox:
             raise SandboxGone("the sandbox is gone: it was closed")
 
     def _environment(self, lease: str, mark: str) -> dict[str, str]:
-        """As in a sandbox: nothing of this process's own, whose secrets a command need not be handed."""
+        """Variables as in a sandbox, without those of this process, so that commands do not get its secrets."""
         home = self._home(lease or "sandbox")
         home.mkdir(parents=True, exist_ok=True)
         return {"PATH": PATH, **FIXED, "HOME": str(home), "TMPDIR": str(home), MARK: mark}
@@ -139,7 +139,7 @@ class UnconfinedSandbox:
 
 
 class _Output(asyncio.Protocol):
-    """Reads one output of a command, and says when that is over: at its end, or at a flood."""
+    """Reads one output of a command until its end, or until it floods."""
 
     def __init__(self, max_output: int) -> None:
         self.buffer = BoundedOutput(-1, max_output, max(HARD_CAP * max_output, FLOOD))
@@ -148,13 +148,13 @@ class _Output(asyncio.Protocol):
         self._transport: asyncio.BaseTransport | None = None
 
     async def open(self) -> int:
-        """The end for the command, to be closed here once it has it."""
+        """The end for the command; the caller closes it after handing it over."""
         ours, theirs = os.pipe()
         await asyncio.get_running_loop().connect_read_pipe(lambda: self, os.fdopen(ours, "rb", 0))
         return theirs
 
     def close(self) -> None:
-        """Read no more."""
+        """Stops reading."""
         if self._transport:
             self._transport.close()
 
@@ -195,7 +195,7 @@ async def _started(
 
 
 async def _ended(process: asyncio.subprocess.Process, outputs: list[_Output], timeout_s: float, mark: str) -> bool:
-    """Wait for the shell, as long as its time is not up and it does not flood; whether its time was up."""
+    """Waits for the shell until its timeout or a flood; True if it timed out."""
     ended = asyncio.ensure_future(process.wait())
     floods = [asyncio.ensure_future(output.flooded.wait()) for output in outputs]
     try:
@@ -229,7 +229,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _end_marked(start: str) -> None:
-    """Kill every process with a mark that starts so, and what it forked meanwhile."""
+    """Kills every process whose mark starts with `start`, and everything it forks meanwhile."""
     for _ in range(MAX_PASSES):
         pids = [pid for pid, _ in listed() if (mark_of(pid) or "").startswith(start)]
         for pid in pids:
