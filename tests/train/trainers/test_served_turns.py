@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from agentloop.errors import PublishError, TrainingError
+from agentloop.errors import ConfigError, PublishError, TrainingError
 from agentloop.publish.lora import LoraHotSwap
 from agentloop.publish.probe import Probe
 from agentloop.registry.artifacts import ADAPTER, weights_hash
+from agentloop.testing.experience import MemoryExperience
 from agentloop.train.algorithms.kinds import algorithm
 from agentloop.train.data.admission import Admission
 from agentloop.train.model import Lora, Placement, Trainable
@@ -23,7 +24,7 @@ from agentloop.train.probes import make_probe
 from agentloop.train.trainers.learning import Learning, LoraSettings
 from agentloop.train.trainers.served import Served, Server
 from agentloop.train.trainers.weights import WeightsTrainer
-from agentloop.types import VersionKind
+from agentloop.types import Attempt, Task, VersionKind
 from tests.serving.trained import random_rows, train
 
 from .torch_server import BASE, TorchServer, serving
@@ -112,6 +113,16 @@ def test_a_turn_that_lags_compares_after_it_was_killed(server: TorchServer, tmp_
     assert not [line for line in draft.progress.lines if "not compared" in line]
 
 
+class Strict(MemoryExperience):
+    """An attempt that got no answer ends everything, as that of a project does once its server has no such model."""
+
+    async def attempts(self, tasks: Sequence[Task], **options: Any) -> list[Attempt]:
+        made = await super().attempts(tasks, **options)
+        if not all(attempt.trace.answered for attempt in made):
+            raise ConfigError("no such model")
+        return made
+
+
 def test_a_group_that_is_too_slow_is_dropped_before_its_update_is_unloaded(server: TorchServer, tmp_path: Path) -> None:
     """The slow call is of update 1, and it goes on until that one is not there any more: then it would be a 404."""
     is_unloaded = threading.Event()
@@ -124,12 +135,14 @@ def test_a_group_that_is_too_slow_is_dropped_before_its_update_is_unloaded(serve
         if path == "/v1/unload_lora_adapter" and "-s1-" in body["lora_name"]:
             server.loaded.pop(body["lora_name"])
             is_unloaded.set()
-            time.sleep(0.2)
+            time.sleep(0.7)  # the whole group meets it
             server.loaded[body["lora_name"]] = tmp_path
 
     server.before = hold
     draft = draft_in(tmp_path / "v2")
-    improved(served(server, tmp_path, over_commit=1), draft, experience())
+    world = experience()
+    world.__class__ = Strict
+    improved(served(server, tmp_path, over_commit=1), draft, world)
     assert is_unloaded.is_set()
     assert sorted(draft.steps) == [1, 2, 3]
     assert draft.dropped["too_late"] >= 4, "a group of four"
@@ -143,6 +156,7 @@ def test_an_adapter_that_was_cut_off_by_a_kill_is_saved_again(server: TorchServe
     (file,) = (tmp_path / ".v2.work").glob(f"policy-v2-s2-*/{ADAPTER}/adapter_model.safetensors")
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
+    server.loaded.clear()  # it was started again
     draft = draft_in(tmp_path / "v2")
     improved(served(server, tmp_path), draft, world)
     expected = draft_in(tmp_path / "expected" / "v2")
