@@ -1,7 +1,7 @@
-"""A loop's own attempts in: each is inserted once with its verdict; none is replaced or removed.
+"""Stores attempts. Each attempt is inserted once with its verdict; none is ever replaced or removed.
 
-What costs (redaction, JSON, compression, words) is done before the transaction, so that writers do not wait for it.
-The statements are written out, because building them costs more than storing an attempt.
+Expensive work (redaction, JSON, compression, word extraction) happens before the transaction, so that other writers do
+not wait for it. The SQL is written by hand, because building statements costs more than storing an attempt.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ _LABEL = ("trace_key", "detector", "type", "step", "evidence", "confidence", "cr
 
 
 class Placed(NamedTuple):
-    """An attempt, with its stage and its position in that."""
+    """An attempt with its stage and its position in the stage."""
 
     stage: str
     n: int
     attempt: Attempt
     anew: bool = False
-    """Another attempt at the same episode gives its place, whatever came of it."""
+    """True if this attempt supersedes any earlier attempt at the same episode."""
 
 
 class _Ready(NamedTuple):
-    """An attempt as it is stored: without secrets, its bodies named."""
+    """An attempt ready for storage: without secrets, with named bodies."""
 
     id: str
     placed: Placed
     stored: Attempt
-    """The attempt with the trace as it is stored: a trainer learns from nothing else."""
+    """The attempt with its trace as stored. A trainer learns only from this form."""
     row: dict[str, Any]
     bodies: list[bytes]
     facets: documents.Facets
     verdict: Verdict
     history: bytes
-    """The verdict, compressed."""
+    """The compressed verdict."""
 
 
 _STORED = select(
@@ -73,12 +73,11 @@ _STORED = select(
 def put_attempts(
     database: Database, shared: SharedBodies, project: str, new: Sequence[Placed], *, within: Connection | None = None
 ) -> list[Attempt]:
-    """Write attempts in one transaction, that of `within` where it is given; the attempts as they are stored.
+    """Writes attempts in one transaction, or as part of `within`. Returns the attempts as stored.
 
-    One that is there already is left. One that was lost to infrastructure gives its place to another at the same
-    episode, and any other one does so where that is `anew`: it stays in the store as a superseded trace, and the new
-    trace gets another id. Raises AttemptConflict where an id belongs to another attempt, in the store or among `new`,
-    and writes nothing.
+    An attempt that already exists is left unchanged. A new attempt at the same episode supersedes one that was lost to
+    infrastructure; with `anew` it supersedes any. A superseded trace stays in the store, and the new trace gets another
+    id. Raises AttemptConflict, and writes nothing, if an id belongs to another attempt in the store or among `new`.
     """
     if not new:
         return []
@@ -106,7 +105,7 @@ def put_attempts(
 
 
 def _once_each(ready: Sequence[_Ready]) -> list[_Ready]:
-    """The first of each id. Raises AttemptConflict for two attempts with one id."""
+    """The first attempt of each id. Raises AttemptConflict for two different attempts with one id."""
     by_id: dict[str, _Ready] = {}
     for one in ready:
         first = by_id.setdefault(one.id, one)
@@ -120,22 +119,23 @@ def _once_each(ready: Sequence[_Ready]) -> list[_Ready]:
 
 
 def supersede(connection: Connection, *which: ColumnElement[bool]) -> int:
-    """Take attempts out of their stages, to be made again; the number of them. Their traces stay in the store."""
+    """Removes attempts from their stages, because they are made again. Returns their number. Their traces stay in the
+    store."""
     ours = col(TraceRow.stage).is_not(None)
     changed = update(TraceRow).where(ours, *which).values(superseded=TraceRow.stage, stage=None)
     return connection.execute(changed).rowcount
 
 
 def _insert(connection: Connection, ready: Sequence[_Ready]) -> dict[str, int]:
-    """The key of each row that was inserted, by its id."""
+    """The key of each inserted row, by its id."""
     rows = [tuple(one.row.values()) for one in ready]
     return dict(insert_new(connection, "trace", tuple(ready[0].row), rows, ("id", "key")))
 
 
 def _resolve(connection: Connection, project: str, refused: Sequence[_Ready]) -> Iterator[tuple[_Ready, str, bool]]:
-    """Each with the id of its trace, and whether that is new; what gives its place is superseded.
+    """Each attempt with the id of its trace, and whether the trace is new. Supersedes attempts that must give way.
 
-    Raises AttemptConflict for others.
+    Raises AttemptConflict for any other conflict.
     """
     rows: list[Any] = []
     for part in chunks(refused):
@@ -164,9 +164,9 @@ def _resolve(connection: Connection, project: str, refused: Sequence[_Ready]) ->
 
 
 def _refuse_other(one: _Ready, before: Any, place: Any) -> None:
-    """Raises AttemptConflict where the trace of that id, or the one in its place, is another attempt and stays.
+    """Raises AttemptConflict if the trace with that id, or the attempt at that episode, is a different one that stays.
 
-    before: the row of its id. place: that of its episode.
+    before: the row with its id. place: the row of its episode.
     """
     if before is not None and (before.episode_id != one.row["episode_id"] or before.stage is before.superseded is None):
         raise _conflict(one, before)
@@ -179,7 +179,7 @@ def _refuse_other(one: _Ready, before: Any, place: Any) -> None:
 
 
 def _id_of_again(one: _Ready) -> str:
-    """The id of its trace where an earlier attempt has its own: the same for the same trace."""
+    """The id of its trace if an earlier attempt already has its own id. Equal traces get equal ids."""
     return blake2b(_trace(one.row["body"]), digest_size=16).hexdigest()
 
 
@@ -198,12 +198,12 @@ def _with_id(attempt: Attempt, trace_id: str) -> Attempt:
 
 
 def _trace(body: bytes) -> bytes:
-    """The trace in the body of an attempt, as JSON. Its verdict may have been followed by others since."""
+    """The trace in the body of an attempt, as JSON. The verdict in the body may be outdated."""
     return zlib.decompress(body).partition(b"\n")[0]
 
 
 def _prepare(redactor: Redactor, project: str, placed: Placed, name: Callable[[bytes], bytes]) -> _Ready:
-    """name: remembers a body, and names it."""
+    """Prepares an attempt. name: remembers a body and returns its name."""
     task = placed.attempt.task
     episode = placed.attempt.episode
     trace = placed.attempt.trace
@@ -243,7 +243,7 @@ def _prepare(redactor: Redactor, project: str, placed: Placed, name: Callable[[b
 
 
 def _put_verdicts(connection: Connection, keys: Mapping[str, int], ready: Sequence[_Ready]) -> None:
-    """Scores, labels and the first verdict of the history; nobody can have said anything of these attempts yet."""
+    """Writes scores, labels and the first verdict of the history. The attempts are new, so none of these exist yet."""
     now = stored_time(connection, datetime.now(UTC))
     scores = {}
     labels = {}

@@ -1,4 +1,4 @@
-"""Audits of suites before training: one a state of the suite, so that it is not done again."""
+"""Audits of suites before training: one for each state of a suite, so that no audit is repeated."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from agentloop.store.tables import AuditRow
 
 
 class AuditRecords:
-    """The part of the store that remembers audits; all of it belongs to the store's `project`."""
+    """The part of the store that keeps audits. All of it belongs to the store's `project`."""
 
     project: str
     _database: Database
 
     def audit(self, id: str) -> dict[str, Any] | None:
-        """The record of an audit; None where none is recorded."""
+        """The record of an audit; None without one."""
         mine = (col(AuditRow.project) == self.project, col(AuditRow.id) == id)
         with self._database.read() as connection:
             body: dict[str, Any] | None = connection.execute(select(col(AuditRow.body)).where(*mine)).scalar()
         return body
 
     def put_audit(self, id: str, body: Mapping[str, Any]) -> None:
-        """Record an audit; one of the same id is replaced."""
+        """Records an audit. Replaces one with the same id."""
         mine = (col(AuditRow.project) == self.project, col(AuditRow.id) == id)
         with self._database.write() as connection:
             connection.execute(delete(AuditRow).where(*mine))

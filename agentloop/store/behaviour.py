@@ -1,4 +1,4 @@
-"""How versions behaved in their stored attempts: what a comparison of two versions reads, without any message."""
+"""The behaviour of versions in their stored attempts: the input for comparing two versions, without any messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from agentloop.types import Purpose
 
 
 class VersionAttempt(NamedTuple):
-    """One attempt that a version was measured by."""
+    """One attempt by which a version was measured."""
 
     task_id: str
     reward: float | None
-    """None where infrastructure lost it, or nobody knows yet."""
+    """None if infrastructure lost it, or if the reward is not known yet."""
     failure: str | None
     n_steps: int
-    """Calls of the model."""
+    """Number of model calls."""
     n_prompt_tokens: int
     n_completion_tokens: int
     cost_usd: float | None
@@ -29,7 +29,7 @@ class VersionAttempt(NamedTuple):
 
 _COLUMNS = tuple(col(getattr(TraceRow, name)) for name in VersionAttempt._fields)
 MEASURED = (Purpose.run, Purpose.evaluate)
-"""Attempts that a version was not trained on."""
+"""Purposes of attempts on which a version was not trained."""
 
 
 class Behaviour:
@@ -39,7 +39,7 @@ class Behaviour:
     _database: Database
 
     def version_attempts(self, number: int) -> list[VersionAttempt]:
-        """Of runs, gates and evaluations, in the order in which they were stored; without superseded ones."""
+        """Attempts of runs, gates and evaluations in the order of storage, without superseded ones."""
         query = select(*_COLUMNS).where(
             col(TraceRow.project) == self.project,
             col(TraceRow.policy_version) == number,
@@ -51,7 +51,7 @@ class Behaviour:
             return [VersionAttempt(*row) for row in connection.execute(query.order_by(col(TraceRow.key)))]
 
     def failures_of(self, trace_ids: Sequence[str]) -> dict[str, str]:
-        """Trace id -> type of its critical failure, of those that have one and are still stored."""
+        """Trace id -> type of its critical failure, for traces that have one and still exist."""
         failures: dict[str, str] = {}
         with self._database.read() as connection:
             for part in chunks(trace_ids):

@@ -1,4 +1,4 @@
-"""What is stored beside the columns <-> bytes: JSON, compressed lightly, and its words for the search."""
+"""Converts bodies beside the columns to bytes: JSON, lightly compressed, and the words for full-text search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEPARATOR = b"\n"
 _PLAIN = b"\x00"
 _ZSTD = b"\x01"
 SMALL = 256
-"""Bytes below which compression saves less than its own time is worth."""
+"""Size in bytes below which compression saves less than its time is worth."""
 _HEAD_NAMES = (
     b'"exception.type":"exception.message":"exception.stacktrace":"Traceback (most recent call last):\\n  File '
     b'"server.address":"server.port":"url.full":"http.request.method":"POST","http.response.status_code":200,'
@@ -50,20 +50,21 @@ _HEAD_NAMES = (
     b'"opentelemetry","telemetry.sdk.version":"1.40.0","openinference.project.name":"default"},'
     b'"scope":{"name":"openinference.instrumentation.openai","name":"opentelemetry.instrumentation.","version":"0.1.0"}}'
 )
-"""What heads are likely to say, the likeliest last: a head is stored as what differs. Another needs a new mark."""
+"""Names that are likely in span heads, the most likely last: a head is stored as the difference from them. A change
+requires a new mark."""
 LEVEL = 1
-"""Of zstd: the next ones cost more time than they save room in bodies of a kilobyte."""
+"""zstd level. Higher levels cost more time than the saved space is worth for bodies of a kilobyte."""
 _UNSEARCHED = frozenset({"role", "type", "finish_reason", "mime_type"})
-"""Keys whose values are in every message."""
+"""Keys whose values occur in every message."""
 
 
 def pack(trace: Trace, verdict: Verdict) -> bytes:
-    """Two lines of JSON (neither contains a line break), deflated at the fastest level."""
+    """Two lines of JSON (neither contains a line break), compressed."""
     return pack_json(trace.model_dump_json().encode(), verdict.model_dump_json().encode())
 
 
 def pack_json(*lines: bytes) -> bytes:
-    """The same of what is JSON already."""
+    """The same for values that are already JSON."""
     return zlib.compress(_SEPARATOR.join(lines), level=1)
 
 
@@ -76,7 +77,7 @@ def unpack(body: bytes | None) -> tuple[Trace, Verdict]:
 
 
 class _Codec(threading.local):
-    """Contexts of zstd, which no two threads may use at once and which cost more to make than one body takes."""
+    """zstd contexts. Threads must not share one, and creating one costs more than compressing a body."""
 
     def __init__(self) -> None:
         names = zstandard.ZstdCompressionDict(_HEAD_NAMES, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
@@ -89,12 +90,12 @@ _codec = _Codec()
 
 
 def compress(data: bytes) -> bytes:
-    """For one body."""
+    """Compresses one body."""
     return _PLAIN + data if len(data) < SMALL else _ZSTD + _codec.body.compress(data)
 
 
 def compress_head(data: bytes) -> bytes:
-    """The same for the head of a span: it knows the names that they all have."""
+    """Compresses the head of a span with a dictionary of the names that all heads share."""
     return _ZSTD + _codec.head.compress(data)
 
 
@@ -126,10 +127,10 @@ def unpack_keys(packed: bytes) -> tuple[int, ...]:
 
 
 def words(data: bytes) -> str:
-    """What of a body is searched: the strings in it, without the keys.
+    """The searchable words of a body: its strings, without keys.
 
-    An index without content is told the same words again when a body is removed: what this returns for stored
-    bytes must not change without a new schema.
+    An index without content must receive the same words again when a body is removed. So the result for stored bytes
+    must not change without a new schema.
     """
     try:
         value = orjson.loads(data)
@@ -155,7 +156,7 @@ def _collect(value: Any, texts: list[str]) -> None:
 
 
 def _plain(text: str) -> str:
-    """Without NULs, and without the escapes of JSON in a string, whose letters would stick to words."""
+    """Text without NULs and without JSON escapes, whose letters would otherwise stick to words."""
     if "\\" in text:
         for escape in ("\\n", "\\r", "\\t"):
             text = text.replace(escape, " ")

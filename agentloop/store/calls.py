@@ -1,4 +1,4 @@
-"""Calls of a model, of which several libraries may tell, each in a span of its own."""
+"""Model calls that several libraries may report, each in a span of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentloop.types import Span
 
 
 class Told(Protocol):
-    """A span that tells of a call: what is asked of it here. See `types.Span`."""
+    """A span that reports a call, with the fields that matter here. See `types.Span`."""
 
     @property
     def span_id(self) -> str: ...
@@ -31,10 +31,10 @@ _ALL = text(f"SELECT {_COLUMNS} FROM span WHERE trace_key = :key AND kind = 'cha
 
 
 def calls_of(spans: Sequence[T], above: Mapping[str, str]) -> list[list[T]]:
-    """The spans of each call: first the innermost, then those that tell of the same.
+    """The spans of each call: the innermost first, then others that report the same call.
 
-    above: id of a span -> id of the nearest one of `spans` above it. A span around one other tells of the same call,
-    and so do two at one time side by side with the id of one response. A span around several tells of none.
+    above: id of a span -> id of the nearest of `spans` above it. A span around exactly one other reports the same call.
+    So do two siblings at the same time with one response id. A span around several others reports none.
     """
     by_id = {span.span_id: span for span in spans}
     inside: dict[str, list[T]] = {}
@@ -58,7 +58,7 @@ def calls_of(spans: Sequence[T], above: Mapping[str, str]) -> list[list[T]]:
 
 
 def is_told_twice(connection: Connection, trace_key: int, new: Sequence[Span], *, others: bool) -> bool:
-    """Whether of the `new` spans of calls any tells of the same call as another one, or as a stored one (others)."""
+    """True if a call in `new` is also reported by another new span, or by a stored one (others)."""
     ids = {span.span_id for span in new}
     parents = {span.parent_id for span in new if span.parent_id}
     responses = [span.response_id for span in new if span.response_id]
@@ -82,7 +82,8 @@ def _is_there(connection: Connection, trace_key: int, column: str, values: Seque
 
 
 def counted_calls(connection: Connection, trace_key: int) -> dict[str, int | float | None]:
-    """Columns of a trace that add up its calls, each once; of the spans of one the first that says a number counts."""
+    """Columns of a trace that sum its calls, each once. For each number, the first span of a call that reports it
+    counts."""
     spans = connection.execute(_ALL, {"key": trace_key}).all()
     ids = {span.span_id for span in spans}
     above = {span.span_id: span.parent_id for span in spans if span.parent_id in ids and span.parent_id != span.span_id}

@@ -1,8 +1,8 @@
-"""Many writers, one commit: what is put within WAIT_S of another shares its transaction.
+"""Group commit: items that arrive within WAIT_S of each other share a transaction.
 
-One thread writes. A transaction begins at once where the one before began at least WAIT_S ago, else when WAIT_S are
-over, so nothing waits longer in memory than that and the commit before. Whoever puts something gets the answer after
-it is on disk. The queue is bounded, so that a slow store slows its clients down instead of filling the memory.
+One thread writes. A transaction begins at once if the previous one began at least WAIT_S ago, else when WAIT_S have
+passed. So no item waits in memory longer than WAIT_S plus the previous commit. A caller gets its answer after its item
+is on disk. The queue is bounded, so that a slow store slows its clients down instead of filling the memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentloop.store.store import Store
 from agentloop.types import Attempt, Span
 
 WAIT_S = 0.01
-"""Least seconds between the beginnings of two transactions."""
+"""Minimum number of seconds between the starts of two transactions."""
 MAX_WAITING = 96 << 20
 """Maximum bytes that wait for a commit."""
 MAX_COMMIT = 2048
@@ -46,10 +46,10 @@ class _Waiting(NamedTuple):
 
 
 class Commits(Generic[Item, Result]):
-    """One thread that writes; `put` from any event loop."""
+    """One writing thread. Call `put` from any event loop."""
 
     def __init__(self, write: Callable[[str, Sequence[Item]], Sequence[Result]]) -> None:
-        """write: stores items of one project in one transaction; its results are in their order."""
+        """write: stores items of one project in one transaction and returns their results in order."""
         self._write = write
         self._waiting: deque[_Waiting] = deque()
         self._n_rows = 0
@@ -61,11 +61,11 @@ class Commits(Generic[Item, Result]):
 
     @property
     def n_waiting_bytes(self) -> int:
-        """Bytes in the queue."""
+        """Number of bytes in the queue."""
         return self._n_bytes
 
     async def put(self, project: str, item: Item, *, n_rows: int = 1, n_bytes: int = 0) -> Result:
-        """Return once the item is on disk. Raises Busy, StoreError and any error of the write."""
+        """Returns once the item is on disk. Raises Busy, StoreError and any error of the write."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(project, item, n_rows, n_bytes, loop.create_future(), loop)
         with self._changed:
@@ -86,7 +86,7 @@ class Commits(Generic[Item, Result]):
         return result
 
     def close(self) -> None:
-        """Write the queue to the store, and end the thread."""
+        """Writes the queue to the store and ends the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -101,9 +101,9 @@ class Commits(Generic[Item, Result]):
                 self._commit(project, [one for one in waiting if one.project == project])
 
     def _take(self, next_at: float) -> list[_Waiting]:
-        """What the next transactions write, up to MAX_COMMIT rows. Empty once closed and drained.
+        """The items for the next transaction, up to MAX_COMMIT rows. Empty once closed and drained.
 
-        next_at: when it may begin, unless it is full before.
+        next_at: earliest start, unless the transaction is full before.
         """
         with self._changed:
             while not self._waiting and not self._closed:
@@ -172,7 +172,7 @@ class PutSpans(Protocol):
 
 
 class SpanCommits(Commits[_Sent, None]):
-    """Spans of any projects, and the spending of their keys."""
+    """Spans of any projects, with the spending of their keys."""
 
     def __init__(self, put: PutSpans) -> None:
         super().__init__(self._write_spans)
@@ -186,9 +186,9 @@ class SpanCommits(Commits[_Sent, None]):
         spent: Mapping[str, Spent] = NOTHING,
         sender: str | None = None,
     ) -> None:
-        """Return once the spans are on disk. n_bytes: of their bodies. Raises as `put` does.
+        """Returns once the spans are on disk. n_bytes: size of their bodies. Raises as `put` does.
 
-        sender: id of the key that sent them; keys that spent something are senders, too.
+        sender: id of the key that sent them. Keys that spent something are senders, too.
         """
         senders = frozenset(spent) if sender is None else frozenset((*spent, sender))
         if spans:
@@ -206,14 +206,14 @@ class SpanCommits(Commits[_Sent, None]):
 
 
 class AttemptCommits(Commits[Placed, Attempt]):
-    """Attempts of any stages of the store's project."""
+    """Attempts in any stage of the store's project."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(lambda _, placed: store.put_placed(placed))
         self._project = store.project
 
     async def put_attempt(self, stage: str, position: int, attempt: Attempt, *, anew: bool = False) -> Attempt:
-        """Return the attempt as it is stored, once it is on disk. See `Store.put_attempts`; raises as `put` does."""
+        """Returns the attempt as stored, once it is on disk. See `Store.put_attempts`; raises as `put` does."""
         return await self.put(self._project, Placed(stage, position, attempt, anew))
 
 

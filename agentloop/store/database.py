@@ -1,6 +1,6 @@
-"""The connection to SQLite or PostgreSQL: transactions, durability, and the databases' own words made useful.
+"""The connection to SQLite or PostgreSQL: transactions, durability, and database errors with a remedy.
 
-A write returns after it is committed to disk, so what was acknowledged survives `kill -9` and a power cut.
+A write returns after its commit is on disk, so acknowledged data survives `kill -9` and a power cut.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from agentloop.store.engines import (
 from agentloop.store.statements import run
 
 FOLDER = "traces"
-"""The name of the folder of a project's store."""
+"""Name of the folder of a project's store."""
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 _log = logging.getLogger(__name__)
 
 
 class Database:
-    """Where the tables are. `name` is the file, or the URL without its password."""
+    """The database of the tables. `name` is the file, or the URL without its password."""
 
     def __init__(self, where: Path | str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
-        """Raises ConfigError for a URL that is none, or whose driver is missing."""
+        """Raises ConfigError for an invalid URL, or if its driver is missing."""
         if isinstance(where, str) and "://" in where:
             self.path, self.engine = engine_at(where, timeouts)
         else:
@@ -50,13 +50,13 @@ class Database:
         self.name = str(self.path) if self.path else without_password(self.engine.url)
         self._writing = self.engine.execution_options(agentloop_write=WRITES)
         self.fences: dict[str, str] = {}
-        """Leases on a server that this process must still hold when it writes, each with its owner (`lease.py`)."""
+        """Leases on a server, with their owners, that this process must still hold whenever it writes (`lease.py`)."""
 
     def keep_private(self) -> None:
-        """Make the file and its folder where there are none; only this user may open them. Raises OSError.
+        """Creates the file and its folder if necessary. Only this user may open them. Raises OSError.
 
-        A file that was open to others is closed to them, and a warning says so. So is an existing folder if it is a
-        project's `traces`; any other may hold what is not ours.
+        Restricts a file that was open to others, with a warning. Also restricts an existing folder called `traces`; any
+        other folder may contain files that are not ours.
         """
         if self.path is None:
             return
@@ -75,7 +75,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that sees one state of the store."""
+        """A transaction that reads one consistent state of the store."""
         with self.explained(), self.engine.connect() as connection, connection.begin():
             yield connection
 
@@ -83,12 +83,12 @@ class Database:
     def write(
         self, *, removes: bool = False, within: Connection | None = None, fenced: bool = True
     ) -> Iterator[Connection]:
-        """A transaction that is on disk when the block has ended. In SQLite one at a time; others wait for it.
+        """A transaction that is on disk at the end of the block. SQLite runs one at a time; others wait.
 
-        removes: True where traces go, so that nobody comes to rely on a body that goes with them. On a server such
-        a transaction has no other writer beside it; that lock is taken first, or two could wait for each other.
-        within: a transaction that is under way, and ends later; the block becomes a part of it. fenced: raise
-        StoreError where another process has taken a lease that this one counts on.
+        removes: True if traces are removed, so that no writer starts to rely on a body that is removed with them. On a
+        server, such a transaction excludes all other writers; it takes that lock first, because two could otherwise
+        deadlock. within: an open transaction that the block becomes a part of. fenced: raise StoreError if another
+        process has taken a lease that this one relies on.
         """
         if within is not None:
             with self.explained():
@@ -102,7 +102,7 @@ class Database:
 
     @contextmanager
     def session(self, *, write: bool = False, within: Connection | None = None) -> Iterator[Session]:
-        """The same with rows as objects, which may be used after the block."""
+        """The same with rows as objects, which remain usable after the block."""
         bind = within or (self._writing if write else self.engine)
         with self.explained(), Session(bind, expire_on_commit=False) as session, session.begin():
             if write and within is None:
@@ -110,7 +110,7 @@ class Database:
             yield session
 
     def _check_fences(self, connection: Connection) -> None:
-        """Raises StoreError unless this process holds all `fences`; they cannot be taken until the transaction ends."""
+        """Raises StoreError unless this process holds all `fences`. Nobody can take them until the transaction ends."""
         for project, owner in self.fences.items():
             rows = run(connection, "SELECT owner FROM lease WHERE project = $1 FOR SHARE", (project,))
             if rows != [(owner,)]:
@@ -122,7 +122,7 @@ class Database:
 
     @contextmanager
     def lock_file(self) -> Iterator[None]:
-        """Hold a file for one loop; the lock dies with the process. Raises StoreError when it is taken."""
+        """Locks a file for one loop. The lock ends with the process. Raises StoreError if it is taken."""
         assert self.path is not None  # noqa: S101
         with ExitStack() as held:
             with self.explained():
@@ -146,7 +146,7 @@ class Database:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """The database's and the file system's words, with the place and the next move."""
+        """Translates errors of the database and the file system into StoreErrors with the place and the next move."""
         try:
             yield
         except DBAPIError as error:
@@ -161,7 +161,7 @@ class Database:
 
 
 def _restrict(path: Path, most: int) -> int | None:
-    """Take the permissions beyond `most` from what is at `path`; the mode before, None where nothing changed."""
+    """Removes permissions beyond `most` from `path`. Returns the previous mode; None if nothing changed."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         if not mode & ~most:

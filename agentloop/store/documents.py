@@ -1,6 +1,6 @@
-"""A Trace as a document whose messages and results are shared bodies: how imported traces are kept.
+"""A Trace as a document whose messages and results are shared bodies: the storage form of imported traces.
 
-In the head, `{"$": n}` stands for the n-th body, as in a span's.
+In the head, `{"$": n}` refers to the n-th body, as in a span's head.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def split(imported: Imported) -> tuple[bytes, list[bytes]]:
 
 
 def split_bodies(trace: bytes) -> list[bytes]:
-    """The bodies alone, of a trace as JSON: what of it is searched."""
+    """Only the bodies of a trace as JSON: its searchable part."""
     return _take_bodies(orjson.loads(trace))
 
 
@@ -46,7 +46,7 @@ def _take_bodies(trace: dict[str, Any]) -> list[bytes]:
 
 
 def _exchange(trace: dict[str, Any], turn: Callable[[Any], Any]) -> None:
-    """Replace each message and each tool result of a trace and of those below it."""
+    """Replaces each message and each tool result of a trace and its sub-traces."""
     trace["messages"] = [turn(message) for message in trace["messages"]]
     for step in trace["steps"]:
         step["heard"] = [turn(message) for message in step["heard"]]
@@ -58,7 +58,7 @@ def _exchange(trace: dict[str, Any], turn: Callable[[Any], Any]) -> None:
 
 
 def columns(trace: Trace) -> tuple[dict[str, Any], Facets]:
-    """What a row says of a trace, and the tools, models and agents in it and in those below it."""
+    """The columns of a trace's row, and the tools, models and agents in the trace and its sub-traces."""
     facets: Facets = set()
     traces = list(_tree(trace))
     steps = [step for each in traces for step in each.steps]

@@ -1,4 +1,4 @@
-"""Engines for SQLite and PostgreSQL: how connections are made, set up and tried."""
+"""Engines for SQLite and PostgreSQL: how connections are opened, configured and checked."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ BODY_LOCK = 0x616C0003
 """Numbers of PostgreSQL's advisory locks, which end with their transactions."""
 WRITES = "writes"
 REMOVES = "removes"
-"""Kinds of transactions that change something."""
+"""Kinds of transactions that write."""
 
 
 PING_AFTER_S = 5.0
-"""Seconds that a connection to a server may be idle before it is tried."""
+"""Idle time in seconds after which a connection to a server is checked before use."""
 
 
 class Timeouts(NamedTuple):
-    """Seconds that a server may take."""
+    """Timeouts in seconds."""
 
     connect_s: float = 10.0
     statement_s: float = 60.0
     lock_s: float = 30.0
-    """Of waiting for another transaction. A file, too, is waited for so long."""
+    """Maximum wait for another transaction, on a server or a file."""
     idle_s: float = 60.0
-    """Of a transaction in which nothing happens, after which the server ends it."""
+    """Maximum idle time of an open transaction, after which the server ends it."""
 
 
 DEFAULT_TIMEOUTS = Timeouts()

@@ -1,7 +1,7 @@
-"""Outcomes and looks of gates and banks: each on disk before it counts, so that a killed run continues with the rest.
+"""Outcomes and looks of gates and banks. Each is on disk before it counts, so a killed run continues with the rest.
 
-A gate or bank has one key for the same question. It continues while it has no verdict; asked again after that, it
-begins anew with the next number. Its files are exports of these rows.
+A gate or bank has one key for the same question. It continues until it has a verdict. Asked again after that, it starts
+anew with the next number. Its files are exports of these rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentloop.store.tables import Key
 
 
 class EvidenceRow(SQLModel, table=True):
-    """A gate, or the filling of a bank (`evidence.py`)."""
+    """A gate, or the filling of a baseline (`evidence.py`)."""
 
     __tablename__ = "evidence"
     __table_args__ = (Index("evidence_by_key", "project", "kind", "key", "number", unique=True),)
@@ -29,12 +29,12 @@ class EvidenceRow(SQLModel, table=True):
     """`gate-KEY-NUMBER` or `bank-KEY-NUMBER`."""
     kind: str
     key: str
-    """Hash of everything that makes it the same question."""
+    """Hash of everything that identifies the question."""
     number: int
     about: dict[str, object] = Field(sa_column=Column(JSON, nullable=False))
-    """The header or head of its file, which names suites, policies and settings."""
+    """The header of its file, which names suites, policies and settings."""
     verdict: str | None = None
-    """None while it may go on."""
+    """None while it can continue."""
     started_at: datetime
 
 
@@ -51,7 +51,7 @@ class OutcomeRow(SQLModel, table=True):
     project: str
     evidence: str
     position: int | None = None
-    """In the order in which outcomes count; None for one whose turn has not come."""
+    """Position in the order in which outcomes count; None for one that does not count yet."""
     suite: str
     suite_hash: str
     task_id: str
@@ -63,7 +63,7 @@ class OutcomeRow(SQLModel, table=True):
     state: str
     reward: float | None = None
     body: str
-    """The outcome, whole, as a line of JSON."""
+    """The whole outcome as a line of JSON."""
 
 
 class LookRow(SQLModel, table=True):
@@ -87,7 +87,7 @@ class StoredOutcome(NamedTuple):
     """One trial."""
 
     position: int | None
-    """In the order in which outcomes count; None for one whose turn has not come."""
+    """Position in the order in which outcomes count; None for one that does not count yet."""
     suite: str
     suite_hash: str
     task_id: str
@@ -106,7 +106,7 @@ class StoredLook(NamedTuple):
 
     suite: str
     number: int
-    """Counts the looks at the suite from 0."""
+    """Number of the look at the suite, counted from 0."""
     n: int
     e_fail: float
     e_pass: float
@@ -116,7 +116,7 @@ class StoredLook(NamedTuple):
 
 
 class EvidenceLog:
-    """What one gate or bank has seen so far."""
+    """All evidence of one gate or bank so far."""
 
     def __init__(self, database: Database, row: EvidenceRow) -> None:
         self.id = row.id
@@ -127,7 +127,7 @@ class EvidenceLog:
         self._mine = {"project": row.project, "evidence": row.id}
 
     def outcomes(self) -> list[StoredOutcome]:
-        """In the order in which they count; those whose turn has not come are the last."""
+        """The outcomes in the order in which they count, followed by those that do not count yet."""
         columns = [getattr(OutcomeRow, name) for name in StoredOutcome._fields]
         order = (col(OutcomeRow.position).is_(None), col(OutcomeRow.position), col(OutcomeRow.key))
         query = select(*columns).where(*self._of(OutcomeRow)).order_by(*order)
@@ -135,7 +135,7 @@ class EvidenceLog:
             return [StoredOutcome(*row) for row in connection.execute(query)]
 
     def looks(self) -> list[StoredLook]:
-        """By suite, in order."""
+        """Looks by suite, in order."""
         columns = [getattr(LookRow, name) for name in StoredLook._fields]
         query = select(*columns).where(*self._of(LookRow)).order_by(col(LookRow.suite), col(LookRow.number))
         with self._database.read() as connection:
@@ -148,7 +148,7 @@ class EvidenceLog:
         *,
         waited: Collection[tuple[str, str, int]] = (),
     ) -> None:
-        """In one transaction. waited: (task, side, trial) of those that leave the place where they waited."""
+        """Adds outcomes in one transaction. waited: (task, side, trial) of outcomes that now count."""
         with self._database.write() as connection:
             for task_id, side, trial in waited:
                 same = {"task_id": task_id, "side": side, "trial": trial, "position": None}
@@ -162,12 +162,12 @@ class EvidenceLog:
                 insert_rows(connection, table, (*self._mine, *names), own, ignore=table == "look")
 
     def restate(self, about: dict[str, object]) -> None:
-        """Change what it is about, where it may go on further."""
+        """Changes the description, if the run may continue with it."""
         self.about = about
         self._change(about=about)
 
     def end(self, verdict: str) -> None:
-        """It does not go on after this."""
+        """Sets the verdict. The run does not continue after this."""
         self.verdict = verdict
         self._change(verdict=verdict)
 
@@ -181,14 +181,14 @@ class EvidenceLog:
 
 
 def evidence(database: Database, project: str, id: str) -> EvidenceLog | None:
-    """The gate or bank of that id."""
+    """The gate or bank with that id."""
     with database.session() as session:
         row = session.get(EvidenceRow, (project, id))
     return EvidenceLog(database, row) if row is not None else None
 
 
 def begin_evidence(database: Database, project: str, kind: str, key: str, about: dict[str, object]) -> EvidenceLog:
-    """The newest of that kind and key where it has no verdict, else a new one."""
+    """The newest run of that kind and key if it has no verdict, else a new one."""
     mine = (col(EvidenceRow.project) == project, col(EvidenceRow.kind) == kind, col(EvidenceRow.key) == key)
     with database.session(write=True) as session:
         number = session.scalar(select(func.max(col(EvidenceRow.number))).where(*mine)) or 0

@@ -1,9 +1,8 @@
-"""What the tables say of failures: which traces a filter looks at, what was critical in each, which call it was.
+"""Reads failures from the tables: the traces that a filter selects, their critical labels, and the calls at fault.
 
-A superseded attempt does not count, except where the filter asks for `superseded`; nor does a fork, which a trainer cut
-short, except where it asks for a `purpose`. Nothing here reads a whole trace.
-Only the name of the tool that failed lies in a body, and it is read of failed traces that have several tools, one step
-of each.
+Superseded attempts do not count unless the filter asks for `superseded`. Forks, which a trainer cuts short, do not
+count unless it asks for a `purpose`. Nothing here reads a whole trace. Only the name of the failed tool is in a body;
+one step is read for each failed trace with several tools.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from agentloop.store.verdicts import JUDGE
 from agentloop.types import Purpose
 
 PAGE = 2000
-"""Traces of one query; a service of many failures is read without having them all in memory."""
+"""Number of traces per query, so that a service with many failures never has them all in memory."""
 _OF_CALLS = ("call.", "infra.tool_timeout")
-"""How types begin that are of a call, whatever the step has."""
+"""Prefixes of types that always belong to a call."""
 _OF_STEPS = ("obs.", "plan.", "infra.", "outcome.unsafe_action", "outcome.reward_hack")
-"""And those that are of a call if the step has one; what ended or decided the whole is no tool's fault."""
+"""Prefixes of types that belong to a call if the step has one. A failure of the whole run is no tool's fault."""
 OUTCOMES = ("failure", "label", "reward", "state")
-"""Keys of a filter that choose among failures. The others say of which traces: what a rate is a share of."""
+"""Filter keys that select failures. All other keys select the traces that a rate is a share of."""
 _COLUMNS = {
     "version": col(TraceRow.policy_version), "task": col(TraceRow.task_id), "source": col(TraceRow.source),
     "model": col(TraceRow.model), "agent": col(TraceRow.agent),
@@ -46,7 +45,7 @@ _judged = exists().where(
 
 
 class FailureLabel(NamedTuple):
-    """A label with what is known of its trace; the type alone where the label itself is gone."""
+    """A label with facts about its trace. Only the type is set if the label itself no longer exists."""
 
     key: int
     id: str
@@ -64,29 +63,29 @@ class FailureLabel(NamedTuple):
 
 
 class Population(NamedTuple):
-    """How the traces ended that a filter is about."""
+    """How the traces that a filter selects ended."""
 
     n: int
     failed: int
-    """With a critical failure; what broke for infrastructure reasons, too."""
+    """Traces with a critical failure, including infrastructure failures."""
     won: int
     untyped: int
-    """The reward is below 1, and nobody has said why."""
+    """Traces with a reward below 1 and no failure type."""
     unknown: int
-    """Nobody has said how they ended."""
+    """Traces with an unknown outcome."""
     unknown_labelled: int
-    """Of those, with labels."""
+    """Traces with an unknown outcome that have labels."""
     unjudged: int
-    """Of all, which the judge has never seen."""
+    """Traces that the judge has never seen."""
 
 
 class Failures:
-    """The part of the store that a survey of failures needs."""
+    """The part of the store that a survey of failures reads."""
 
     _database: Database
 
     def population(self, filter: str = "", *, project: str | None = None) -> Population:
-        """The words of `filter` that choose among failures are left out. Raises ConfigError."""
+        """Counts outcomes. Ignores terms of `filter` that select failures. Raises ConfigError."""
         lost = func.coalesce(col(TraceRow.reward) < 1.0, False)
         unknown = and_(~_failed, ~_won, ~lost)
         labelled = exists().where(col(LabelRow.trace_key) == col(TraceRow.key))
@@ -98,7 +97,7 @@ class Failures:
         return Population(*(int(n or 0) for n in row))
 
     def n_by(self, what: str, filter: str = "", *, project: str | None = None) -> dict[Any, int]:
-        """Value -> traces that have it, failed or not. what: version, task, source, model, agent or tool."""
+        """Value -> number of traces with it, failed or not. what: version, task, source, model, agent or tool."""
         value: Any = col(FacetRow.value) if what == "tool" else _COLUMNS[what]
         query = select(value, func.count()).group_by(value)
         if what == "tool":
@@ -108,7 +107,7 @@ class Failures:
             return {value: int(n) for value, n in counts}
 
     def purposes(self, filter: str = "", *, project: str | None = None) -> list[str]:
-        """For what episodes of ours were rolled out; those of one purpose can be compared."""
+        """The purposes of our episodes. Only episodes of one purpose are comparable."""
         query = select(col(TraceRow.purpose)).where(col(TraceRow.purpose).is_not(None)).distinct()
         with self._database.read() as connection:
             purposes = connection.execute(query.where(*self._about(filter, project))).scalars()
@@ -117,9 +116,9 @@ class Failures:
     def labelled(
         self, filter: str = "", *, project: str | None = None, every: bool = False, tools: bool = True
     ) -> Iterator[FailureLabel]:
-        """The critical label of each failed trace, those first that were stored first; every: all labels of all traces.
+        """The critical label of each failed trace, oldest trace first. every: all labels of all traces.
 
-        tools: say which tool's call failed. Raises ConfigError for a filter that is none.
+        tools: include the tool whose call failed. Raises ConfigError for an invalid filter.
         """
         join = _same_trace(LabelRow) if every else and_(_same_trace(LabelRow), col(LabelRow.critical))
         query = select(
@@ -153,7 +152,7 @@ class Failures:
         return self._of(without_outcomes(filter), project)
 
     def _of(self, filter: str, project: str | None) -> list[ColumnElement[bool]]:
-        """The traces that `filter` is about, without superseded attempts and forks where it does not ask for them."""
+        """The traces that `filter` selects, without superseded attempts and forks unless it asks for them."""
         wanted = conditions(filter, self._database.engine.dialect.name)
         if project is not None:
             wanted.append(col(TraceRow.project) == project)
@@ -166,7 +165,7 @@ class Failures:
 
 
 def without_outcomes(filter: str) -> str:
-    """The terms of a filter that say of which traces."""
+    """The terms of a filter that select traces, not failures."""
     terms = parse(filter)
     edges = [*(term.at - 1 for term in terms), len(filter)]
     positions = (n for n, term in enumerate(terms) if term.key not in OUTCOMES)
@@ -183,7 +182,7 @@ def _step(step: int | None) -> int | None:
 
 
 def _tools(connection: Any, rows: Sequence[FailureLabel]) -> dict[tuple[int, int | None], str]:
-    """(trace, step) -> the tool whose call failed there; nothing where no call did, or nobody knows."""
+    """(trace, step) -> the tool whose call failed there; missing if no call failed or the tool is unknown."""
     at_step = [row for row in rows if row.step is not None and row.type.startswith((*_OF_CALLS, *_OF_STEPS))]
     facets: dict[int, list[str]] = {}
     for part in chunks(sorted({row.key for row in at_step})):
@@ -232,7 +231,7 @@ def _ours(body: bytes) -> Any:
 
 
 def _at_fault(row: FailureLabel, message: Any, results: Sequence[Any]) -> str | None:
-    """Of the calls of a step the one that was quoted, else that which failed, else the first."""
+    """The call at fault in a step: the quoted one, else the failed one, else the first."""
     calls = message.get("tool_calls") or []
     came = {result["call_id"]: result for result in results}
     quote = row.evidence.strip()
@@ -245,7 +244,7 @@ def _at_fault(row: FailureLabel, message: Any, results: Sequence[Any]) -> str | 
 
 
 def _of_spans(connection: Any, rows: Sequence[FailureLabel]) -> dict[tuple[int, int | None], str]:
-    """Of a trace that was sent as spans, where only one tool had an error."""
+    """The tool at fault in a trace of spans, if only one tool had an error."""
     failed: dict[int, set[str]] = {}
     for part in chunks(sorted({row.key for row in rows})):
         query = select(col(SpanRow.trace_key), col(SpanRow.tool)).where(

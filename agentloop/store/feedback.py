@@ -1,7 +1,7 @@
-"""Feedback on traces: scores and words from outside, with the credential that sent them.
+"""Feedback on traces: scores and text from outside, with the credential that sent them.
 
-A score counts, and becomes the reward of its trace, only where it does not come from the agent itself. Every other
-score is stored as self-reported: it is shown, and no reward, training, gate or canary reads it.
+A score counts, and becomes the reward of its trace, only if it does not come from the agent itself. Every other score
+is stored as self-reported: it is displayed, but no reward, training, gate or canary uses it.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from agentloop.store.verdicts import API, put_reward, storable, trace_key
 from agentloop.types import RewardState, Span, Verdict
 
 CREDENTIAL = "credential"
-"""Name of the facets that say which keys sent a trace's spans."""
+"""Name of the facets that record which keys sent a trace's spans."""
 KEY = "key:"
-"""How the source begins of feedback that was sent with a key; the key's id follows."""
+"""Prefix of the source of feedback that was sent with a key; the key's id follows."""
 LOCAL = "local"
-"""The source of feedback that the service's own user sent without a key."""
+"""Source of feedback that the service's own user sent without a key."""
 EVALUATION = "otlp:"
-"""How the source begins of an evaluation event in a trace's spans; the name of the evaluation follows."""
+"""Prefix of the source of an evaluation event in a trace's spans; the name of the evaluation follows."""
 MAX_TEXT = 10_000
-"""Characters of a text; the rest is cut off."""
+"""Maximum number of characters of a text; the rest is cut off."""
 MAX_SOURCE = 200
 _EVENT = "gen_ai.evaluation.result"
 _MARK = _EVENT.encode()
 
 
 class TraceFeedback(NamedTuple):
-    """One word on a trace."""
+    """One item of feedback on a trace."""
 
     source: str
-    """`key:ID`, `local`, or `otlp:NAME` of an evaluation."""
+    """`key:ID`, `local`, or `otlp:NAME` for an evaluation."""
     score: float | None
     text: str = ""
     by: str = ""
-    """The person or program that the sender names; nobody checked it."""
+    """The person or program that the sender names. The name is not verified."""
     is_self_reported: bool = True
     given_at: datetime | None = None
 
 
 class Feedbacks:
-    """The part of the store that has feedback."""
+    """The part of the store that keeps feedback."""
 
     _database: Database
     _shared: SharedBodies
@@ -61,17 +61,18 @@ class Feedbacks:
     def put_feedback(
         self, project: str, trace_id: str, feedback: TraceFeedback, *, within: Connection | None = None
     ) -> bool:
-        """Store feedback, in one transaction with the reward that it sets; whether it set one. Raises NoSuchTrace.
+        """Stores feedback, in one transaction with the reward that it sets. Returns whether it set one. Raises
+        NoSuchTrace.
 
-        A score becomes the reward where it is not self-reported and lies in [0, 1], no person has judged the trace, and
-        its episode was not lost to the infrastructure.
+        A score becomes the reward if it is not self-reported and lies in [0, 1], no person has judged the trace, and
+        its episode was not lost to infrastructure.
         """
         with self._database.write(within=within) as connection:
             key = trace_key(connection, project, trace_id)
             return bool(put_feedback(connection, self._shared, key, trace_id, [feedback]))
 
     def feedback(self, project: str, trace_id: str) -> list[TraceFeedback]:
-        """All of a trace, the oldest first. Raises NoSuchTrace."""
+        """All feedback on a trace, oldest first. Raises NoSuchTrace."""
         with self._database.read() as connection:
             key = trace_key(connection, project, trace_id)
             query = select(*columns(FeedbackRow, without=("key", "trace_key"))).where(col(FeedbackRow.trace_key) == key)
@@ -86,7 +87,7 @@ class Feedbacks:
             return set(connection.execute(query).scalars())
 
     def trace_of_episode(self, project: str, episode: str) -> str:
-        """Id of an episode's trace. Raises NoSuchTrace, and StateError where the episode has several."""
+        """Id of an episode's trace. Raises NoSuchTrace, and StateError if the episode has several."""
         query = select(col(TraceRow.id)).where(col(TraceRow.project) == project, col(TraceRow.episode_id) == episode)
         with self._database.read() as connection:
             ids = list(connection.execute(query.order_by(col(TraceRow.key)).limit(4)).scalars())
@@ -100,7 +101,7 @@ class Feedbacks:
 def put_feedback(
     connection: Connection, shared: SharedBodies, key: int, trace_id: str, items: Sequence[TraceFeedback]
 ) -> int:
-    """Store feedback on one trace, by its key; how many scores became its reward."""
+    """Stores feedback on one trace, given by its key. Returns how many scores became its reward."""
     redactor = shared.redactor
     now = datetime.now(UTC)
     rows: list[dict[str, Any]] = []
@@ -142,9 +143,9 @@ def _becomes_reward(
 
 
 def evaluations(span: Span, trust: Collection[str]) -> list[TraceFeedback]:
-    """The results of evaluations in a span as it came: events of the span, or a log record that is one.
+    """Results of evaluations in an incoming span: events of the span, or a log record.
 
-    trust: sources whose scores are not self-reported.
+    trust: sources whose scores do not count as self-reported.
     """
     if span.name != _EVENT and _MARK not in span.head:
         return []

@@ -1,4 +1,4 @@
-"""Figures of training: what each step of a version measured, while the version is made and after it."""
+"""Figures of training: measurements of each step of a version, during and after training."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from agentloop.store.tables import FigureRow
 
 NAMES = ("project", "version", "step", "name", "value", "at")
 START = (0, -1)
-"""(version, step) before every step."""
+"""(version, step) before the first step."""
 
 
 class StepFigures(NamedTuple):
-    """One step of the making of a version."""
+    """The figures of one step in the training of a version."""
 
     version: int
     step: int
     at: datetime
-    """When the last of its figures was recorded."""
+    """Time of the latest figure."""
     figures: dict[str, float]
-    """Name -> value; nan where it was not a finite number."""
+    """Name -> value; nan for a value that was not finite."""
 
 
 class FigureRows:
-    """The part of the store that has the figures of training; all of it belongs to the store's `project`."""
+    """The part of the store that keeps figures of training. All of it belongs to the store's `project`."""
 
     project: str
     _database: Database
 
     def put_figures(self, version: int, step: int, figures: Mapping[str, float], *, anew: bool = False) -> None:
-        """Record figures of one step; one of the same name is replaced.
+        """Records figures of one step. Replaces figures of the same name.
 
-        anew: what is recorded of this step and of the later ones belongs to a run that was interrupted; remove it.
+        anew: first remove figures of this and later steps, which an interrupted run left.
         """
         mine = (col(FigureRow.project) == self.project, col(FigureRow.version) == version)
         is_replaced = (col(FigureRow.step) == step) & col(FigureRow.name).in_(list(figures))
@@ -62,8 +62,8 @@ class FigureRows:
     ) -> list[StepFigures]:
         """Recorded steps, by version and step.
 
-        first, last: versions. names: a name without a `/` also stands for all that begin with it and a `/`; none is
-        every name. after: (version, step) of the last step that is not wanted.
+        first, last: versions. names: a name without `/` also selects all names that begin with it and a `/`; empty
+        selects every name. after: (version, step) of the last step to skip.
         """
         version, step = col(FigureRow.version), col(FigureRow.step)
         query = select(version, step, col(FigureRow.name), col(FigureRow.value), col(FigureRow.at))

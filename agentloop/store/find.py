@@ -1,4 +1,4 @@
-"""Lists of traces by filter, a page at a time; and one by its id."""
+"""Finds traces by filter, a page at a time, and single traces by id."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from agentloop.store.query import conditions
 from agentloop.store.tables import TraceRow, TraceSummary, columns
 
 MAX_PAGE = 1000
-"""Traces on one page at most."""
+"""Maximum number of traces on one page."""
 PAGE = 200
-"""Traces that `every` asks for at once."""
+"""Number of traces that `every` reads at once."""
 LISTED = columns(TraceRow, without=("body", "bodies"))
 
 
 class TracePage(NamedTuple):
-    """Some traces, and the cursor of the next page; None when there is none."""
+    """Some traces, and the cursor of the next page; None at the end."""
 
     traces: list[TraceSummary]
     next: str | None
 
 
 def find(database: Database, project: str | None, filter: str, cursor: str | None, limit: int) -> TracePage:
-    """The traces for which `filter` holds, those first that were stored last.
+    """The traces that match `filter`, newest first.
 
-    A page begins after a row, not after a number of rows: what arrives meanwhile moves nothing.
+    A page begins after a row, not after a number of rows, so new arrivals shift nothing.
     """
     if not 1 <= limit <= MAX_PAGE:
         raise ConfigError(f"limit: {limit} is not between 1 and {MAX_PAGE}")
@@ -44,7 +44,7 @@ def find(database: Database, project: str | None, filter: str, cursor: str | Non
 
 
 def every(database: Database, project: str | None, filter: str) -> Iterator[TraceSummary]:
-    """All of them in the same order, of which only a page is in memory."""
+    """All matching traces in the same order, with one page in memory."""
     cursor: str | None = None
     while True:
         page = find(database, project, filter, cursor, PAGE)
@@ -55,16 +55,16 @@ def every(database: Database, project: str | None, filter: str) -> Iterator[Trac
 
 
 def n_found(database: Database, project: str | None, filter: str) -> int:
-    """How many they are."""
+    """Number of matching traces."""
     with database.read() as connection:
         return int(connection.execute(_where(database, select(func.count()), project, filter)).scalar_one())
 
 
 def named(database: Database, project: str | None, prefix: str) -> TraceSummary:
-    """The one trace of that id, or else whose id begins with it, whatever the case of its hex digits; or of that
+    """The trace with that id, else the only one whose id begins with it (hex digits in any case), else that of the
     episode.
 
-    Raises NoSuchTrace when there is none, or more than one.
+    Raises NoSuchTrace if there is none, or more than one.
     """
     query = select(*LISTED) if project is None else select(*LISTED).where(col(TraceRow.project) == project)
     of_id = col(TraceRow.id)

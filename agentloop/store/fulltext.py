@@ -1,6 +1,6 @@
-"""Full text over bodies: FTS5 in SQLite, tsvector with GIN in PostgreSQL, both in `body_text`.
+"""Full-text search over bodies: FTS5 in SQLite, tsvector with GIN in PostgreSQL, both in `body_text`.
 
-A search finds traces with a body that has all words, in the given order where they were quoted together.
+A search finds traces with a body that contains all words; words quoted together must follow each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sqlalchemy import (
 from agentloop.store.statements import chunks, run
 
 PART = 200_000
-"""Characters of one row in PostgreSQL, where a tsvector may have a megabyte."""
+"""Maximum number of characters of one row in PostgreSQL, where a tsvector is limited to a megabyte."""
 
 _ASCII = bytes(ord(chr(c).lower()) if chr(c).isascii() and chr(c).isalnum() else ord(" ") for c in range(256))
 _ACCENTS = re.compile("[\u0300-\u036f]")
@@ -44,7 +44,7 @@ CREATE_POSTGRESQL = (
 
 
 def add(connection: Connection, bodies: Sequence[tuple[int, str]]) -> None:
-    """Index bodies by key and words."""
+    """Indexes bodies by key and words."""
     if not bodies:
         return
     if connection.dialect.name == "sqlite":
@@ -58,7 +58,7 @@ def add(connection: Connection, bodies: Sequence[tuple[int, str]]) -> None:
 
 
 def remove(connection: Connection, bodies: Sequence[tuple[int, str]]) -> None:
-    """Take bodies out of the index; the words must be those that were added."""
+    """Removes bodies from the index. The words must equal those that were added."""
     if not bodies:
         return
     if connection.dialect.name == "sqlite":
@@ -69,7 +69,7 @@ def remove(connection: Connection, bodies: Sequence[tuple[int, str]]) -> None:
 
 
 def matching(dialect: str, phrase: str) -> Select[tuple[int]]:
-    """Keys of the bodies that have the words of `phrase` one after another; none for a phrase without words."""
+    """Keys of the bodies that contain the words of `phrase` one after another; none for a phrase without words."""
     index = table("body_text", column("body_key"), column("words"))
     if dialect == "sqlite":
         # Within quotes nothing is an operator of FTS5; a quote is written twice.
@@ -81,9 +81,9 @@ def matching(dialect: str, phrase: str) -> Select[tuple[int]]:
 
 
 def _folded(text: str) -> str:
-    """The words that FTS5 would find, so that a filter finds the same in both databases.
+    """The words as FTS5 tokenises them, so that a filter finds the same in both databases.
 
-    PostgreSQL's parser alone keeps a path, an address or a host's name whole, and accents where they are.
+    PostgreSQL's own parser keeps paths, addresses, host names and accents.
     """
     if text.isascii():  # thirty times as fast
         return text.encode().translate(_ASCII).decode()
@@ -92,7 +92,7 @@ def _folded(text: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """At most PART characters each, cut between words where that can be."""
+    """Parts of at most PART characters, cut between words if possible."""
     parts = []
     while len(text) > PART:
         cut = text.rfind(" ", PART // 2, PART)

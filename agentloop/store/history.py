@@ -1,6 +1,7 @@
-"""What traces were found to be worth, one verdict after another: none is overwritten, each has a time and a name.
+"""The history of verdicts on traces. No verdict is overwritten; each has a time and a name.
 
-The tables `score`, `label` and `trace` have what is true now, for search; `verdict` has what was ever said.
+The tables `score`, `label` and `trace` have the current state, for search. The table `verdict` has every verdict ever
+given.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from agentloop.store.verdicts import (
 from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
 
 HUMAN = "human"
-"""The verifier of a person's word; its `source` is the person."""
+"""Name of the verifier that stands for a person; its `source` is the person's name."""
 MAX_QUEUE = 1000
 
 
 class JudgedTrace(NamedTuple):
-    """A trace as it is judged again: its row, and what its last verdict was judged by."""
+    """A trace to judge again: its row, and the hash of what produced its last verdict."""
 
     row: Any
     stamp: str | None
@@ -47,7 +48,7 @@ class JudgedTrace(NamedTuple):
     others_scores: dict[str, Score]
     """By verifier: the last score from a source other than the judge."""
     last: Any = None
-    """The newest row of its history; None where it has none."""
+    """The newest row of its history; None without one."""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -56,7 +57,7 @@ class JudgedTrace(NamedTuple):
 
 
 class History:
-    """The part of the store that judging again needs."""
+    """The part of the store that judging again uses."""
 
     _database: Database
     _shared: SharedBodies
@@ -64,9 +65,9 @@ class History:
     def put_score(
         self, project: str, trace_id: str, score: Score, *, source: str = "api", within: Connection | None = None
     ) -> None:
-        """Attach a verifier's number; the last word of a source counts.
+        """Adds a verifier's score. The last score of each source counts.
 
-        Raises NoSuchTrace, and StateError for a score of `human` where a person's verdict stands.
+        Raises NoSuchTrace, and StateError for a score of `human` if a person's verdict exists.
         """
         with self._database.write(within=within) as connection:
             key = trace_key(connection, project, trace_id)
@@ -83,9 +84,9 @@ class History:
         critical_if_first: bool = False,
         within: Connection | None = None,
     ) -> None:
-        """Attach a failure; the last word of a detector on a type and step counts. Raises NoSuchTrace.
+        """Adds a failure. The last label of a detector for a type and step counts. Raises NoSuchTrace.
 
-        critical_if_first: it is critical where the trace did not succeed and no other failure is.
+        critical_if_first: mark it as critical if the trace did not succeed and has no other critical failure.
         """
         with self._database.write(within=within) as connection:
             key = trace_key(connection, project, trace_id)
@@ -104,9 +105,9 @@ class History:
         by: str = "api",
         within: Connection | None = None,
     ) -> None:
-        """Say what a trace is worth as a whole; reward: in [0, 1] when it is scored, else None.
+        """Sets the reward of the whole trace. reward: in [0, 1] if it is scored, else None.
 
-        Raises NoSuchTrace, and StateError where a person's verdict stands.
+        Raises NoSuchTrace, and StateError if a person's verdict exists.
         """
         with self._database.write(within=within) as connection:
             key = trace_key(connection, project, trace_id)
@@ -118,17 +119,17 @@ class History:
             append(connection, self._shared, New(key, verdict, None, by))
 
     def put_verdicts(self, new: Sequence[New], *, within: Connection | None = None) -> None:
-        """In one transaction. A verdict that is there already adds nothing to the history."""
+        """Stores verdicts in one transaction. A verdict that equals the last one adds nothing to the history."""
         with self._database.write(within=within) as connection:
             changed = replace_verdicts(connection, self._shared, new)
             rewrite(connection, self._shared, changed)
 
     def clean(self, verdict: Verdict) -> Verdict:
-        """The verdict as it is stored: without secrets."""
+        """The verdict as stored: without secrets."""
         return clean(self._shared.redactor, verdict)
 
     def resolve(self, project: str, trace_id: str, verdict: Verdict, reward: float, *, by: str, why: str) -> None:
-        """A person's word, with the verdict that follows from it. Raises NoSuchTrace."""
+        """Stores a person's verdict and its consequences. Raises NoSuchTrace."""
         with self._database.write() as connection:
             key = trace_key(connection, project, trace_id)
             by = self._shared.redactor.text(by)
@@ -139,10 +140,10 @@ class History:
             put_scores(connection, [(key, [Score(verifier=HUMAN, version="1", value=reward)])], by)
 
     def put_person_label(self, project: str, trace_id: str, failure: Failure, *, by: str, why: str) -> bool:
-        """A person's label in place of the one that the same person gave before; critical where it says so.
+        """Stores a person's label in place of the same person's previous one; it is critical if it says so.
 
-        failure: `detector` and name are set here. Returns False where the same label was there already.
-        Raises NoSuchTrace.
+        failure: this function sets `detector` and name. Returns False if the same label already existed. Raises
+        NoSuchTrace.
         """
         redactor = self._shared.redactor
         by = redactor.text(by)
@@ -166,7 +167,7 @@ class History:
             return True
 
     def person_labels(self, project: str) -> list[tuple[str, Failure]]:
-        """(trace, label) of every trace that people labelled in a project: the newest of each, the oldest first."""
+        """(trace, label) for every trace in a project that people labelled: the newest label of each, oldest first."""
         query = select(col(TraceRow.id), *columns(LabelRow)).where(
             col(TraceRow.key) == col(LabelRow.trace_key),
             col(TraceRow.project) == project,
@@ -178,14 +179,14 @@ class History:
         return list(newest.items())
 
     def history(self, project: str, trace_id: str) -> list[Past]:
-        """Every verdict on a trace, the oldest first. Raises NoSuchTrace."""
+        """Every verdict on a trace, oldest first. Raises NoSuchTrace."""
         with self._database.read() as connection:
             key = trace_key(connection, project, trace_id)
             query = select(*columns(VerdictRow)).where(col(VerdictRow.trace_key) == key)
             return list(with_persons(past(row) for row in connection.execute(query.order_by(col(VerdictRow.key)))))
 
     def stored(self, filter: str, *, project: str | None, after: int, limit: int) -> list[JudgedTrace]:
-        """Traces for which a filter holds with their bodies, those first that were stored first, beyond key `after`."""
+        """Traces with their bodies that match a filter, oldest first, beyond key `after`."""
         query = select(*columns(TraceRow)).where(*conditions(filter, self._database.engine.dialect.name))
         query = query.where(col(TraceRow.key) > after).order_by(col(TraceRow.key)).limit(limit)
         if project is not None:
@@ -200,15 +201,16 @@ class History:
         ]
 
     def group(self, row: Any) -> list[Any]:
-        """The rows of all episodes of ours that are compared with that of `row`, itself among them, in their order."""
+        """The rows of all our episodes that are compared with that of `row`, including itself, in order."""
         same = [col(getattr(TraceRow, name)) == getattr(row, name) for name in ("project", "stage", "group", "task_id")]
         with self._database.read() as connection:
             return list(connection.execute(select(*columns(TraceRow)).where(*same).order_by(col(TraceRow.key))))
 
     def queue(self, project: str, *, sample: int = 0) -> list[tuple[TraceSummary, str]]:
-        """(trace, why a person is asked): what is disputed or waits for one, then `sample` others.
+        """(trace, reason) for traces that need a person: disputed or waiting ones, then `sample` others.
 
-        The sample is of scored traces that no person has judged, and the same until one has: ids are random.
+        The sample consists of scored traces that no person has judged. It stays the same until one is judged, because
+        ids are random.
         """
         mine = select(*columns(TraceRow, without=("body", "bodies"))).where(col(TraceRow.project) == project)
         mine = mine.limit(MAX_QUEUE)
@@ -230,7 +232,7 @@ class History:
         ]
 
     def gold(self, filter: str, *, project: str) -> Iterator[tuple[str, str, str, float, float]]:
-        """(trace, verifier, its version, its number, a person's) wherever there are both; the last person counts."""
+        """(trace, verifier, its version, its number, a person's number) wherever both exist. The last person counts."""
         query = select(col(TraceRow.key), col(TraceRow.id)).where(
             col(TraceRow.project) == project, *conditions(filter, self._database.engine.dialect.name)
         )
@@ -248,7 +250,7 @@ class History:
                         yield ids[row.trace_key], row.verifier, row.version, row.value, gold[row.trace_key]
 
     def put_agreement(self, rows: Sequence[AgreementRow]) -> None:
-        """Insert, or replace what was measured of the same version."""
+        """Inserts measurements, or replaces those of the same version."""
         with self._database.session(write=True) as session:
             for row in rows:
                 session.merge(row)

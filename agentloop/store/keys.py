@@ -1,4 +1,4 @@
-"""Keys of the service, by what is kept of them: never the words that open it. And what each may spend, and has."""
+"""API keys, their budgets and their spending. The store keeps only a hash of a key, never the key itself."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from agentloop.store.statements import insert_rows
 from agentloop.store.tables import KeyRow, SettingRow
 
 EVER_MADE = "keys_ever_made"
-"""The name of a setting of the store: a key was made, and may be revoked since."""
+"""Name of a setting that records that a key was once created, even if it was revoked since."""
 
 
 class KeyBudget(NamedTuple):
-    """What a key may spend on calls of models; None is no bound."""
+    """The budget of a key for model calls; None is unlimited."""
 
     n_calls: int | None = None
     n_tokens: int | None = None
-    """Of prompts and answers together."""
+    """Tokens of prompts and answers together."""
     cost_usd: float | None = None
     calls_per_minute: int | None = None
 
 
 class Spent(NamedTuple):
-    """What it has."""
+    """The spending of a key."""
 
     n_calls: int = 0
     n_tokens: int = 0
@@ -36,61 +36,61 @@ class Spent(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What is remembered of a key."""
+    """The stored facts about a key."""
 
     id: str
     sha256: str
-    """Of the whole key, in hex."""
+    """SHA-256 of the whole key, in hex."""
     project: str
     scopes: tuple[str, ...]
     budget: KeyBudget = KeyBudget()
     spent: Spent = Spent()
     read_at: float = 0.0
-    """`time.monotonic()` before it was looked up, by who keeps what he found."""
+    """`time.monotonic()` before the lookup, set by a caller that caches the result."""
 
 
 class Keys:
-    """The part of the store that knows who may use it."""
+    """The part of the store that manages access."""
 
     _database: Database
 
     def put_key(self, key: Key) -> None:
-        """Remember a new key."""
+        """Stores a new key."""
         row = {"id": key.id, "sha256": key.sha256, "project": key.project, "scopes": " ".join(key.scopes)}
         with self._database.session(write=True) as session:
             session.add(KeyRow.model_validate({**row, "made_at": datetime.now(UTC), **_columns(key.budget)}))
             _remember(session.connection())
 
     def set_budget(self, key_id: str, budget: KeyBudget) -> bool:
-        """Let a key spend so much; whether there is such a key."""
+        """Sets the budget of a key. Returns whether the key exists."""
         changed = update(KeyRow).where(col(KeyRow.id) == key_id).values(_columns(budget))
         with self._database.write() as connection:
             return connection.execute(changed).rowcount > 0
 
     def key(self, key_id: str) -> Key | None:
-        """The key of that id, unless it was revoked."""
+        """The key with that id, unless it was revoked."""
         with self._database.session() as session:
             row = session.get(KeyRow, key_id)
         return _key(row) if row else None
 
     def keys(self) -> list[Key]:
-        """All of them, the oldest first."""
+        """All keys, oldest first."""
         with self._database.session() as session:
             return [_key(row) for row in session.scalars(select(KeyRow).order_by(col(KeyRow.made_at)))]
 
     def n_keys(self) -> int:
-        """How many there are."""
+        """Number of keys."""
         with self._database.read() as connection:
             return _n_keys(connection)
 
     def needs_key(self) -> bool:
-        """Whether a key was ever made: revoking the last one opens nothing."""
+        """True if a key was ever created. Revoking the last key does not open the service."""
         with self._database.read() as connection:
             marks = select(func.count()).select_from(SettingRow).where(col(SettingRow.name) == EVER_MADE)
             return bool(connection.execute(marks).scalar_one()) or _n_keys(connection) > 0
 
     def revoke_key(self, key_id: str) -> bool:
-        """Forget a key; whether there was one."""
+        """Deletes a key. Returns whether it existed."""
         with self._database.write() as connection:
             if not connection.execute(delete(KeyRow).where(col(KeyRow.id) == key_id)).rowcount:
                 return False
@@ -110,7 +110,7 @@ _SPEND = (
 
 
 def spend(connection: Connection, spent: Mapping[str, Spent]) -> None:
-    """Count what keys have spent, by their ids."""
+    """Adds to the spending of keys, by id."""
     rows = [
         {"key_id": key_id, "calls": s.n_calls, "tokens": s.n_tokens, "usd": s.cost_usd} for key_id, s in spent.items()
     ]

@@ -1,8 +1,8 @@
-"""One loop at a time for each project of a server: a row that its owner renews, by the clock of the database.
+"""A lease for one loop per project on a server: a row that its owner renews, by the database's clock.
 
-Nothing is held by a session, because a pooler between us and the server may give each transaction another one. Every
-write checks in its own transaction that the lease is still ours, so a process that was cut off or suspended until
-another one took the project writes nothing more.
+No session holds anything, because a pooler between us and the server may give each transaction another session. Every
+write checks in its own transaction that this process still holds the lease. So a process that was cut off or suspended
+writes nothing after another process has taken the project.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from agentloop.errors import StoreError
 from agentloop.store.database import Database
 
 LEASE_S = 30
-"""Seconds for which a lease holds."""
+"""Duration of a lease in seconds."""
 RENEWAL_S = 10
-"""Seconds after which a lease is renewed."""
+"""Interval of renewals in seconds."""
 _log = logging.getLogger(__name__)
 _TAKE = text(
     "INSERT INTO lease (project, owner, ends_at) VALUES (:project, :owner, now() + make_interval(secs => :seconds)) "
@@ -37,7 +37,7 @@ _END = text("DELETE FROM lease WHERE project = :project AND owner = :owner")
 
 
 class LeaseRow(SQLModel, table=True):
-    """Who writes for a project on a server, or for a part of it, and until when unless renewed (`lease.py`)."""
+    """The owner of a project on a server, or of a part of it, and when the lease ends unless renewed (`lease.py`)."""
 
     __tablename__ = "lease"
 
@@ -48,9 +48,9 @@ class LeaseRow(SQLModel, table=True):
 
 @contextmanager
 def lease(database: Database, project: str) -> Iterator[None]:
-    """Hold the project for this process. Raises StoreError where another one holds it.
+    """Holds the project for this process. Raises StoreError if another process holds it.
 
-    A process that is killed holds it for at most LEASE_S more.
+    The lease of a killed process ends after at most LEASE_S.
     """
     owner = f"process {os.getpid()} on {socket.gethostname()} ({secrets.token_hex(4)})"
     if not _take(database, project, owner):

@@ -1,4 +1,4 @@
-"""What was said of a trace's worth, read back: what is true now, and the verdicts that it rests on."""
+"""Reads back what is known of a trace's worth: its current state, and the verdicts behind it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Past(NamedTuple):
     stamp: str | None
     verdict: Verdict
     supersedes: str | None = None
-    """The other person whose verdict stood until this one."""
+    """The person whose verdict this one replaced."""
 
 
 _NEWEST = select(*columns(VerdictRow)).where(
@@ -50,25 +50,25 @@ _LABELS = (
 
 
 def last_rows(connection: Connection, keys: Collection[int]) -> Iterator[tuple[int, Any]]:
-    """(trace, its newest row of `verdict`), of those that have one. A person's label says nothing of the worth."""
+    """(trace, its newest row of `verdict`) for traces that have one. A person's label is no verdict."""
     for part in chunks(list(keys)):
         yield from ((row.trace_key, row) for row in connection.execute(_NEWEST, {"traces": part}))
 
 
 def past(row: Any) -> Past:
-    """A row of `verdict`."""
+    """Converts a row of `verdict`."""
     verdict = Verdict.model_validate_json(zlib.decompress(row.body))
     return Past(row.given_at.replace(tzinfo=UTC) if row.given_at.tzinfo is None else row.given_at, row.by, row.why,
                 row.stamp, verdict)  # fmt: skip
 
 
 def last_verdict(connection: Connection, key: int) -> Past | None:
-    """The newest of a trace's history."""
+    """The newest verdict of a trace's history."""
     return next((past(row) for _, row in last_rows(connection, [key])), None)
 
 
 def with_persons(history: Iterable[Past]) -> Iterator[Past]:
-    """A trace's history, the oldest first, each person's verdict with whose it supersedes."""
+    """A trace's history, oldest first. Each person's verdict names the person whose verdict it replaced."""
     person: str | None = None
     for each in history:
         if each.by in PROGRAMS or each.by.startswith(LABELLED):  # a label is no verdict, and supersedes none
@@ -79,7 +79,7 @@ def with_persons(history: Iterable[Past]) -> Iterator[Past]:
 
 
 def refuse_over_person(connection: Connection, key: int, trace_id: str) -> None:
-    """Raises StateError where a person has judged the trace: only another verdict of a person supersedes it."""
+    """Raises StateError if a person has judged the trace: only another person's verdict may replace it."""
     standing = last_verdict(connection, key)
     if standing is None or standing.by in PROGRAMS or standing.verdict.state is not RewardState.scored:
         return
@@ -90,14 +90,14 @@ def refuse_over_person(connection: Connection, key: int, trace_id: str) -> None:
 
 
 def read_verdict(connection: Connection, row: Any) -> Verdict:
-    """All that is known of a trace's worth now, whoever said it. row: of `trace`."""
+    """The current state of a trace's worth from all sources. row: of `trace`."""
     return read_verdicts(connection, [row])[0]
 
 
 def read_verdicts(connection: Connection, rows: Sequence[Any]) -> list[Verdict]:
-    """As `read_verdict`, in the order of `rows`, by three queries for all of them.
+    """Like `read_verdict` for several rows, in their order, with three queries.
 
-    The tables have what is searched; what a number rests on and cost is in the verdict that it came with.
+    The tables have the searchable columns; evidence and cost of a score are in the verdict that it came with.
     """
     last = dict(last_rows(connection, [row.key for row in rows]))
     scores: dict[int, list[Any]] = {row.key: [] for row in rows}
@@ -111,7 +111,7 @@ def read_verdicts(connection: Connection, rows: Sequence[Any]) -> list[Verdict]:
 
 
 def verdicts_of(connection: Connection, keys: Collection[int]) -> dict[int, Verdict]:
-    """Trace -> all that is known of its worth now; traces that are gone are left out. No trace is read."""
+    """Trace -> current state of its worth, without deleted traces. No trace is read."""
     head = case((col(TraceRow.bodies).is_not(None), col(TraceRow.body))).label("body")
     names = ("key", "id", "reward_state", "reward", "bodies")
     query = select(*(col(getattr(TraceRow, name)) for name in names), head)
@@ -152,7 +152,7 @@ def _verdict(row: Any, newest: Any | None, scores: Sequence[Any], labels: Sequen
 
 
 def _imported(row: Any) -> tuple[Verdict | None, tuple[Score, ...]]:
-    """The verdict and the scores that an imported trace came with; its head has them whole."""
+    """The verdict and scores of an imported trace, from its head."""
     if row.bodies is None:
         return None, ()
     head = orjson.loads(decompress(row.body))
@@ -166,7 +166,7 @@ def _score(row: Any) -> Score:
 
 
 def _bare(score: Score) -> Score:
-    """What the table `score` has of it."""
+    """The fields of a score that the table `score` has."""
     return Score(
         verifier=score.verifier, version=score.version, value=score.value, error=score.error, source=score.source
     )

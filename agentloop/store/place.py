@@ -1,4 +1,4 @@
-"""The store of a project: the one place that decides which, by an option, the settings or the environment."""
+"""Determines the store of a project, from an option, the settings or the environment. Only this module decides it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from agentloop.store.store import Store
 from agentloop.store.tables import DEFAULT_PROJECT
 
 CLAIM = STORE.with_name("project.id")
-"""What a folder shows to the store that it shares: whose project it is."""
+"""A folder's proof of identity for a shared store."""
 
 
 class StorePlace(NamedTuple):
-    """A store that may not be there yet."""
+    """The location of a store that may not exist yet."""
 
     where: Path | str
     """A file, or a server's URL."""
     project: str
-    """Whose attempts, stages and versions a loop in this folder makes."""
+    """The project that owns the attempts, stages and versions of a loop in this folder."""
     timeouts: Timeouts
     is_shared: bool
-    """An option or the settings name it, so that other folders may use it, too."""
+    """True if an option or the settings name the store, so that other folders may use it, too."""
     is_named: bool
-    """The settings say which project it is."""
+    """True if the settings name the project."""
 
     @property
     def file(self) -> Path | None:
-        """None on a server."""
+        """The store's file; None on a server."""
         return self.where if isinstance(self.where, Path) else None
 
     def open(self, *, create: bool = True, upgrade: bool = False, secrets: Iterable[str] = ()) -> Store:
@@ -51,9 +51,9 @@ class StorePlace(NamedTuple):
 
 
 def store_place(folder: Path, named: str | None = None) -> StorePlace:
-    """Where the store of the project in `folder` is. named: an option that outranks settings and environment.
+    """The location of the store of the project in `folder`. named: an option, which takes precedence.
 
-    Raises ConfigError, also for an option with a password, which every process of the machine could read.
+    Raises ConfigError, also for an option with a password, because every process of the machine could read it.
     """
     settings, name = load_store(folder)
     if named is not None and "://" in named and re.search(r"://[^/@]*:[^/@]+@|[?&](ssl)?pass\w*=", named):
@@ -79,9 +79,9 @@ def store_place(folder: Path, named: str | None = None) -> StorePlace:
 
 
 def claim_project(place: StorePlace, store: Store, folder: Path) -> None:
-    """Let the loop in `folder` have its project of a shared store.
+    """Claims the project in a shared store for the loop in `folder`.
 
-    Raises ConfigError where a loop in another folder has that, because the two would share one history.
+    Raises ConfigError if a loop in another folder has claimed it, because the two would share one history.
     """
     if not place.is_shared or place.is_named:
         return
@@ -99,9 +99,9 @@ def claim_project(place: StorePlace, store: Store, folder: Path) -> None:
 def open_store(
     where: str | None = None, *, project: Path = Path(), create: bool = True, secrets: Iterable[str] = ()
 ) -> Store:
-    """The store called `where`, or that of the project in folder `project`, opened; see `store_place`.
+    """Opens the store `where`, or that of the project in folder `project`; see `store_place`.
 
-    Raises StoreError where it cannot be used.
+    Raises StoreError if it cannot be used.
     """
     place = store_place(project, where)
     if not create and place.file is not None and not place.file.exists():
@@ -114,9 +114,9 @@ def open_store(
 
 @contextmanager
 def run_store(folder: Path, project: Path) -> Iterator[Store]:
-    """The store of a run whose files are in `folder`, for this process alone; no secrets of `project` are put into it.
+    """The store of a run whose files are in `folder`, for this process alone. It never receives secrets of `project`.
 
-    It is the one that the settings of `project` name, else one of its own in `folder`.
+    It is the store that the settings of `project` name, else a separate one in `folder`.
     """
     place = store_place(project)
     if not place.is_shared:

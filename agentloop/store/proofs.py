@@ -1,4 +1,4 @@
-"""Proofs that versions may go live: of a gate, a loop or a canary. Rows are added, never changed."""
+"""Proofs that versions may go live, from a gate, a loop or a canary. Rows are added and never changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS = ("project", "id", "candidate", "baseline", "body", "at")
 
 
 class ProofRow(SQLModel, table=True):
-    """A Proof. The same evidence is stored once."""
+    """A Proof. Equal evidence is stored once."""
 
     __tablename__ = "proof"
     __table_args__ = (
@@ -30,14 +30,14 @@ class ProofRow(SQLModel, table=True):
     id: str
     """Hash of the whole proof."""
     candidate: str
-    """Identity of the version that it is about."""
+    """Identity of the proven version."""
     baseline: str
     body: dict[str, object] = Field(sa_column=Column(JSON, nullable=False))
     at: datetime
 
 
 def put_proofs(connection: Connection, project: str, proofs: Iterable[Proof]) -> None:
-    """Those that are not stored yet."""
+    """Stores proofs that are not stored yet."""
     now = stored_time(connection, datetime.now(UTC))
     rows = []
     for proof in proofs:
@@ -49,7 +49,7 @@ def put_proofs(connection: Connection, project: str, proofs: Iterable[Proof]) ->
 
 
 def read_proofs(connection: Connection, project: str, candidate: str) -> list[Proof]:
-    """Of the version with the identity `candidate`, the oldest first."""
+    """Proofs of the version with the identity `candidate`, oldest first."""
     mine = (col(ProofRow.project) == project, col(ProofRow.candidate) == candidate)
     rows = connection.execute(select(col(ProofRow.body)).where(*mine).order_by(col(ProofRow.key)))
     return [Proof.model_validate(row.body) for row in rows]

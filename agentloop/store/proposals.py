@@ -1,4 +1,4 @@
-"""Answers of the models that rewrite text for a trainer: a recorded one is never paid for again."""
+"""Answers of the models that rewrite text for a trainer. A recorded answer is never paid for again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from agentloop.store.tables import ProposalRow
 
 
 class Proposals:
-    """The part of the store that trainers ask before they ask a model; all of it belongs to the store's `project`."""
+    """The part of the store that trainers consult before they call a model. All of it belongs to the store's
+    `project`."""
 
     project: str
     _database: Database
     _shared: SharedBodies
 
     def proposal(self, id: str) -> tuple[str, float | None] | None:
-        """(answer, cost in USD) of a recorded call; None where none is recorded."""
+        """(answer, cost in USD) of a recorded call; None without one."""
         mine = (col(ProposalRow.project) == self.project, col(ProposalRow.id) == id)
         with self._database.read() as connection:
             query = select(col(ProposalRow.answer), col(ProposalRow.cost_usd)).where(*mine)
@@ -26,7 +27,7 @@ class Proposals:
         return None if row is None else (str(row.answer), row.cost_usd)
 
     def put_proposal(self, row: ProposalRow) -> str:
-        """Record an answer, with secrets redacted; the answer as it is recorded."""
+        """Records an answer with secrets redacted. Returns the answer as recorded."""
         values = row.model_dump() | {"project": self.project}
         for name in ("request", "answer"):
             values[name] = self._shared.redactor.text(values[name])

@@ -1,4 +1,4 @@
-"""Old traces let go by age or size as a user writes them: once, or every few minutes beside a service."""
+"""Removes old traces by age or size, once or every few minutes beside a service. Parses limits as users write them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY_S = 600.0
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """What may stay, as it was written; checked, because it is asked for again and again."""
+    """Limits as the user wrote them. They are validated at once, because they are applied repeatedly."""
 
     older_than: str | None
     larger_than: str | None
@@ -30,7 +30,7 @@ class RetentionLimits:
         self.max_bytes()
 
     def before(self) -> datetime | None:
-        """What nothing was added to since then goes."""
+        """Traces that were last changed before this time are removed."""
         if self.older_than is None:
             return None
         try:
@@ -39,7 +39,7 @@ class RetentionLimits:
             raise ConfigError(f"{self.older_than!r} is no age; write {TIMES}") from None
 
     def max_bytes(self) -> int | None:
-        """The oldest go until the store has as many."""
+        """Size to which the store is reduced, oldest traces first."""
         if self.larger_than is None:
             return None
         if self.larger_than[-1:].isdigit():  # which would be bytes, and never meant
@@ -52,7 +52,7 @@ class RetentionLimits:
 
 @contextmanager
 def pruning(store: Store, limits: RetentionLimits, say: Callable[[str], None]) -> Iterator[None]:
-    """While the block runs, prune now and every EVERY_S. say: gets a line for each removal, or failure."""
+    """Prunes at the start of the block and every EVERY_S. say: gets a line for each removal or failure."""
     ended = threading.Event()
 
     def prune() -> None:
@@ -77,7 +77,7 @@ def pruning(store: Store, limits: RetentionLimits, say: Callable[[str], None]) -
 
 
 def amount(gone: Forgotten) -> str:
-    """In words."""
+    """The removed amount in words."""
     return f"{counted(gone.traces, 'trace')} ({counted(gone.spans, 'span')}, {sized(gone.bytes)})"
 
 

@@ -1,7 +1,7 @@
-"""Quotes of a trace from which secrets were taken out.
+"""Repairs quotes of a trace from which secrets were removed.
 
-A quote that ends, or begins, within a secret has a part of it that no redactor knows, and that the stored trace has
-not. What stays of it is the longest part that the trace still contains.
+A quote that begins or ends within a secret contains a part that no redactor recognises and that the stored trace does
+not contain. Only the longest part that the trace still contains is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agentloop.types import Verdict
 
 
 def requoted(verdict: Verdict, trace: bytes) -> Verdict:
-    """`verdict` with quotes of `trace`, the JSON of a trace without secrets, alone."""
+    """`verdict` with quotes that occur in `trace`, the JSON of a trace without secrets."""
     texts = list(_texts(json.loads(trace)))
     failures = (
         failure.model_copy(update={"evidence": _longest(failure.evidence, texts)}) for failure in verdict.failures

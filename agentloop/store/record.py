@@ -1,4 +1,4 @@
-"""What a loop remembers beside its traces: finished stages and reports."""
+"""A loop's records beside its traces: finished stages and reports."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from agentloop.types import EvalReport
 
 
 class Record:
-    """The part of the store that only a loop writes; all of it belongs to the store's `project`.
+    """The part of the store that only a loop writes. All of it belongs to the store's `project`.
 
-    within: a transaction of `Store.transaction`, of which a write becomes a part.
+    within: a transaction from `Store.transaction` that the write becomes a part of.
     """
 
     project: str
     _database: Database
 
     def put_stage(self, row: StageRow, *, within: Connection | None = None) -> None:
-        """Mark a stage as finished."""
+        """Marks a stage as finished."""
         row.project = self.project
         with self._database.session(write=True, within=within) as session:
             last = session.exec(select(func.max(StageRow.position)).where(StageRow.project == self.project)).one() or 0
@@ -35,7 +35,7 @@ class Record:
             return {row.name: row for row in session.exec(mine.order_by(col(StageRow.position)))}
 
     def put_report(self, report: EvalReport, *, within: Connection | None = None) -> None:
-        """Insert or replace."""
+        """Inserts or replaces a report."""
         row = EvalRow(
             project=self.project,
             suite_hash=report.suite_hash,
@@ -46,7 +46,7 @@ class Record:
             session.merge(row)
 
     def report(self, suite_hash: str, policy_version: int) -> EvalReport | None:
-        """What is known of a version on exactly this suite."""
+        """The report on a version for exactly this suite."""
         with self._database.session() as session:
             row = session.get(EvalRow, (self.project, suite_hash, policy_version))
             return EvalReport.model_validate(row.body) if row else None

@@ -1,9 +1,9 @@
-"""Secrets out of what is about to be stored: known values, known shapes, and long words that look random.
+"""Removes secrets before storage: known values, known formats, and long words that look random.
 
-Each is replaced by `[redacted:<kind>:<12 hex>]`, where the hex digits are an HMAC-SHA256 with a key of the store: equal
-secrets can be joined, and are not told. It does not find what has no shape: a short password in plain text, or a
-name; nor a secret that was split over two strings, or encoded once more.
-Redactors of other packages (`redactors.py`) run last.
+Each secret is replaced by `[redacted:<kind>:<12 hex>]`. The hex digits are an HMAC-SHA256 with a key of the store, so
+equal secrets can be matched without being revealed. It does not find secrets without a recognisable format, such as a
+short password in plain text or a name, nor a secret that was split over two strings or encoded again. Redactors of
+other packages (`redactors.py`) run last.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from agentloop.store.redactors import outside_redactors
 
 MIN_KNOWN = 8
-"""Characters of the shortest known secret that is looked for: a shorter one would be found in ordinary text."""
+"""Minimum length of a known secret in characters. A shorter one would occur in ordinary text."""
 RANDOM = 32
 MAX_RANDOM = 200
-"""Characters of the longest word that is judged by its randomness: a longer one is data, such as an image."""
+"""Maximum length of a word that is tested for randomness. A longer one is data, such as an image."""
 
 _IN_WORD = bytes(97 if chr(c).isascii() and (chr(c).isalnum() or chr(c) in "+/_=-") else 32 for c in range(256))
-"""Turns a character that a secret may have into an `a`, and any other into a space."""
+"""Maps characters that a secret can contain to `a`, and all others to a space."""
 _LONG_WORD = b"a" * 20
 _START = r"(?<![A-Za-z0-9])"
 _ESCAPE = re.compile(r"u[0-9a-fA-F]{4}|[nrtbf/]")
@@ -41,7 +41,7 @@ _TOKEN = re.compile(
     r")"
 )
 _SHAPE = re.compile(rb"A[KSBC][IC]A|gh[pousr]_|github_pat_|sk-|xox|xapp-|AIza|GOCSPX-|eyJ")
-"""In whatever _TOKEN and _JWT find, and sooner found."""
+"""Matches everything that _TOKEN and _JWT match, and is faster."""
 _JWT = re.compile(r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}")
 _PEM = re.compile(
     r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
@@ -57,10 +57,10 @@ _LINE_OF_BASE64 = re.compile(r"(?:\s|\\+[nr])+[A-Za-z0-9+/]{16,}")
 
 
 class Redactor:
-    """Finds secrets; `key` is what their hashes are made with. Safe to share between threads."""
+    """Finds secrets. `key` is the key of their hashes. Threads may share it."""
 
     def __init__(self, key: bytes, secrets: Iterable[str] = ()) -> None:
-        """secrets: values that are known, such as those of the environment; shorter ones than MIN_KNOWN are left."""
+        """secrets: known values, such as those of environment variables. Values shorter than MIN_KNOWN are ignored."""
         self._key = key
         self._outside = outside_redactors()
         values = sorted({secret for secret in secrets if len(secret) >= MIN_KNOWN}, key=len, reverse=True)
@@ -74,7 +74,7 @@ class Redactor:
         self._raw_forms = tuple(form.encode(errors="replace") for form in self._forms)
 
     def json(self, data: bytes) -> bytes:
-        """`data` without secrets; the same bytes when there are none, and valid JSON when it was valid."""
+        """`data` without secrets: the same bytes if it contains none, and valid JSON if it was valid."""
         if not self._suspicious(data):
             return data
         try:
@@ -90,7 +90,7 @@ class Redactor:
             return json.dumps(clean, separators=(",", ":")).encode()
 
     def text(self, text: str) -> str:
-        """`text` without secrets; the same object when there are none."""
+        """`text` without secrets; the same object if it contains none."""
         clean = text
         for form in self._forms:
             if form in clean:
@@ -109,7 +109,7 @@ class Redactor:
         return text if clean == text else clean
 
     def _words(self, text: str) -> str:
-        """`text` with its long words judged."""
+        """`text` with random long words replaced."""
         pieces: list[str] = []
         at = 0
         for start, end in _long_words(text.encode("latin-1", errors="replace")):  # a byte for each character
@@ -118,9 +118,9 @@ class Redactor:
         return "".join((*pieces, text[at:])) if pieces else text
 
     def _suspicious(self, data: bytes) -> bool:
-        """Whether JSON is worth parsing: nothing that would be replaced is overlooked, and little else is told.
+        """True if JSON is worth parsing. It never misses a secret and has few false alarms.
 
-        Words are judged as they are written, which is as they are read but where an escape stands for a letter.
+        Words are tested as written, which equals their value except where an escape stands for a letter.
         """
         if self._outside:  # only they know what they look for
             return True
@@ -140,7 +140,7 @@ class Redactor:
         return any(_is_random(text, _begin(text, start, end), end) for start, end in words if end - start >= RANDOM)
 
     def _walk(self, value: Any) -> Any:
-        """`value` with clean strings; the same object when nothing was found."""
+        """`value` with clean strings; the same object if nothing was replaced."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -153,7 +153,7 @@ class Redactor:
         return value
 
     def _judge(self, text: str, start: int, end: int) -> str:
-        """What is stored in place of one long word."""
+        """The replacement of one long word, or the word itself."""
         begins = _begin(text, start, end)
         word = text[begins:end]
         clean = _TOKEN.sub(lambda m: self._mark(m.lastgroup or "token", m[0]), word)
@@ -167,7 +167,7 @@ class Redactor:
 
 
 def _long_words(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where words of 20 characters begin and end: six times as fast as a regular expression."""
+    """Start and end of words of at least 20 characters; six times as fast as a regular expression."""
     marks = data.translate(_IN_WORD)
     start = marks.find(_LONG_WORD)
     while start >= 0:
@@ -178,15 +178,16 @@ def _long_words(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _begin(text: str, start: int, end: int) -> int:
-    """Where a word begins that may be in JSON: what follows a backslash is no part of it."""
+    """Start of a word that may be in JSON: the character after a backslash is not part of it."""
     escape = _ESCAPE.match(text, start, end) if text.endswith("\\", 0, start) else None
     return escape.end() if escape else start
 
 
 def _is_random(text: str, start: int, end: int) -> bool:
-    """Whether a word of 32 characters or more was drawn, and not written: no hash, UUID, path, name, or line of data.
+    """True if a word of at least 32 characters was generated at random, and is not a hash, UUID, path, name or line of
+    data.
 
-    In what is random, letters of both cases and digits take turns; in what people write, they come in runs.
+    In random words, upper case, lower case and digits alternate; in human text they come in runs.
     """
     word = text[start:end].rstrip("=")
     if not RANDOM <= len(word) <= MAX_RANDOM or _HEX.fullmatch(word) or _NOT_SECRET.match(word):
@@ -219,5 +220,5 @@ def _is_last_line(text: str, start: int) -> bool:
 
 
 def _bits(word: str) -> float:
-    """Shannon's entropy, in bits a character."""
+    """Shannon entropy in bits per character."""
     return -sum(n / len(word) * math.log2(n / len(word)) for n in Counter(word).values())

@@ -1,7 +1,7 @@
-"""Redactors of other packages: the entry points of `agentloop.redactors`. An installed one is on.
+"""Redactors of other packages, installed through the entry points `agentloop.redactors`. An installed redactor is on.
 
-Each is a class without arguments that has `text(self, text) -> str`. It gets every text after the built-in rules, and
-gives it back without what only you know to be a secret: customer numbers, names, addresses.
+Each is a class without constructor arguments that has `text(self, text) -> str`. It receives every text after the
+built-in rules and removes secrets that only you can recognise: customer numbers, names, addresses.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ GROUP = "redactors"
 
 @runtime_checkable
 class TextRedactor(Protocol):
-    """Takes secrets out of a text."""
+    """Removes secrets from a text."""
 
     def text(self, text: str) -> str:
-        """`text` without secrets. A text that it has cleaned comes back as it is."""
+        """`text` without secrets. Applied again, it changes nothing."""
         ...
 
 
 class OutsideRedactor:
-    """A redactor of another package, blamed by its name for whatever it raises: what it fails on is not stored."""
+    """A redactor of another package. Its errors are attributed to its name, and a text on which it fails is not
+    stored."""
 
     def __init__(self, name: str) -> None:
-        """Raises PluginError for what cannot be loaded, and for what is no redactor."""
+        """Raises PluginError if it cannot be loaded or is not a redactor."""
         self._name = label(GROUP, name)
         redactor = load_part(GROUP, name)
         if not isinstance(redactor, TextRedactor):
@@ -36,7 +37,7 @@ class OutsideRedactor:
         self._redactor = redactor
 
     def text(self, text: str) -> str:
-        """See `TextRedactor`. Raises PluginError for whatever it raises, and for what is no text."""
+        """See `TextRedactor`. Raises PluginError if the redactor raises or returns anything but text."""
         with boundary(PluginError, f"{self._name} failed"):
             clean = self._redactor.text(text)
         if not isinstance(clean, str):
@@ -46,8 +47,8 @@ class OutsideRedactor:
 
 @cache
 def outside_redactors() -> tuple[OutsideRedactor, ...]:
-    """Those that are installed, by name.
+    """The installed redactors, by name.
 
-    Raises PluginError for one that cannot be loaded: without it, secrets would be stored.
+    Raises PluginError for one that cannot be loaded, because secrets would be stored without it.
     """
     return tuple(OutsideRedactor(name) for name in sorted(installed(GROUP)))

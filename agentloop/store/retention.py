@@ -1,4 +1,4 @@
-"""What is let go of, by age and by size. A loop's own stages stay: the loop goes on from them."""
+"""Removes traces by age and by size. A loop's own stages stay, because the loop continues from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentloop.store.tables import BodyRow, SpanRow, TraceRow
 from agentloop.store.traces import remove_traces
 
 STEP = 200
-"""Traces removed in one transaction: writers wait no longer than that takes."""
+"""Number of traces removed in one transaction, which bounds the wait of other writers."""
 
 
 class Forgotten(NamedTuple):
@@ -23,15 +23,15 @@ class Forgotten(NamedTuple):
     traces: int = 0
     spans: int = 0
     bytes: int = 0
-    """By which the store became smaller: what others still refer to stays."""
+    """Bytes by which the store shrank. Bodies that other traces use stay."""
 
 
 def forget(
     database: Database, *, before: datetime | None = None, max_bytes: int | None = None, project: str | None = None
 ) -> Forgotten:
-    """Remove the traces that nothing was added to since `before`, then the oldest until the store has `max_bytes`.
+    """Removes traces that were last changed before `before`, then the oldest until the store has `max_bytes`.
 
-    project: of this one alone; the size is always that of the whole store.
+    project: only this project's traces; the size is always that of the whole store.
     """
     full = size(database)
     removed = _remove(database, project, before, None) if before is not None else []
@@ -48,7 +48,7 @@ def forget(
 def forgettable(
     database: Database, *, before: datetime | None = None, max_bytes: int | None = None, project: str | None = None
 ) -> Forgotten:
-    """What `forget` would remove: exact by age; by size as many as have the surplus when all are of one size."""
+    """What `forget` would remove: exact by age; by size, an estimate that assumes equally large traces."""
     full = size(database)
     with database.read() as connection:
         n_all = connection.execute(select(func.count()).select_from(TraceRow)).scalar_one()
@@ -61,7 +61,7 @@ def forgettable(
 
 
 def _surplus(database: Database, max_bytes: int) -> int:
-    """How many traces have what is too much, when all are of one size; 0 when nothing is."""
+    """Number of traces beyond the limit, assuming equally large traces; 0 if the limit is kept."""
     full = size(database)
     with database.read() as connection:
         n_all = connection.execute(select(func.count()).select_from(TraceRow)).scalar_one()
@@ -69,7 +69,7 @@ def _surplus(database: Database, max_bytes: int) -> int:
 
 
 def size(database: Database) -> int:
-    """Bytes that are in use: pages of the file that are not free; in PostgreSQL, what the bodies and heads have."""
+    """Bytes in use: pages of the file that are not free; in PostgreSQL, the size of bodies and heads."""
     with database.read() as connection:
         if database.is_sqlite:
             pages, free, page = (
@@ -84,7 +84,7 @@ def size(database: Database) -> int:
 
 
 def _removable(project: str | None, before: datetime | None) -> Any:
-    """(key, number of spans) of what may go, oldest first."""
+    """(key, number of spans) of removable traces, oldest first."""
     query = select(col(TraceRow.key), col(TraceRow.n_spans)).where(col(TraceRow.stage).is_(None))
     if project is not None:
         query = query.where(col(TraceRow.project) == project)
@@ -99,7 +99,7 @@ def _counted(query: Any) -> Any:
 
 
 def _remove(database: Database, project: str | None, before: datetime | None, most: int | None) -> list[int]:
-    """Remove the oldest, `most` at most; how many spans each of them had."""
+    """Removes at most `most` of the oldest. Returns the number of spans of each."""
     removed: list[int] = []
     while most is None or len(removed) < most:
         n = STEP if most is None else min(STEP, most - len(removed))
@@ -115,7 +115,7 @@ def _remove(database: Database, project: str | None, before: datetime | None, mo
 
 
 def _merge(database: Database, n_times: int) -> None:
-    """FTS5 notes what was deleted, and gives the room back only when it merges: 500 pages at a time, all at first."""
+    """Merges the FTS5 index, which frees the space of deleted entries: 500 pages at a time, all at first."""
     pages = -500
     for _ in range(n_times):
         with database.write() as connection:
@@ -127,7 +127,7 @@ def _merge(database: Database, n_times: int) -> None:
 
 
 def _shrink(database: Database) -> None:
-    """Give free pages back to the file system."""
+    """Returns free pages to the file system."""
     with database.engine.connect() as connection:
         raw = connection.connection.dbapi_connection
         if raw is not None:

@@ -1,4 +1,4 @@
-"""A verdict in place of the one before: rows of scores, labels and the trace change, and the history gets one more."""
+"""Replaces a verdict: updates the rows of scores, labels and the trace, and appends to the history."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HISTORY = ("trace_key", "given_at", "by", "why", "state", "reward", "stamp", "bo
 
 
 class New(NamedTuple):
-    """A verdict that is to be the trace's."""
+    """A new verdict for a trace."""
 
     key: int
     verdict: Verdict
@@ -35,9 +35,9 @@ class New(NamedTuple):
 
 
 def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> list[New]:
-    """Scores and labels of ours in place of those before; what others said stays, and stays critical.
+    """Replaces our scores and labels. Those from other sources stay, and stay critical.
 
-    Returns the verdicts that differ from what is stored; of the others only the stamp is written.
+    Returns the verdicts that differ from the stored ones. For equal ones, only the stamp is written.
     """
     new = [item._replace(verdict=clean(shared.redactor, item.verdict)) for item in new]
     last = dict(last_rows(connection, [item.key for item in new]))
@@ -55,9 +55,9 @@ def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence
 
 
 def settled(new: New, last: Any) -> New:
-    """What becomes of a verdict of ours: where somebody else has said what the trace is worth, that stands.
+    """Our verdict as it takes effect: another source's reward takes precedence.
 
-    last: the newest row of the trace's history; None where it has none.
+    last: the newest row of the trace's history; None without one.
     """
     before = None if last is None else past(last)
     if before is None or before.by == JUDGE or before.verdict.state is not RewardState.scored:
@@ -67,7 +67,7 @@ def settled(new: New, last: Any) -> New:
 
 
 def _changed(connection: Connection, new: Sequence[New], last: dict[int, Any]) -> list[New]:
-    """Those of `new` that the history, the trace's row or its labels do not say already."""
+    """Those of `new` that differ from the history, the trace's row or its labels."""
     keys = [item.key for item in new]
     worth: dict[int, tuple[str, float | None]] = {}
     labels: dict[int, set[tuple[str, str, int, str]]] = {}
@@ -89,7 +89,7 @@ def _changed(connection: Connection, new: Sequence[New], last: dict[int, Any]) -
 
 
 def _rows(verdict: Verdict) -> set[tuple[str, str, int, str]]:
-    """The labels of a verdict as the table `label` has them."""
+    """The labels of a verdict as rows of the table `label`."""
     return {
         (storable(one.detector), one.type.value, -1 if one.step is None else one.step, storable(one.evidence))
         for one in verdict.failures
@@ -97,7 +97,7 @@ def _rows(verdict: Verdict) -> set[tuple[str, str, int, str]]:
 
 
 def append(connection: Connection, shared: SharedBodies, new: New) -> None:
-    """A word on the whole, beside scores and labels that stay as they are."""
+    """Appends a verdict on the whole trace. Its scores and labels stay unchanged."""
     by = shared.redactor.text(new.by)
     why = shared.redactor.text(new.why)
     cleaned = new._replace(verdict=clean(shared.redactor, new.verdict), by=by, why=why)
@@ -127,7 +127,7 @@ def append_rows(connection: Connection, new: Sequence[New], last: dict[int, Any]
 
 
 def rewrite(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> None:
-    """The row of a trace, and the verdict in the body of an episode of ours."""
+    """Updates the row of a trace, and the verdict in the body of one of our episodes."""
     verdicts = {item.key: item.verdict for item in new}
     theirs = _critical(connection, list(verdicts))
     rows = []
@@ -158,7 +158,7 @@ def clean(redactor: Redactor, record: Given) -> Given:
 
 
 def _remove_labels(connection: Connection, last: dict[int, Any]) -> None:
-    """Those that the last verdict had given."""
+    """Removes the labels of the last verdict."""
     rows = [
         (key, f.detector, f.type.value, -1 if f.step is None else f.step)
         for key, row in last.items()
@@ -171,7 +171,7 @@ def _remove_labels(connection: Connection, last: dict[int, Any]) -> None:
 
 
 def _critical(connection: Connection, keys: Sequence[int]) -> dict[int, str]:
-    """Trace -> what others than our last verdicts found critical in it."""
+    """Trace -> failures that sources other than our last verdicts marked as critical."""
     types: dict[int, str] = {}
     last = dict(last_rows(connection, keys))
     for part in chunks(keys):

@@ -1,4 +1,4 @@
-"""Bodies that many traces may share: redacted and named before a transaction, stored once within it."""
+"""Bodies that many traces share: redacted and named before a transaction, stored once within it."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from agentloop.store.statements import chunks, insert_new, insert_rows, marks, r
 from agentloop.store.tables import BodyRow, TraceBodyRow
 
 MAX_REMEMBERED = 1 << 16
-"""Names of bodies that a process keeps, so that a prompt is redacted and compressed once: some 10 MB."""
+"""Maximum number of body names that a process caches, so that a prompt is redacted and compressed once: about 10 MB."""
 
 
 class SharedBodies:
-    """What one process knows of the bodies of a store. Safe to share between threads."""
+    """What one process knows of the bodies of a store. Threads may share it."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.redactor = redactor
         self.hashers: dict[str, Hasher] = {}
         self.remembered: dict[bytes, bytes] = {}
-        """Name of a body as it came -> name of what was stored for it."""
+        """Name of an incoming body -> name of its stored form."""
 
     def batch(self, project: str) -> BodyBatch:
-        """Bodies of one write."""
+        """The bodies of one write."""
         if project not in self.hashers:
             self.hashers[project] = Hasher(project)
         return BodyBatch(self, self.hashers[project])
 
     def forget(self) -> None:
-        """Assume nothing of what is stored: bodies were removed."""
+        """Clears the cache after bodies were removed."""
         self.remembered = {}
 
 
 class BodyBatch:
-    """`name` bodies before the transaction, `put` them within it, `done` after it."""
+    """Call `name` before the transaction, `put` within it, `done` after it."""
 
     def __init__(self, shared: SharedBodies, hasher: Hasher) -> None:
         self._shared = shared
@@ -48,7 +48,7 @@ class BodyBatch:
         self._ready: dict[bytes, tuple[bytes, str]] = {}
         self._raw: dict[bytes, bytes] = {}
         self._clean: dict[bytes, bytes] = {}
-        """Name of a body as it came -> the body without secrets, which `name` takes from here."""
+        """Name of an incoming body -> the redacted body, which `name` reads from here."""
 
     def name(self, raw: bytes) -> bytes:
         """The name under which `raw` is stored."""
@@ -61,7 +61,7 @@ class BodyBatch:
         return name
 
     def has_secret(self, raw: bytes) -> bool:
-        """Whether `raw` is stored without a secret that it has. This does not store it."""
+        """True if `raw` contains a secret that its stored form lacks. Does not store it."""
         came = self._hasher(raw)
         name = self._new.get(came) or self._remembered.get(came)
         if name is not None:
@@ -76,7 +76,7 @@ class BodyBatch:
         return name
 
     def put(self, connection: Connection) -> dict[bytes, int]:
-        """Row key of each body that was named; those that are new are stored and indexed."""
+        """Row key of each named body. New bodies are stored and indexed."""
         names = [*self._ready, *(name for name in self._raw if name not in self._ready)]
         keys = _find(connection, names)
         missing = [name for name in names if name not in keys]
@@ -104,19 +104,19 @@ class BodyBatch:
         return {bytes(name): key for name, key in new}
 
     def done(self) -> None:
-        """The transaction is on disk: what it stored need not be prepared again."""
+        """The transaction is on disk, so its bodies need not be prepared again."""
         if len(self._remembered) + len(self._new) > MAX_REMEMBERED:
             self._remembered.clear()
         self._remembered.update(self._new)
 
 
 def link(connection: Connection, pairs: Iterable[tuple[int, int]]) -> None:
-    """Note that traces have bodies: (trace key, body key)."""
+    """Records which traces use which bodies: (trace key, body key)."""
     insert_rows(connection, "trace_body", ("trace_key", "body_key"), sorted(set(pairs)), ignore=True)
 
 
 def load(connection: Connection, keys: Iterable[int]) -> dict[int, bytes]:
-    """The bodies themselves."""
+    """The bodies with these keys."""
     bodies: dict[int, bytes] = {}
     for part in chunks(sorted(set(keys))):
         query = select(col(BodyRow.key), col(BodyRow.data)).where(col(BodyRow.key).in_(part))
@@ -130,9 +130,9 @@ def load_packed(connection: Connection, packed: Iterable[bytes]) -> dict[int, by
 
 
 def unlink(connection: Connection, trace_keys: list[int]) -> None:
-    """Take traces' claims on bodies away, and remove the bodies that nobody else has a claim on.
+    """Removes the references of traces to bodies, and the bodies without any other reference.
 
-    Within a transaction that `removes`.
+    Requires a transaction that `removes`.
     """
     if not trace_keys:
         return

@@ -1,4 +1,4 @@
-"""Spans of a stored trace, read by start time, a page at a time."""
+"""Reads the spans of a stored trace by start time, a page at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentloop.types import Span
 
 
 class SpanPage(NamedTuple):
-    """Some spans of a trace by start time, and the cursor of those after them; None when there are no more."""
+    """Some spans of a trace by start time, and the cursor of the next page; None at the end."""
 
     spans: list[Span]
     next: str | None
@@ -27,7 +27,7 @@ class SpanPage(NamedTuple):
 def read_spans(
     database: Database, project: str, trace_id: str, *, after: str | None = None, limit: int = 1000
 ) -> SpanPage:
-    """At most `limit` spans by start time, after the cursor `after`; none for an unknown trace."""
+    """At most `limit` spans by start time after the cursor `after`; none for an unknown trace."""
     mine = (
         select(col(TraceRow.key))
         .where(col(TraceRow.project) == project, col(TraceRow.id) == trace_id)
@@ -59,7 +59,7 @@ def read_spans(
 
 
 def span_ids(database: Database, project: str, trace_id: str) -> list[str]:
-    """The ids of all spans of a trace by start time, without the rows of log records."""
+    """Ids of all spans of a trace by start time, without the rows of log records."""
     query = (
         select(col(SpanRow.span_id))
         .join(TraceRow, col(TraceRow.key) == SpanRow.trace_key)

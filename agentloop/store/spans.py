@@ -1,6 +1,7 @@
-"""Spans in and out: the way that thousands a second take.
+"""Stores and reads spans, at thousands a second.
 
-What costs (redaction, hashing, compression, words) is done before the transaction, so that writers do not wait for it.
+Expensive work (redaction, hashing, compression, word extraction) happens before the transaction, so that other writers
+do not wait for it.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from agentloop.store.token_ids import carries_ids, span_without_ids
 from agentloop.types import Span
 
 SOURCE = "otlp"
-"""The `source` of a trace that was sent as spans. Those and the gateway's have nothing but spans."""
+"""`source` of a trace that was sent as spans. Such traces, and the gateway's, consist of spans only."""
 DIALECT = "agentloop.dialect"
-"""An attribute of the gateway's calls, and of no others."""
+"""An attribute that only the gateway's calls have."""
 REFUSED = "refused_"
-"""How the error begins of a call that the gateway refused itself."""
+"""Prefix of the error of a call that the gateway itself refused."""
 _MARK = f'"{DIALECT}"'.encode()
 NOBODY: Mapping[str, Collection[str]] = MappingProxyType({})
-"""Senders of spans that came without a key."""
+"""Senders of spans that arrived without a key."""
 MAX_NS = 2**63 - 1
 COLUMNS = (
     "trace_key", "span_id", "parent_id", "name", "kind", "start_ns", "end_ns", "error", "session", "agent", "model",
@@ -46,7 +47,8 @@ COLUMNS = (
     "policy_version", "reward", "response_id",
 )  # fmt: skip
 _LONGEST = 500
-"""Characters of a name that is searched by: an index of PostgreSQL takes 2,700 bytes. The head has all of it."""
+"""Maximum number of characters of a searchable name, because an index of PostgreSQL is limited to 2,700 bytes. The head
+has the whole name."""
 _searched = attrgetter("session", "agent", "model", "tool", "episode_id", "task_id", "response_id")
 
 # Made once, because making a statement costs more than it does to store a span.
@@ -84,18 +86,18 @@ _KNOWN = select(col(SpanRow.span_id)).where(
 
 
 class _Ready(NamedTuple):
-    """A span that was made ready to be stored: clean, its head compressed, its bodies named."""
+    """A span ready for storage: clean, with a compressed head and named bodies."""
 
     span: Span
     bodies: list[bytes]
     searched: bytes | None
-    """The name of its error's text, which is searched too."""
+    """Name of the body with its error text, which is searchable too."""
     answer: str | None
-    """What the gateway's client was answered, as far as lists show it."""
+    """The answer to the gateway's client, as far as lists display it."""
     calls: tuple[str, ...]
     """Names of the tools that the gateway's model called."""
     is_call: bool
-    """It is a call that the gateway passed on."""
+    """True for a call that the gateway forwarded."""
     feedback: list[TraceFeedback]
 
 
@@ -109,7 +111,7 @@ def put_spans(
     senders: Mapping[str, Collection[str]] = NOBODY,
     trust: Collection[str] = (),
 ) -> None:
-    """Store what is new of `spans`, and what keys spent, in one transaction; a span that is there stays as it is.
+    """Stores the new ones of `spans`, and the spending of keys, in one transaction. An existing span stays unchanged.
 
     senders: ids of the keys that sent spans, by trace. trust: sources of evaluations that are not self-reported.
     """
@@ -197,9 +199,9 @@ def _write(
 
 
 def _task(connection: Connection, row: Any, ready: Sequence[_Ready]) -> str | None:
-    """What a run through the gateway is an attempt at: only its first call that was passed on may name it.
+    """The task of a run through the gateway: only its first forwarded call may name it.
 
-    Whatever others sent to the same trace, before or after, names nothing.
+    Nothing that other senders add to the same trace, before or after, can name it.
     """
     calls = [one.span for one in ready if one.is_call]
     if row.source == GATEWAY and (row.task_id is not None or not any(call.task_id for call in calls)):
@@ -211,9 +213,9 @@ def _task(connection: Connection, row: Any, ready: Sequence[_Ready]) -> str | No
 
 
 def _trace_rows(connection: Connection, project: str, sources: Mapping[str, str]) -> tuple[dict[str, Any], set[int]]:
-    """The rows of traces, and the keys of those that are new; nobody else adds to them until the transaction ends.
+    """The rows of traces, and the keys of new ones. No other writer adds to them until the transaction ends.
 
-    sources: by id; what those that are new are said to have come as.
+    sources: by id; the source to record for new traces.
     """
     now = datetime.now(UTC)
     trace_ids = sorted(sources)
@@ -233,7 +235,7 @@ def _known(connection: Connection, trace_key: int, ids: list[str]) -> Iterable[s
 
 
 class _Texts(dict[str, str]):
-    """Names as they came -> without secrets, NULs and halves of surrogate pairs; spans of one batch share them."""
+    """Incoming names -> names without secrets, NULs and lone surrogates. Spans of one batch share them."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -245,7 +247,7 @@ class _Texts(dict[str, str]):
 
 
 def _clean(span: Span, redactor: Redactor, texts: Mapping[str, str]) -> Span:
-    """Without secrets and NULs, with numbers that fit into their columns, and a compressed head."""
+    """A span without secrets and NULs, with numbers that fit into their columns and a compressed head."""
     session, agent, model, tool, episode_id, task_id, response_id = (
         value and texts[value][:_LONGEST] for value in _searched(span)
     )
@@ -279,28 +281,28 @@ def _clean(span: Span, redactor: Redactor, texts: Mapping[str, str]) -> Span:
 
 
 def source_of(spans: Iterable[Span]) -> str:
-    """What a trace of these came as."""
+    """The source of a trace that consists of these spans."""
     return GATEWAY if any(map(_is_call, spans)) else SOURCE
 
 
 def _is_call(span: Span) -> bool:
-    """Whether it is a call that went through the gateway."""
+    """True for a call through the gateway."""
     return span.kind == "chat" and _MARK in span.head
 
 
 def _is_refused(error: str | None) -> bool:
-    """Whether the gateway refused the call itself, so that no model was asked."""
+    """True if the gateway itself refused the call, so that no model was called."""
     return error is not None and error.startswith(REFUSED)
 
 
 def task_of(spans: Iterable[Span]) -> str | None:
-    """What a run through the gateway is an attempt at, by its spans as they are read: see `_task`."""
+    """The task of a run through the gateway, from its spans; see `_task`."""
     calls = [span for span in spans if _is_call(span) and not _is_refused(span.error)]
     return min(calls, key=lambda call: call.start_ns).task_id if calls else None
 
 
 def _message(span: Span) -> dict[str, Any]:
-    """What the gateway's model answered; empty for other spans, and for a call that failed."""
+    """The answer of the gateway's model; empty for other spans, and for a failed call."""
     if not _is_call(span) or span.error is not None:
         return {}
     outputs = orjson.loads(span.head)["attributes"].get("gen_ai.output.messages")
@@ -310,7 +312,7 @@ def _message(span: Span) -> dict[str, Any]:
 
 
 def _called(message: dict[str, Any]) -> Iterable[str]:
-    """The names of the tools that it calls, one for each call; an upstream may send anything."""
+    """Names of the tools that it calls, one for each call. An upstream may send anything."""
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
@@ -320,7 +322,7 @@ def _called(message: dict[str, Any]) -> Iterable[str]:
 
 
 def _answer(message: dict[str, Any], redactor: Redactor) -> str | None:
-    """How the text of a gateway's answer begins; None for one without text."""
+    """The beginning of a gateway answer's text; None without text."""
     content = message.get("content")
     if not isinstance(content, str) or not content.strip():
         return None

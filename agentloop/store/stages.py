@@ -1,4 +1,4 @@
-"""Attempts that loops, gates and runs made themselves, by stage; and the evidence that gates and banks have seen."""
+"""Attempts of loops, gates and runs, by stage; and the evidence of gates and banks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentloop.types import Attempt
 
 
 class Stages:
-    """The part of the store that makers of attempts need; all of it belongs to the store's `project`."""
+    """The part of the store that stores attempts. All of it belongs to the store's `project`."""
 
     project: str
     _database: Database
@@ -34,21 +34,21 @@ class Stages:
         anew: bool = False,
         within: Connection | None = None,
     ) -> list[Attempt]:
-        """Write attempts in one transaction; see `put_placed`. first: the position of the first in its stage."""
+        """Writes attempts in one transaction; see `put_placed`. first: position of the first one in its stage."""
         return self.put_placed([Placed(stage, first + n, one, anew) for n, one in enumerate(attempts)], within=within)
 
     def put_placed(self, placed: Sequence[Placed], *, within: Connection | None = None) -> list[Attempt]:
-        """Write attempts in one transaction; each as it is stored. One that is there already is left.
+        """Writes attempts in one transaction and returns each as stored. An existing attempt is left unchanged.
 
-        Where another attempt at the same episode gives its place, the new trace gets another id: see
-        `attempts.put_attempts`. Raises AttemptConflict where an id belongs to another attempt.
+        If it supersedes another attempt at the same episode, the new trace gets another id: see
+        `attempts.put_attempts`. Raises AttemptConflict if an id belongs to another attempt.
         """
         return put_attempts(self._database, self._shared, self.project, placed, within=within)
 
     def supersede_stage(self, stage: str, *, first: int = 0, without: Collection[str] = ()) -> int:
-        """Take the attempts of a stage that will be done again out of it; their number. Their traces stay.
+        """Removes attempts from a stage that will be done again. Returns their number. Their traces stay.
 
-        first: the position from which on they are. without: episodes whose attempts stay in the stage.
+        first: position of the first one to remove. without: episodes whose attempts stay in the stage.
         """
         mine = (col(TraceRow.project) == self.project, col(TraceRow.stage) == stage, col(TraceRow.n) >= first)
         with self._database.write() as connection:
@@ -72,19 +72,19 @@ class Stages:
         return rows
 
     def supersede_attempts(self, episode_ids: Sequence[str]) -> None:
-        """Take attempts that are made again out of their stages. Their traces stay."""
+        """Removes attempts that are made again from their stages. Their traces stay."""
         with self._database.write() as connection:
             for part in chunks(episode_ids):
                 supersede(connection, col(TraceRow.project) == self.project, col(TraceRow.episode_id).in_(part))
 
     def stage_traces(self, stage: str) -> list[TraceRow]:
-        """The rows of one stage in the order in which they were made."""
+        """The rows of one stage in the order of its plan."""
         with self._database.session() as session:
             mine = select(TraceRow).where(TraceRow.project == self.project, TraceRow.stage == stage)
             return list(session.exec(mine.order_by(col(TraceRow.n))))
 
     def passing(self, pool: str, purpose: str, limit: int = 64) -> list[TraceRow]:
-        """Train-split traces of one task pool that succeeded, in the order in which they were made."""
+        """Successful train-split traces of one task pool, in the order of their plan."""
         query = select(TraceRow).where(
             TraceRow.project == self.project,
             TraceRow.pool == pool,
@@ -97,14 +97,14 @@ class Stages:
             return list(session.exec(query.order_by(col(TraceRow.n)).limit(limit)))
 
     def task_ids(self, *purposes: str) -> set[str]:
-        """Tasks that were rolled out for any of `purposes`, whatever came of it."""
+        """Tasks that were rolled out for any of `purposes`, with any result."""
         mine = select(TraceRow.task_id).where(TraceRow.project == self.project)
         query = mine.where(col(TraceRow.purpose).in_(purposes)).distinct()
         with self._database.session() as session:
             return {task for task in session.exec(query) if task is not None}
 
     def summaries(self, trace_ids: Sequence[str]) -> list[TraceSummary]:
-        """The traces of these ids, wherever they came from; those that were removed are not among them."""
+        """The traces with these ids from any source, without deleted ones."""
         rows: list[TraceSummary] = []
         with self._database.read() as connection:
             for part in chunks(trace_ids):
@@ -113,9 +113,9 @@ class Stages:
         return rows
 
     def begin_evidence(self, kind: str, key: str, about: dict[str, object]) -> EvidenceLog:
-        """A gate or bank that goes on where one of that key has no verdict; else a new one."""
+        """Continues the gate or bank with that key if it has no verdict; else starts a new one."""
         return begin_evidence(self._database, self.project, kind, key, about)
 
     def evidence(self, id: str) -> EvidenceLog | None:
-        """The gate or bank of that id."""
+        """The gate or bank with that id."""
         return evidence(self._database, self.project, id)

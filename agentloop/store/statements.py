@@ -1,4 +1,4 @@
-"""Statements that are written out, because building them costs more than running them."""
+"""SQL statements written by hand, because building them costs more than running them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 CHUNK = 500
-"""Values in one IN (...)."""
+"""Maximum number of values in one IN (...)."""
 
 
 MAX_VALUES = 8192
-"""Values in one INSERT; SQLite takes 32,766, PostgreSQL 65,535."""
+"""Maximum number of values in one INSERT; SQLite's limit is 32,766, PostgreSQL's 65,535."""
 
 
 def run(connection: Connection, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """One statement that is written out, with `marks` for its values; the rows that it returns.
+    """Runs one statement with `marks` for its values. Returns its rows.
 
-    On a server it goes past SQLAlchemy, and past psycopg's reading of each statement for its marks, which costs more
-    than the statement where that has many rows.
+    On a server it bypasses SQLAlchemy, and psycopg's search for marks in each statement, which costs more than the
+    statement itself if that has many rows.
     """
     if connection.dialect.name == "sqlite":
         result = connection.exec_driver_sql(statement, tuple(values))
@@ -41,7 +41,7 @@ def run(connection: Connection, statement: str, values: Sequence[Any] = ()) -> l
 
 @contextmanager
 def pipeline(connection: Connection) -> Iterator[None]:
-    """On a server, the statements that are `run` in this block share a round trip; what they return is dropped."""
+    """On a server, statements that are `run` in this block share a round trip. Their results are dropped."""
     if connection.dialect.name == "sqlite":
         yield
         return
@@ -55,7 +55,7 @@ def pipeline(connection: Connection) -> Iterator[None]:
 
 
 def marks(connection: Connection, n: int, first: int = 1) -> str:
-    """Where the values of a statement go, `n` of them from the `first` on."""
+    """Placeholders for `n` values of a statement, numbered from `first`."""
     return _marks(connection.dialect.name, n, first)
 
 
@@ -67,9 +67,9 @@ def _marks(dialect: str, n: int, first: int) -> str:
 def insert_rows(
     connection: Connection, table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]], *, ignore: bool = False
 ) -> None:
-    """Many rows at once, by statements that are written out, which costs a fifth of the ORM.
+    """Inserts many rows at a fifth of the ORM's cost.
 
-    table, names: constants of this package, never a user's words. ignore: leave rows that are there as they are.
+    table, names: constants of this package, never a user's text. ignore: leave existing rows unchanged.
     """
     end = " ON CONFLICT DO NOTHING" if ignore else ""
     if connection.dialect.name == "sqlite" and rows:
@@ -87,9 +87,9 @@ def insert_new(
     rows: Sequence[tuple[Any, ...]],
     returned: Sequence[str],
 ) -> Iterator[Any]:
-    """Insert the rows that are not there yet; the columns `returned` of those, in no order.
+    """Inserts the rows that do not exist yet. Returns their columns `returned`, in no order.
 
-    table, names, returned: constants of this package. Texts and times are made fit for the database.
+    table, names, returned: constants of this package. Texts and times are converted for the database.
     """
     end = f" ON CONFLICT DO NOTHING RETURNING {', '.join(returned)}"
     for part in _parts(rows, len(names)):
@@ -106,7 +106,7 @@ def _insert(dialect: str, table: str, names: tuple[str, ...], n: int) -> str:
 
 
 def _parts(rows: Sequence[tuple[Any, ...]], n_values: int) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """`rows`, of `n_values` each, in parts that fit into one statement."""
+    """`rows`, with `n_values` each, in parts that fit into one statement."""
     step = max(1, MAX_VALUES // n_values)
     for start in range(0, len(rows), step):
         yield rows[start : start + step]
@@ -119,7 +119,7 @@ def _storable(connection: Connection, value: Any) -> Any:
 
 
 def stored_time(connection: Connection, at: datetime) -> datetime | str:
-    """A time as a statement that is written out takes it: SQLite has no times of its own."""
+    """A time for a hand-written statement: SQLite has no type for times."""
     return f"{at:%Y-%m-%d %H:%M:%S.%f}" if connection.dialect.name == "sqlite" else at
 
 

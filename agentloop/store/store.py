@@ -1,8 +1,8 @@
-"""The one door to what is remembered: a SQLite file in WAL mode, or a PostgreSQL database by its URL.
+"""The single entrance to stored data: a SQLite file in WAL mode, or a PostgreSQL database by its URL.
 
-A write returns after it is committed to disk (synchronous=FULL), so what was acknowledged survives
-`kill -9` and a power cut. Every write can be repeated with the same ids and has the same effect.
-Whatever is written was redacted before (`redact.py`).
+A write returns after its commit is on disk (synchronous=FULL), so acknowledged data survives `kill -9` and a power cut.
+Every write can be repeated with the same ids and has the same effect. Everything that is written was redacted before
+(`redact.py`).
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Store(
     Traffic,
     Behaviour,
 ):
-    """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
+    """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 
-    Threads and processes may share a store. What is asked of one project (tenant) never shows another's.
+    Threads and processes may share a store. A query for one project (tenant) never returns another's data.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Store(
         secrets: Iterable[str] = (),
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        """project: whose stages, versions, reports and decisions these are, and whose attempts are put.
+        """project: owner of the stages, versions, reports, decisions and attempts.
 
-        upgrade: also a server's older tables; an older file is upgraded in any case. secrets: values that must never
-        be stored. Raises StoreError when there is no store (create=False) or it cannot be used, ConfigError for a wrong
-        URL.
+        upgrade: also upgrade a server's older tables; an older file is always upgraded. secrets: values that must never
+        be stored. Raises StoreError if the store does not exist (create=False) or cannot be used, ConfigError for an
+        invalid URL.
         """
         self.project = project
         self._database = Database(where, timeouts)
@@ -106,14 +106,15 @@ class Store(
             raise
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Closes the database connection."""
         self._engine.dispose()
 
     @contextmanager
     def lock(self, part: str = "") -> Iterator[None]:
-        """Hold a project for one writer, or a part of it: a file as a whole. Raises StoreError when it is taken.
+        """Locks a project, or a part of it, for one writer; a file is locked as a whole. Raises StoreError if it is
+        taken.
 
-        The lock on a file dies with the process; that on a server a few seconds later.
+        The lock on a file ends with the process, the lock on a server a few seconds later.
         """
         name = f"{self.project}: {part}" if part else self.project
         if self.path is None:
@@ -131,11 +132,12 @@ class Store(
 
     @property
     def owner(self) -> str:
-        """What tells apart the ids of the project's attempts; of the default project, which every file has, nothing."""
+        """Distinguishes the ids of this project's attempts from other projects'; empty for the default project of a
+        file."""
         return "" if self.project == DEFAULT_PROJECT else self.project
 
     def claim(self, token: str) -> bool:
-        """Let the owner of `token` have the project, if nobody else has it; whether it does."""
+        """Claims the project for the owner of `token`, if nobody else has it. Returns whether that succeeded."""
         name = f"project {self.project}"
         with self._database.write() as connection:
             insert_rows(connection, "setting", ("name", "value"), [(name, token.encode())], ignore=True)
@@ -143,13 +145,13 @@ class Store(
         return bytes(stored) == token.encode()
 
     def transaction(self) -> AbstractContextManager[Connection]:
-        """One transaction for the writes that get it as `within`: all of them are on disk when it ends, or none."""
+        """One transaction for all writes that receive it as `within`: they are all on disk at its end, or none."""
         return self._database.write()
 
     def find_traces(self, *, limit: int, stage: str | None = None, **equal: object) -> list[TraceRow]:
-        """Rows whose columns have the given values, newest first; None asks nothing of a column.
+        """Rows whose columns equal the given values, newest first. None means any value.
 
-        stage: `gate-v1` finds those of every state of the suite, `gate-v1.1a2b3c` of one.
+        stage: `gate-v1` finds the stage for every state of the suite, `gate-v1.1a2b3c` for one.
         """
         query = select(TraceRow)
         if stage is not None:
@@ -164,14 +166,14 @@ class Store(
             return list(session.exec(query))
 
     def values(self, column: str) -> list[Any]:
-        """What traces have in `column`, each value once, in order."""
+        """The distinct values of `column`, in order."""
         query = select(getattr(TraceRow, column)).distinct().where(getattr(TraceRow, column).is_not(None))
         query = query.order_by(getattr(TraceRow, column))
         with self._database.session() as session:
             return list(session.exec(query))
 
     def trace(self, prefix: str) -> tuple[TraceSummary, Trace, Verdict]:
-        """The one trace whose id begins with `prefix`. Raises NoSuchTrace when there is none or more than one."""
+        """The trace whose id begins with `prefix`. Raises NoSuchTrace if there is none or more than one."""
         row = self.named(prefix)
         imported, verdict = self.whole(row)
         if imported is None:
@@ -179,7 +181,7 @@ class Store(
         return row, imported.trace, verdict
 
     def n_traces(self, **equal: object) -> int:
-        """How many traces there are whose columns have the given values."""
+        """Number of traces whose columns equal the given values."""
         query = select(func.count()).select_from(TraceRow)
         for column, value in equal.items():
             query = query.where(getattr(TraceRow, column) == value)
@@ -198,9 +200,9 @@ class Store(
         trust: Collection[str] = (),
         within: Connection | None = None,
     ) -> None:
-        """Store spans of any traces in one transaction; those that are there already are left as they are.
+        """Stores spans of any traces in one transaction. Existing spans stay unchanged.
 
-        spent: by keys, counted in the same transaction. senders: ids of the keys that sent the spans, by trace.
+        spent: spending by key, counted in the same transaction. senders: ids of the keys that sent the spans, by trace.
         trust: sources of evaluations whose scores become rewards (`feedback.py`).
         """
         put_spans(self._database, self._shared, project, new, spent or {}, within, senders, trust)
@@ -210,15 +212,15 @@ class Store(
         return read_spans(self._database, project, trace_id, after=after, limit=limit)
 
     def span_ids(self, project: str, trace_id: str) -> list[str]:
-        """The ids of all spans of a trace by start time, without the rows of log records."""
+        """Ids of all spans of a trace by start time, without the rows of log records."""
         return span_ids(self._database, project, trace_id)
 
     def put_imported(self, project: str, items: Sequence[Imported], *, within: Connection | None = None) -> int:
-        """Store traces from elsewhere in one transaction; how many were new. Those that are there are left."""
+        """Stores imported traces in one transaction. Returns the number of new ones; existing ones stay unchanged."""
         return traces.put_imported(self._database, self._shared, project, items, within=within)
 
     def imported(self, project: str, trace_id: str) -> Imported:
-        """An imported trace as it came. Raises NoSuchTrace."""
+        """An imported trace in its original form. Raises NoSuchTrace."""
         row = self.row(project, trace_id)
         if row.bodies is None:
             raise NoSuchTrace(f"trace {trace_id!r} in project {project!r} was not imported")
@@ -236,34 +238,34 @@ class Store(
     def find(
         self, filter: str = "", *, project: str | None = None, cursor: str | None = None, limit: int = 50
     ) -> find.TracePage:
-        """Traces for which a filter (`query.py`) holds, newest first; project: None is all. Raises ConfigError."""
+        """Traces that match a filter (`query.py`), newest first. project: None means all. Raises ConfigError."""
         return find.find(self._database, project, filter, cursor, limit)
 
     def every(self, filter: str = "", *, project: str | None = None) -> Iterator[TraceSummary]:
-        """All of them in the same order, a page at a time in memory. Raises ConfigError."""
+        """All matching traces in the same order, with one page in memory. Raises ConfigError."""
         return find.every(self._database, project, filter)
 
     def n_found(self, filter: str = "", *, project: str | None = None) -> int:
-        """How many they are. Raises ConfigError."""
+        """Number of matching traces. Raises ConfigError."""
         return find.n_found(self._database, project, filter)
 
     def named(self, prefix: str, *, project: str | None = None) -> TraceSummary:
-        """The trace of that id, or whose id begins so. Raises NoSuchTrace when there is none, or more than one."""
+        """The trace with that id or id prefix. Raises NoSuchTrace if there is none, or more than one."""
         return find.named(self._database, project, prefix)
 
     def whole(self, row: TraceSummary) -> tuple[Imported | None, Verdict]:
-        """A trace as it was written, None of one that was sent as spans; and its verdict. Raises NoSuchTrace."""
+        """A trace as written (None for one of spans), and its verdict. Raises NoSuchTrace."""
         with self._database.read() as connection:
             return traces.read_whole(connection, row.key or 0)
 
     def verdict(self, project: str, trace_id: str) -> Verdict:
-        """All scores and labels of a trace, whoever gave them. Raises NoSuchTrace."""
+        """All scores and labels of a trace from every source. Raises NoSuchTrace."""
         row = self.row(project, trace_id)
         with self._database.read() as connection:
             return read_verdict(connection, row)
 
     def verdicts(self, rows: Sequence[TraceSummary]) -> dict[int, Verdict]:
-        """Key of a trace -> its verdict now, as `verdict`; traces that are gone are left out. Few queries for all."""
+        """Key of a trace -> its current verdict, like `verdict`, without deleted traces. Few queries for all."""
         with self._database.read() as connection:
             return verdicts_of(connection, [row.key or 0 for row in rows])
 
@@ -272,7 +274,8 @@ class Store(
     def forget(
         self, *, before: datetime | None = None, max_bytes: int | None = None, project: str | None = None
     ) -> retention.Forgotten:
-        """Remove traces by age and by size, oldest first, but none of a loop's stages; what was removed."""
+        """Removes traces by age and by size, oldest first, except those of a loop's stages. Returns what was
+        removed."""
         forgotten = retention.forget(self._database, before=before, max_bytes=max_bytes, project=project)
         self._shared.forget()
         return forgotten
