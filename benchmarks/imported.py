@@ -38,7 +38,8 @@ from agentloop.demo.project import prepare_demo
 from agentloop.loop.audited import audited
 from agentloop.loop.experience import ProjectExperience
 from agentloop.loop.making import first_version
-from agentloop.loop.project import Project, loop_backend, open_project
+from agentloop.loop.opening import loop_backend, open_project
+from agentloop.loop.project import Project
 from agentloop.loop.stage import begin
 from agentloop.loop.trainers import make_trainer
 from agentloop.progress import Silent

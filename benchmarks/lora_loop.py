@@ -29,7 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from agentloop.loop.project import open_project
+from agentloop.loop.opening import open_project
 from agentloop.loop.summary import Summary
 from agentloop.loop.trainers import make_trainer
 from agentloop.loop.turns import run_loop

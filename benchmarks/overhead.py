@@ -23,7 +23,8 @@ import time
 from pathlib import Path
 
 from agentloop.demo.project import prepare_demo
-from agentloop.loop.project import Project, open_project
+from agentloop.loop.opening import open_project
+from agentloop.loop.project import Project
 from agentloop.loop.stage import begin
 from agentloop.policies.scripted import oracle
 from agentloop.progress import Silent

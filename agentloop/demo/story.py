@@ -16,7 +16,7 @@ from agentloop.demo.customers import serve_customers
 from agentloop.errors import StateError
 from agentloop.gate.canaries import judge_canary
 from agentloop.loop.making import train_once
-from agentloop.loop.project import open_project
+from agentloop.loop.opening import open_project
 from agentloop.loop.trainers import make_trainer
 from agentloop.progress import Progress
 from agentloop.protocols import SandboxBackend

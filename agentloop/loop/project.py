@@ -1,55 +1,39 @@
-"""A project on disk, opened: its settings, tasks, store and versions, and whoever makes its attempts.
+"""An open project: its settings, tasks, store and versions, and the work that makes its attempts.
 
-agentloop.toml        what is set                    evals/      suites, failed/ and regressions/
-sandboxes/            what boxes are made of         traces/     store.db: every trace
-.agentloop/policies/  one folder a version           report.html what came of it
+`opening.py` makes it.
+
+agentloop.toml        settings                  evals/       suites, failed/ and regressions/
+sandboxes/            recipes of images         traces/      store.db: every trace
+.agentloop/policies/  one folder per version    report.html  the newest results
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from agentloop.abilities import is_on_host
-from agentloop.agents.selection import choose_agent, needs_sandbox
-from agentloop.config.layout import POLICIES, STATE, refuse_earlier_layout
-from agentloop.config.settings import CONFIG_FILE, Config, known_secrets, load_config, place, suite_folder
+from agentloop.config.layout import POLICIES, STATE
+from agentloop.config.settings import Config
 from agentloop.costs.energy import Meter
-from agentloop.errors import ConfigError
 from agentloop.failures.learned.scorer import load_scorer
-from agentloop.judge.checks import check_environments, check_verifiers
-from agentloop.loop.held_out import trainable
 from agentloop.progress import Progress
-from agentloop.protocols import Agent, Pool, SandboxBackend
-from agentloop.recordings.sandboxes import Recording, ReplayBackend
+from agentloop.protocols import Agent, Pool
 from agentloop.registry.acting import acting, agent_of, base_actor
 from agentloop.registry.parts import Base, plays
 from agentloop.registry.versions import Registry
 from agentloop.rollout.actors import Actor
-from agentloop.sandbox.ladder import make_backend, refuse_unconfined
-from agentloop.sandbox.pool import SandboxPool
-from agentloop.store.place import claim_project, store_place
 from agentloop.store.store import Store
-from agentloop.suites.suite import Suite, load_suite
-from agentloop.types import PolicyVersion, Split, content_hash
+from agentloop.suites.suite import Suite
+from agentloop.types import PolicyVersion
 from agentloop.work.local import LocalWork
 from agentloop.work.work import Work
 
 REPORT = Path("report.html")
 EVALS = Path("evals")
-NO_SUITE = "none"
-"""Name of the suite of a project that has none."""
-UNPROVEN = (
-    "; without it every candidate is unproven, nothing is gated, and a canary is its way: "
-    "`agentloop policies canary VERSION --share 0.1`"
-)
 
 
 class Project:
-    """One open project; `open_project` makes it and holds the store for one writer."""
+    """One open project, made by `open_project`."""
 
     def __init__(
         self,
@@ -102,116 +86,3 @@ class Project:
     def version_folder(self, number: int) -> Path:
         """The folder of a version."""
         return self.folder / POLICIES / f"v{number:04d}"
-
-
-def loop_backend(folder: Path, kind: str | None) -> SandboxBackend:
-    """The backend called `kind`, or the one that the settings of the project in `folder` name. Raises ConfigError."""
-    config = load_config(folder)
-    journals = config.sandbox.journals
-    return make_backend(
-        kind or config.sandbox.kind,
-        "--sandbox" if kind else place(folder / CONFIG_FILE, "sandbox", "kind"),
-        recording=folder / journals if journals else None,
-        secrets=config.sandbox.secrets,
-        is_needed=bool(config.project.suite) and needs_sandbox(config.agent, folder),
-    )
-
-
-@contextmanager
-def open_project(
-    folder: Path,
-    backend: SandboxBackend,
-    progress: Progress,
-    *,
-    store_name: str | None = None,
-    is_gated: bool = True,
-    **overrides: dict[str, Any],
-) -> Iterator[Project]:
-    """The project in `folder`, with boxes from `backend`. Raises ConfigError or StoreError.
-
-    store_name: a file or URL in place of the store that the settings name. is_gated: versions will be compared, so
-    the project needs held-out tasks; without, it may have no suite either.
-    """
-    config = load_config(folder, **overrides)
-    refuse_earlier_layout(folder)
-    refuse_unconfined(backend, allowed=config.sandbox.allow_unconfined)
-    _refuse_training_on_host(config, folder)
-    if config.sandbox.journals is not None and backend.name != ReplayBackend.name:
-        backend = Recording(backend, folder / config.sandbox.journals)
-    suite = _with_variants(_suite(folder, config, is_gated=is_gated), folder, config)
-    for split in _needed_splits(config, is_gated=is_gated):
-        if not suite.split(split):
-            raise ConfigError(_without(split, suite))
-    check_verifiers(suite)
-    check_environments(suite)
-    suite = trainable(folder / EVALS, suite, progress.say)
-    kept_at = store_place(folder, store_name)
-    store = kept_at.open(secrets=known_secrets(folder))
-    try:
-        claim_project(kept_at, store, folder)
-        with store.lock(), Meter() as meter:
-            yield Project(folder, config, suite, store, backend.name, SandboxPool(backend), progress, meter)
-    finally:
-        store.close()
-
-
-def _suite(folder: Path, config: Config, *, is_gated: bool) -> Suite:
-    """The project's tasks. Without a suite and a gate it has none: its traces come from elsewhere."""
-    if config.project.suite:
-        return load_suite(suite_folder(folder, config))
-    if is_gated or config.policy.kind == "tiny":
-        raise ConfigError(
-            f'{folder / CONFIG_FILE}: [project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
-            f"{UNPROVEN}"
-        )
-    return Suite(name=NO_SUITE, tasks=(), folder=(folder / EVALS / NO_SUITE).resolve())
-
-
-def _with_variants(suite: Suite, folder: Path, config: Config) -> Suite:
-    """`suite` with the train tasks of `[train] variants`. Raises ConfigError for a task that both have."""
-    if config.train.variants is None:
-        return suite
-    more = load_suite(folder / config.train.variants)
-    tasks = more.split(Split.train)
-    ids = {task.id for task in suite.tasks}
-    twice = next((task.id for task in tasks if task.id in ids), None)
-    if twice is not None:
-        raise ConfigError(
-            f"{place(folder / CONFIG_FILE, 'train', 'variants')}: {more.folder} and suite {suite.name!r} both have a "
-            f"task {twice!r}; rename one of them"
-        )
-    whole_hash = content_hash([suite.hash, more.hash])
-    return suite.model_copy(update={"tasks": (*suite.tasks, *tasks), "hash": whole_hash})
-
-
-def _needed_splits(config: Config, *, is_gated: bool) -> tuple[Split, ...]:
-    """Splits that must have tasks."""
-    if config.policy.kind == "tiny":
-        return tuple(Split)
-    return (Split.heldout,) if is_gated else ()
-
-
-def _without(split: Split, suite: Suite) -> str:
-    """The line for a suite that has no task of `split`."""
-    if suite.is_harbor:
-        return (
-            f"suite {suite.name!r} has Harbor tasks, which have no splits, so no loop can train on some and test on "
-            "others; use `agentloop run`, `agentloop bank` and `agentloop gate` for Harbor folders"
-        )
-    unproven = UNPROVEN if split is Split.heldout else ""
-    return f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}{unproven}"
-
-
-def _refuse_training_on_host(config: Config, folder: Path) -> None:
-    """Raises ConfigError where weights would learn from an agent that can read the answers, unless that is allowed."""
-    learns = config.policy.kind == "tiny" or config.train.kind not in (None, "fixed")
-    if (
-        learns
-        and not config.agent.is_built_in
-        and not config.sandbox.allow_unconfined
-        and is_on_host(choose_agent(config.agent, folder))
-    ):
-        raise ConfigError(
-            f"[agent] kind = {config.agent.kind!r} acts on this machine and can read the answers of the suite, so no "
-            "weights are trained on it; choose another agent, or accept that: [sandbox] allow_unconfined = true"
-        )

@@ -73,12 +73,13 @@ def demo(
     algorithm: Annotated[
         str | None, typer.Option(help="grpo, ppo, rft, sft, dpo or kto. Default: grpo.", show_default=False)
     ] = None,
+    options: TrainOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch a tiny policy learn to use tools from scratch: needs no GPU and no key, takes a few minutes."""
     from agentloop_cli.demo import run_demo
 
-    run_demo(seed, sandbox, out, algorithm, overlay=overlay, as_json=as_json)
+    run_demo(seed, sandbox, out, algorithm, options or (), overlay=overlay, as_json=as_json)
 
 
 @app.command()
@@ -102,7 +103,7 @@ def loop(
     as_json: AsJson = False,
 ) -> None:
     """Run the loop in a project, from where it stopped: run, judge, train, gate, promote."""
-    from agentloop.loop.project import loop_backend
+    from agentloop.loop.opening import loop_backend
     from agentloop_cli.run import run_project
 
     backend = loop_backend(folder, sandbox)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import counted
-from agentloop.loop.project import open_project
+from agentloop.loop.opening import open_project
 from agentloop.loop.summary import Summary
 from agentloop.loop.trainers import make_trainer
 from agentloop.loop.turns import run_loop

@@ -112,7 +112,7 @@ def _opened(
     progress: LiveProgress,
 ) -> AbstractContextManager[Project]:
     """The project; a candidate needs no held-out tasks to be made."""
-    from agentloop.loop.project import loop_backend, open_project
+    from agentloop.loop.opening import loop_backend, open_project
 
     return open_project(folder, loop_backend(folder, sandbox), progress, store_name=where, is_gated=False, **settings)
 

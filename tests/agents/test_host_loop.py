@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentloop.errors import ConfigError, SandboxUnavailable
-from agentloop.loop.project import open_project
+from agentloop.loop.opening import open_project
 from agentloop.progress import Silent
 from agentloop.sandbox.absent import AbsentBackend
 

@@ -21,7 +21,7 @@ from agentloop.audit.tasks import audit
 from agentloop.errors import CapabilityError, PluginError, SandboxUnavailable
 from agentloop.failures.detectors.rules import RULES
 from agentloop.failures.reading import Reading
-from agentloop.loop.project import open_project
+from agentloop.loop.opening import open_project
 from agentloop.loop.stage import Stage
 from agentloop.mining.admission import sound
 from agentloop.policies.scripted import ScriptedPolicy, call_message

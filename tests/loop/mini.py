@@ -11,7 +11,8 @@ from pathlib import Path
 
 from agentloop.identity import Identity
 from agentloop.loop.making import first_version, next_version
-from agentloop.loop.project import Project, open_project
+from agentloop.loop.opening import open_project
+from agentloop.loop.project import Project
 from agentloop.loop.stage import begin
 from agentloop.loop.turns import run_loop
 from agentloop.policies.scripted import ScriptedPolicy, call_message

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from agentloop.config.settings import STORE
 from agentloop.errors import ConfigError
-from agentloop.loop.project import open_project
+from agentloop.loop.opening import open_project
 from agentloop.loop.trainers import make_trainer
 from agentloop.loop.turns import run_loop
 from agentloop.progress import Silent

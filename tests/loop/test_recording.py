@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError
-from agentloop.loop.project import open_project
+from agentloop.loop.opening import open_project
 from agentloop.loop.turns import run_loop
 from agentloop.progress import Silent
 from agentloop.protocols import SandboxBackend

@@ -9,7 +9,7 @@ import pytest
 
 from agentloop.errors import ConfigError, StateError
 from agentloop.loop.making import train_once
-from agentloop.loop.project import loop_backend, open_project
+from agentloop.loop.opening import loop_backend, open_project
 from agentloop.loop.trainers import make_trainer
 from agentloop.progress import Silent
 from agentloop.registry.moves import moves_in
