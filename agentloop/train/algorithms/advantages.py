@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+from agentloop.train.data.exclusions import Exclusion
 from agentloop.train.data.row import Row, Unit
 
 EPSILON = 1e-4
@@ -67,7 +68,7 @@ def with_group_advantages(
         elif first.advantages is not None:
             useful += trajectory
         else:
-            dropped["unscored" if first.reward is None else "no_group"] += len(trajectory)
+            dropped[Exclusion.unscored if first.reward is None else Exclusion.no_group] += len(trajectory)
     for members in groups.values():
         rewards = [member[0].reward or 0.0 for member in members]
         reason = _no_contrast(rewards)
@@ -87,11 +88,11 @@ def with_group_advantages(
 def _no_contrast(rewards: Sequence[float]) -> str | None:
     """Why the rewards of a group teach nothing; None where they do."""
     if len(rewards) < 2:
-        return "group_of_one"
+        return Exclusion.group_of_one
     if min(rewards) < max(rewards):
         return None
     if rewards[0] >= 1.0:
-        return "all_passed"
+        return Exclusion.all_passed
     if rewards[0] <= 0.0:
-        return "all_failed"
-    return "all_equal"
+        return Exclusion.all_failed
+    return Exclusion.all_equal

@@ -19,6 +19,7 @@ from agentloop.train.algorithms.algorithm import Batch, Figures, Need, RowScore,
 from agentloop.train.algorithms.corrections import per_unit
 from agentloop.train.algorithms.figures import shares
 from agentloop.train.algorithms.settings import at_least
+from agentloop.train.data.exclusions import Exclusion
 from agentloop.train.data.row import Row, Unit
 
 
@@ -52,7 +53,7 @@ class Kto:
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
         """A unit is a trajectory with a reward. Temperature 1: at which it was sampled is no property of the answer."""
         scored = [replace(row, temperature=1.0) for row in rows if row.reward is not None]
-        return by_trajectory(scored), +Counter({"unscored": len(rows) - len(scored)})
+        return by_trajectory(scored), +Counter[str]({Exclusion.unscored: len(rows) - len(scored)})
 
     def begin(self, units: Sequence[Unit], score: Score) -> Mapping[str, float]:
         """`kl`: the divergence from the reference in nats, from answers to other tasks; and counts of both labels."""

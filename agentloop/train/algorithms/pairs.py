@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentloop.train.algorithms.advantages import by_trajectory
 from agentloop.train.algorithms.algorithm import Batch
+from agentloop.train.data.exclusions import Exclusion
 from agentloop.train.data.row import Row, Unit
 
 
@@ -35,17 +36,17 @@ def pairs(rows: Sequence[Row], threshold: float) -> tuple[list[TrajectoryPair], 
         task = trajectory[0].task or trajectory[0].group
         reward = trajectory[0].reward
         if reward is None:
-            dropped["unscored"] += len(trajectory)
+            dropped[Exclusion.unscored] += len(trajectory)
         elif task is None:
-            dropped["no_group"] += len(trajectory)
+            dropped[Exclusion.no_group] += len(trajectory)
         else:
             tasks[task][reward < threshold].append(trajectory)
     matches: list[TrajectoryPair] = []
     for passed, failed in tasks.values():
         if not passed:
-            dropped["all_failed"] += sum(map(len, failed))
+            dropped[Exclusion.all_failed] += sum(map(len, failed))
         elif not failed:
-            dropped["all_passed"] += sum(map(len, passed))
+            dropped[Exclusion.all_passed] += sum(map(len, passed))
         else:
             n = max(len(passed), len(failed))
             matches += map(TrajectoryPair, islice(cycle(passed), n), islice(cycle(failed), n))

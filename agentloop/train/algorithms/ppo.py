@@ -21,6 +21,7 @@ from agentloop.train.algorithms.gae import estimates, whitened
 from agentloop.train.algorithms.policy_loss import Clip
 from agentloop.train.algorithms.policy_options import PolicyOptions, needs_of, policy_loss
 from agentloop.train.algorithms.settings import at_least
+from agentloop.train.data.exclusions import Exclusion
 from agentloop.train.data.row import Floats, Row, Unit
 
 
@@ -56,7 +57,7 @@ class Ppo:
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
         """Every row with a reward; no group is needed."""
         useful = [row for row in rows if row.reward is not None]
-        dropped = Counter({"unscored": len(rows) - len(useful)})
+        dropped = Counter[str]({Exclusion.unscored: len(rows) - len(useful)})
         if self.policy_loss.needs_trajectories:
             return by_trajectory(useful), +dropped
         return [(row,) for row in useful], +dropped

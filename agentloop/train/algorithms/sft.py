@@ -16,6 +16,7 @@ from agentloop.errors import ConfigError
 from agentloop.train.algorithms.algorithm import Batch, Figures, Need, Score, Scored, Whole
 from agentloop.train.algorithms.figures import shares
 from agentloop.train.algorithms.settings import at_least, require
+from agentloop.train.data.exclusions import Exclusion
 from agentloop.train.data.row import Row, Unit
 
 MEANS = ("tokens", "trajectories")
@@ -64,7 +65,7 @@ class Sft:
             if row.n_sampled:
                 units.append((replace(row, temperature=1.0),))
             else:
-                dropped["nothing_sampled"] += 1
+                dropped[Exclusion.nothing_sampled] += 1
         return units, dropped
 
     def begin(self, units: Sequence[Unit], score: Score) -> Mapping[str, float]:
@@ -102,9 +103,9 @@ class Rft(Sft):
         dropped: Counter[str] = Counter()
         for row in rows:
             if row.reward is None:
-                dropped["unscored"] += 1
+                dropped[Exclusion.unscored] += 1
             elif row.reward < self.threshold:
-                dropped["below_threshold"] += 1
+                dropped[Exclusion.below_threshold] += 1
             else:
                 earned.append(row)
         units, empty = super().prepare(earned)

@@ -7,10 +7,7 @@ from enum import StrEnum
 
 
 class Exclusion(StrEnum):
-    """A reason. Those of whole trajectories come first; the others are reasons of single turns.
-
-    Reasons of groups and pairs (`all_failed`, `group_of_one`, ...) belong to the algorithms.
-    """
+    """A reason: of whole trajectories, then of single turns, then of rows that an algorithm cannot learn from."""
 
     held_out = "held_out"
     validation = "validation"
@@ -34,6 +31,14 @@ class Exclusion(StrEnum):
     sampling_constrained = "sampling_constrained"
     too_long = "too_long"
     template_rewrites = "template_rewrites"
+    all_failed = "all_failed"
+    all_passed = "all_passed"
+    all_equal = "all_equal"
+    group_of_one = "group_of_one"
+    no_group = "no_group"
+    below_threshold = "below_threshold"
+    nothing_sampled = "nothing_sampled"
+    too_late = "too_late"
 
     @property
     def remedy(self) -> str:
@@ -64,17 +69,23 @@ _REMEDIES = {
     Exclusion.sampling_truncated: _SAMPLE_PLAINLY,
     Exclusion.sampling_penalised: _SAMPLE_PLAINLY,
     Exclusion.sampling_constrained: _SAMPLE_PLAINLY,
-    Exclusion.too_long: "raise max_tokens of the trainer, or lower max_context_tokens of the task",
+    Exclusion.too_long: "raise max_row_tokens of the trainer, or lower max_context_tokens of the task",
     Exclusion.template_rewrites: "train from traces with token ids, or with a chat template that leaves earlier turns",
+    Exclusion.all_failed: "add easier tasks, or a solution to imitate",
+    Exclusion.all_passed: "add harder tasks",
+    Exclusion.all_equal: "let a verifier tell better attempts from worse ones",
+    Exclusion.group_of_one: "raise group_size; where attempts were lost, see `agentloop failures`",
+    Exclusion.no_group: "choose traces of train tasks; or train with sft or kto",
+    Exclusion.below_threshold: "lower threshold, or add easier tasks",
+    Exclusion.nothing_sampled: "nothing to do: the row has no answer",
+    Exclusion.too_late: "raise max_lag, or lower over_commit",
 }
 
 
 def exclusions_line(counts: Mapping[str, int]) -> str:
-    """Counts by reason in one line, the largest first, with the remedy of the largest that has one; "" for none."""
+    """Counts by reason in one line, the largest first, each with its remedy; "" for none."""
     ordered = sorted(((n, reason) for reason, n in counts.items() if n), key=lambda each: (-each[0], each[1]))
-    if not ordered:
-        return ""
-    line = ", ".join(f"{n} {reason}" for n, reason in ordered)
     own = {str(reason) for reason in Exclusion}
-    first = next((Exclusion(reason) for _, reason in ordered if reason in own), None)
-    return f"{line}; {first}: {first.remedy}" if first else line
+    return "; ".join(
+        f"{n} {reason} ({Exclusion(reason).remedy})" if reason in own else f"{n} {reason}" for n, reason in ordered
+    )

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from agentloop.errors import PolicyError, SandboxError
 from agentloop.protocols import Experience, Policy
+from agentloop.rollout.plan import position_of
 from agentloop.train.curriculum import Curriculum, Rates
 from agentloop.train.stream import GroupStream
 from agentloop.train.trainers.learning import Learning
@@ -97,7 +98,7 @@ class Rounds:
         tasks = self._plan.tasks(step)
         attempts = await self._experience.attempts(tasks, policy=self._policy, part=step, group_size=self._group_size)
         members = [list(group) for _, group in groupby(attempts, key=lambda attempt: attempt.episode.group)]
-        return [Group(step * self._n + place, 0, group) for place, group in enumerate(members)]
+        return [Group(step * self._n + position_of(group[0].episode), 0, group) for group in members]
 
     async def drop_before(self, step: int) -> None:
         """See `Groups`."""

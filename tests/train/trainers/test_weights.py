@@ -301,3 +301,27 @@ def test_a_verdict_that_is_replaced_while_its_group_waits_counts(tmp_path: Path)
     assert [figures["excluded/all_failed"] for figures in late.values()] == [8] * 4
     assert hash_of(drafts["late"]) == hash_of(drafts["early"]) == hash_of(drafts["cut"])
     assert sorted(drafts["late"].pairs) == sorted(drafts["early"].pairs)
+
+
+class Lossy(MemoryExperience):
+    """Infrastructure loses all attempts but one of each group, and the first group whole."""
+
+    async def attempts(self, tasks: Sequence[Task], **options: Any) -> list[Attempt]:
+        attempts = await super().attempts(tasks, **options)
+        n = options["group_size"]
+        return attempts[n::n]
+
+
+@pytest.mark.parametrize("loss", ["dapo", pytest.param("rloo", marks=pytest.mark.soak)])
+def test_groups_of_one_carry_no_gradient_and_the_line_says_what_to_do(tmp_path: Path, loss: str) -> None:
+    base = experience()
+    world = Lossy(base.tasks, base._validation, base._agent, base._policy)
+    draft = draft_in(tmp_path / "v2")
+    made = trainer("grpo", first_weights(tmp_path / "v1"), {"loss": loss}, steps_per_turn=2, forks=2)
+    assert improved(made, draft, world) is None
+    assert [figures["excluded/group_of_one"] for figures in draft.steps.values()] == [2.0, 2.0]
+    assert isinstance(draft.progress, Lines)
+    assert draft.progress.lines[-2] == (
+        "not trained: 4 group_of_one (raise group_size; where attempts were lost, see `agentloop failures`)"
+    )
+    assert "no row carried a gradient" in draft.progress.lines[-1]
