@@ -21,7 +21,8 @@ from agentloop.config.settings import CONFIG_FILE, Config, load_config, suite_fo
 from agentloop.errors import ConfigError, StateError
 from agentloop.identity import Identity
 from agentloop.registry.acting import base_of, version_folder
-from agentloop.registry.loading import loaded
+from agentloop.registry.hosted import check_hosted
+from agentloop.registry.loading import OF_WEIGHTS, loaded
 from agentloop.registry.parts import OWN_PARTS
 from agentloop.registry.versions import Registry, move_of
 from agentloop.store.store import Store
@@ -58,13 +59,15 @@ class Moves:
     """Who moves them: a person's name, a key, or a command."""
     check: Callable[[PolicyVersion], None] = no_check
     """Raises ConfigError for a version that cannot act: its folder was changed by hand, or its base is gone."""
+    ask: Callable[[PolicyVersion], None] = no_check
+    """Raises ConfigError for a version whose hosted model does not answer, or answers as another model."""
     suite_hash: Callable[[], str | None] = no_suite
     """State of the project's suite now; None where it has none, so that a proof of any suite counts."""
 
     def promote(self, number: int, *, proof: Proof | None = None, override: str | None = None) -> list[Move]:
         """Make a version live by `proof`, by the newest stored one that counts, or by an override with its reason.
 
-        Raises StateError without any of them, ConfigError for a version that cannot act.
+        Raises StateError without any of them, ConfigError for a version that cannot act. An override asks no model.
         """
         version = self.registry.require(number)
         live = self.registry.live()
@@ -86,6 +89,7 @@ class Moves:
         problem = objection(proof, version, live, suite_hash)
         if problem is not None:
             raise StateError(f"v{number} stays {version.state}: {problem}")
+        self.ask(version)
         return self._put(self.registry.promotion(version, by=self.by, why=shown_proof(proof), proof=proof))
 
     def roll_back(self, to: int | None = None, *, why: str) -> list[Move]:
@@ -126,6 +130,7 @@ class Moves:
             raise StateError("no version is live to compare a canary with; promote one first")
         _check_apart(version, live)
         self.check(version)
+        self.ask(version)
         return self._put([move_of(version, PolicyState.canary, by=self.by, why=why, share=share, is_shadow=is_shadow)])
 
     def change_share(self, share: float, *, why: str = "another share") -> list[Move]:
@@ -209,13 +214,18 @@ def moves_in(project: Path, store: Store, by: str | None = None) -> Moves:
     def check(version: PolicyVersion) -> None:
         check_version(version, project)
 
+    def ask(version: PolicyVersion) -> None:
+        if version.kind not in OF_WEIGHTS:
+            config = load_config(project) if (project / CONFIG_FILE).exists() else Config()
+            check_hosted(version, base_of(version, project, config).policy, store.models_of(version.number))
+
     def suite_hash() -> str | None:
         if not (project / CONFIG_FILE).exists():
             return None
         config = load_config(project)
         return load_suite(suite_folder(project, config)).hash if config.project.suite else None
 
-    return Moves(Registry(store), by or user_name(), check, suite_hash)
+    return Moves(Registry(store), by or user_name(), check, ask, suite_hash)
 
 
 def user_name() -> str:

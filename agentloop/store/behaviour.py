@@ -50,6 +50,16 @@ class Behaviour:
         with self._database.read() as connection:
             return [VersionAttempt(*row) for row in connection.execute(query.order_by(col(TraceRow.key)))]
 
+    def models_of(self, number: int) -> set[str]:
+        """Names that the models of a version gave themselves in its traces."""
+        query = select(col(TraceRow.model)).where(
+            col(TraceRow.project) == self.project,
+            col(TraceRow.policy_version) == number,
+            col(TraceRow.model).is_not(None),
+        )
+        with self._database.read() as connection:
+            return set(connection.execute(query.distinct()).scalars())
+
     def failures_of(self, trace_ids: Sequence[str]) -> dict[str, str]:
         """Trace id -> type of its critical failure, for traces that have one and still exist."""
         failures: dict[str, str] = {}

@@ -1,0 +1,55 @@
+"""Whether the hosted model that a version of settings or texts stands on still answers, and as the model that it was.
+
+One call of a few tokens, before a version is promoted or becomes a canary. An adapter and weights of ours have a check
+of their own (`loading.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+
+from agentloop.config.sections import PolicySection
+from agentloop.errors import AgentLoopError, ConfigError
+from agentloop.policies.endpoints import ENDPOINTS, choose_endpoint
+from agentloop.printable import on_one_line
+from agentloop.types import Message, PolicyVersion
+
+QUESTION = "Answer with the word yes."
+MAX_TOKENS = 16
+"""The fewest that every provider accepts."""
+TIMEOUT_S = 60.0
+
+
+def check_hosted(version: PolicyVersion, policy: PolicySection, models: Collection[str]) -> None:
+    """Ask the model of `version` once. policy: of its base. models: names that it gave itself in stored attempts.
+
+    Raises ConfigError where it does not answer, or answers as a model that gave none of these attempts.
+    """
+    if policy.kind not in ENDPOINTS:
+        return
+    where = f" at {policy.base_url}" if policy.base_url else ""
+    base = f"its base model {policy.model!r}{where}"
+    try:
+        with ThreadPoolExecutor(1) as thread:  # the caller's thread may run an event loop
+            name = thread.submit(asyncio.run, _ask(policy)).result()
+    except (AgentLoopError, TimeoutError) as error:
+        words = on_one_line(str(error)) or f"no answer within {TIMEOUT_S:g} s"
+        raise ConfigError(
+            f"v{version.number} cannot act: {base} does not answer ({words}); bring the model back, or use another "
+            "version"
+        ) from None
+    if name is not None and models and name not in models:
+        raise ConfigError(
+            f"v{version.number} cannot act as it was tested: {base} answers as {name!r}, and its attempts were of "
+            f"{', '.join(map(repr, sorted(models)))}; name the earlier model, or run `agentloop loop` to test this one"
+        )
+
+
+async def _ask(policy: PolicySection) -> str | None:
+    """The name that the model gives itself."""
+    messages = [Message(role="user", content=QUESTION)]
+    asked = choose_endpoint(policy)
+    completion = await asyncio.wait_for(asked.complete(messages, (), max_tokens=MAX_TOKENS, seed=0), TIMEOUT_S)
+    return completion.model
