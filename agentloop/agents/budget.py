@@ -1,4 +1,4 @@
-"""How much time and money an episode has left. A sub-agent's budget is also its parent's."""
+"""The remaining time and money of an episode. A sub-agent's budget also counts against its parent's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class EpisodeBudget:
-    """Made when an episode begins: its clock runs from then on."""
+    """Create it when an episode begins: its clock starts at once."""
 
     def __init__(self, limits: Limits, above: EpisodeBudget | None = None) -> None:
-        """above: the parent's, which ends this one, too, and pays for it."""
+        """above: the parent's budget. It also ends this agent, and pays for it."""
         wall_s = math.inf if limits.max_wall_s is None else limits.max_wall_s
         self.ends_at: float = min(time.monotonic() + wall_s, above.ends_at if above else math.inf)
         self._max_usd = limits.max_cost_usd
@@ -27,12 +27,12 @@ class EpisodeBudget:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the end; below 0 after it, infinite without one."""
+        """Seconds until the end: below 0 after it, infinite without one."""
         return self.ends_at - time.monotonic()
 
     @property
     def reached(self) -> StopReason | None:
-        """Which limit is reached; None for neither."""
+        """The limit that has been reached; None without one."""
         if self.left_s <= 0:
             return StopReason.time_limit
         if self._max_usd is not None and self.spent_usd >= self._max_usd:
@@ -40,7 +40,7 @@ class EpisodeBudget:
         return self._above.reached if self._above else None
 
     def spend(self, completion: Completion) -> None:
-        """Count a model's answer. Raises ConfigError for one without a price where money is limited."""
+        """Counts a model's answer. Raises ConfigError for an answer without a price if money is limited."""
         if completion.cost_usd is None and self._max_usd is not None and not is_refused(completion):
             raise unpriced(completion.model)
         self.spent_usd += completion.cost_usd or 0.0
@@ -48,7 +48,7 @@ class EpisodeBudget:
             self._above.spend(completion)
 
     async def in_time(self, answer: Awaitable[T]) -> T | None:
-        """What `answer` gives; None when the time is up before it does."""
+        """The result of `answer`; None if the time ends first."""
         left_s = self.left_s
         try:
             async with asyncio.timeout(None if left_s == math.inf else left_s) as alarm:

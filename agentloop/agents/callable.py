@@ -1,4 +1,4 @@
-"""A callable of the user's as agent, in a process of its own on this machine, in the user's own environment.
+"""A callable of the user as agent, in a separate process on this machine, in the user's own environment.
 
     agentloop ─▶ python runner.py TARGET ─▶ any OpenAI or Anthropic SDK ─▶ 127.0.0.1:PORT ─▶ gateway ─▶ the policy
 
@@ -6,12 +6,12 @@
     kind = "python"
     target = "my_package:run"
 
-`run(task)` returns the answer, a text or what JSON can write; None is no answer. It may be async. `task` has `id`,
-`instruction`, `model`, `base_url`, `api_key`, `seed`, `max_steps`, `max_tokens`, and `folder`: a copy of the task's
-files, where it has any. It has neither the verifiers nor the solution, but it is no secret from a program on this
-machine where the suite lies: its traces say `isolation = "none"` and `answers_readable`.
+`run(task)` returns the answer: text, any value that JSON can represent, or None for no answer. It may be async. `task`
+has `id`, `instruction`, `model`, `base_url`, `api_key`, `seed`, `max_steps`, `max_tokens`, and `folder`, a copy of the
+task's files if it has any. It contains neither the verifiers nor the solution. But a program on this machine can find
+the suite, so its traces say `isolation = "none"` and `answers_readable`.
 
-It needs no sandbox (`abilities.OnHost`). A suite whose verifiers look at files of the sandbox is refused.
+It needs no sandbox (`abilities.OnHost`). A suite whose verifiers read files of the sandbox is refused.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from agentloop.types import Message, StopReason, Task, Trace
 
 RUNNER = Path(__file__).with_name("runner.py")
 IMPORT_S = 120.0
-"""Wall time of the import before the first attempt: large libraries take half a minute on a slow machine."""
+"""Time for the import before the first attempt. Large libraries take half a minute on a slow machine."""
 ALWAYS = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP", "TMP",
     "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE", "SSL_CERT_DIR", "SYSTEMROOT", "APPDATA", "LOCALAPPDATA",
     "USERPROFILE",
 )  # fmt: skip
-"""Variables of this process that every callable has. Keys of model providers are not among them."""
+"""Variables of this process that every callable receives. Keys of model providers are not among them."""
 RESULT = "result.json"
 MAX_PRINTED = 4096
-"""Bytes kept of what an import prints."""
+"""Maximum number of bytes to keep of an import's output."""
 SILENT = "no call had arrived at the gateway"
 NO_CALL = (
     "no call arrived at the gateway: make its client without a base URL, so that it takes OPENAI_BASE_URL or "
@@ -60,7 +60,7 @@ NO_CALL = (
 
 
 class PythonAgent:
-    """One callable, named as `module:name` or `file.py:name`."""
+    """One callable, written as `module:name` or `file.py:name`."""
 
     name = "python"
     program = True
@@ -77,12 +77,12 @@ class PythonAgent:
         expects_calls: bool = True,
         project: Path | None = None,
     ) -> None:
-        """target: what is called with the task, in the folder `project`, the current one by default.
+        """target: the callable. It runs in the folder `project`, by default the current one.
 
-        python: the interpreter of the environment that it is installed in; the one that runs agentloop by default.
-        env: names of variables of this process that it has besides `ALWAYS`. variables: further ones, with values.
-        timeout_s: where the task sets no time. expects_calls: an attempt in which no call arrives at the gateway is an
-        error. Raises ConfigError.
+        python: the interpreter of its environment; default: the one that runs agentloop. env: names of variables of
+        this process that it receives in addition to `ALWAYS`. variables: further variables with their values.
+        timeout_s: used if the task sets no time. expects_calls: an attempt without any call to the gateway is an error.
+        Raises ConfigError.
         """
         source, _, name = target.rpartition(":")
         if not source or not name:
@@ -105,9 +105,9 @@ class PythonAgent:
 
     @classmethod
     def of(cls, function: Callable[..., Any], **options: Any) -> PythonAgent:
-        """The agent that calls `function`, a plain function of a module or of a script. Raises ConfigError.
+        """The agent that calls `function`, a top-level function of a module or of a script. Raises ConfigError.
 
-        options: as of the constructor. The new process imports the function's file, so a script that also starts a run
+        options: see the constructor. The new process imports the function's file, so a script that also starts a run
         must do that below `if __name__ == "__main__":`.
         """
         if os.environ.get(MARK, "").startswith(HOST):
@@ -127,7 +127,7 @@ class PythonAgent:
         return cls(f"{source}:{name}", variables=variables, **options)
 
     async def preflight(self) -> None:
-        """Import the callable once, in a process like those of attempts. See `abilities.Preflight`."""
+        """Imports the callable once, in a process like those of attempts. See `abilities.Preflight`."""
         with _temporary_folder() as folder:
             process = await self._started(None, self._variables, folder)
             end = await ran_to_its_end(process, IMPORT_S, MAX_PRINTED, asyncio.Event())
@@ -142,16 +142,16 @@ class PythonAgent:
         self._refuse_import(report)
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
-        """The instruction: what the callable makes of it, its first step heard."""
+        """The instruction. The messages that the callable makes of it are in its first step."""
         return (Message(role="user", content=task.instruction),)
 
     async def run(
         self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Record
     ) -> tuple[StopReason, str | None]:
-        """Call it in a new process and wait for its end; see `protocols.Agent`. The sandbox is not used.
+        """Calls it in a new process and waits for its end; see `protocols.Agent`. The sandbox is not used.
 
-        Raises AgentCrashed when it raises, exits or prints too much, ConfigError where it cannot be imported or never
-        asked a model, and what `calls.stop_of` raises.
+        Raises AgentCrashed if it raises, exits or prints too much, ConfigError if it cannot be imported or never called
+        a model, and whatever `calls.stop_of` raises.
         """
         limit_s = min(self._timeout_s, task.limits.max_wall_s or math.inf)
         ran: Ran | None = None
@@ -172,7 +172,7 @@ class PythonAgent:
     async def _started(
         self, order: Mapping[str, Any] | None, variables: Mapping[str, str], folder: Path
     ) -> HostProcess:
-        """The process that gets `order`: what the callable is told of its task, or None to import it alone."""
+        """The process that receives `order`: the callable's view of its task, or None to only import it."""
         command = (str(self._python), str(RUNNER), self.target, str(folder / RESULT))
         process = await started(command, self._folder, {"PYTHONUNBUFFERED": "1", **variables})
         await process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -210,7 +210,7 @@ class PythonAgent:
 
 
 async def _order_of(task: Task, variables: Mapping[str, str], seed: int, folder: Path) -> dict[str, Any]:
-    """What the callable knows of `task`; a copy of the task's files lies in `folder`."""
+    """The callable's view of `task`. `folder` has a copy of the task's files."""
     files = None
     if task.sandbox.files is not None:
         files = str(folder / "files")
@@ -238,7 +238,7 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def _report(folder: Path) -> Mapping[str, Any] | None:
-    """What the runner wrote; None of a process that ended before."""
+    """The runner's result; None if the process ended before it wrote one."""
     try:
         report: Mapping[str, Any] = json.loads((folder / RESULT).read_text())
     except FileNotFoundError:

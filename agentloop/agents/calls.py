@@ -1,9 +1,9 @@
-"""What a program asked of its model through the gateway, as the steps of an episode, and what its end means.
+"""Converts a program's model calls through the gateway into the steps of an episode, and interprets its end.
 
-For agents that are programs: in a sandbox (`command.py`) or on this machine (`callable.py`). The program finds the
-usual variables of the OpenAI and Anthropic libraries and nothing that is worth stealing: the key is no key, and the
-token in the base URL is good for this episode alone. What it does without a model is not seen; what it printed last is
-a result of the last step.
+It serves agents that are programs, in a sandbox (`command.py`) or on this machine (`callable.py`). The program receives
+the usual variables of the OpenAI and Anthropic libraries and nothing worth stealing: the key is a dummy, and the token
+in the base URL is valid only for this episode. Actions without a model call are not visible. The program's last output
+becomes a result of the last step.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from agentloop.types import Completion, Message, Step, StopReason, ToolCall, Too
 
 KEY = "no-key-is-needed"
 MAX_WORDS = 500
-"""Characters kept of what a program that crashed had printed."""
+"""Maximum number of characters to keep of a crashed program's output."""
 
 
 def sdk_variables(gateway: str, grant: Grant) -> dict[str, str]:
-    """The environment by which a program's model library finds the gateway, whose URL is `gateway`."""
+    """Variables through which a program's model library finds the gateway at the URL `gateway`."""
     base = f"{gateway}/e/{grant.token}"
     return {
         "OPENAI_BASE_URL": f"{base}/v1",
@@ -39,7 +39,7 @@ def sdk_variables(gateway: str, grant: Grant) -> dict[str, str]:
 
 
 def asked(grant: Grant) -> Trace | None:
-    """The calls of an episode that is over; None where none arrived."""
+    """The calls of a finished episode; None without any."""
     if not grant.spans:
         return None
     trace = trace_of(grant.spans)
@@ -48,9 +48,10 @@ def asked(grant: Grant) -> Trace | None:
 
 
 def record_calls(calls: Trace | None, ran: Ran | None, name: str, arguments: Mapping[str, str], record: Record) -> None:
-    """The steps; on the last one, how the program ended. One that never asked has a step that is nobody's turn.
+    """Records the steps. The last one reports how the program ended. A program without calls gets one step without a
+    turn.
 
-    name, arguments: of the agent, as a tool call that has the program's own words for a result.
+    name, arguments: the agent as a tool call, whose result is the program's output.
     """
     result = ran and ToolResult(
         call_id=name,
@@ -79,9 +80,9 @@ def record_calls(calls: Trace | None, ran: Ran | None, name: str, arguments: Map
 
 
 def stop_of(ran: Ran, grant: Grant) -> StopReason | None:
-    """The limit that ended a program; None where it ended by itself.
+    """The limit that ended a program; None if it ended by itself.
 
-    Raises ConfigError where money is limited and the price of an answer is not known, and UpstreamUnavailable when the
+    Raises ConfigError if money is limited and the price of an answer is unknown, and UpstreamUnavailable if the
     upstream of the last call was unreachable or answered 429 or 5xx.
     """
     if grant.unpriced:
@@ -94,7 +95,7 @@ def stop_of(ran: Ran, grant: Grant) -> StopReason | None:
 
 
 def crash_of(ran: Ran, calls: Trace | None, who: str) -> AgentCrashed:
-    """The error for a program that ended badly, with its last words. who: what messages call it."""
+    """The error for a crashed program, with its last output. who: the program's name in messages."""
     how = f"ended with exit code {ran.exit_code}"
     if ran.flooded:
         how = "printed too much and was killed"

@@ -1,8 +1,8 @@
-"""Any agent program, run in a sandbox whose only network is the gateway: its model calls become the trace.
+"""Runs any agent program in a sandbox that can reach only the gateway. Its model calls become the trace.
 
     program ─▶ 127.0.0.1:3128 ─▶ the sandbox's one connection ─▶ egress ─▶ unix socket ─▶ gateway ─▶ policy
 
-The gateway lives in this process, while any episode of this agent does. How its calls become steps: `calls.py`.
+The gateway runs in this process as long as any episode of this agent runs. `calls.py` converts its calls into steps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from agentloop.types import Message, StopReason, Task, Trace
 
 INSTRUCTION = "/tmp/instruction.md"  # noqa: S108 - the sandbox's own
 MAX_VARIABLE = 16_384
-"""Characters of an instruction that is a variable, too: programs with one of 128 KiB cannot be started."""
+"""Maximum number of characters of an instruction that is also passed as a variable. A program with a variable of 128
+KiB cannot be started."""
 
 
 class Command:
-    """One program, whoever wrote it."""
+    """One program."""
 
     name = "command"
 
@@ -42,9 +43,9 @@ class Command:
     ) -> None:
         """command: for `sh -c`, in the task's folder of the sandbox.
 
-        files: folder that its sandboxes show at /agent, read-only. answer_file: a path in the sandbox that
-        holds the answer at the end; without one that is what the model said last. env: further variables of the
-        program's. timeout_s: where the task sets no time.
+        files: folder that sandboxes mount read-only at /agent. answer_file: path in the sandbox of a file with the
+        final answer; default: the model's last message. env: further variables of the program. timeout_s: used if the
+        task sets no time.
         """
         if files is not None and not files.is_dir():
             raise ConfigError(f"agent 'command': {files} is no folder; name the one that holds the program's files")
@@ -57,18 +58,18 @@ class Command:
         self._gateway = LocalGateway(served_on_socket)
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
-        """The instruction: what the program makes of it, its first step heard."""
+        """The instruction. The messages that the program makes of it are in its first step."""
         return (Message(role="user", content=task.instruction),)
 
     async def run(
         self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Record
     ) -> tuple[StopReason, str | None]:
-        """Start the program and wait for its end; see `protocols.Agent`.
+        """Starts the program and waits for its end; see `protocols.Agent`.
 
-        A program that is ended at a limit is a result. Raises AgentCrashed when it ends with another exit code than 0
-        or prints too much, TransferLimit for an answer file that is too large, UpstreamUnavailable when the upstream
-        of the last call was unreachable or answered 429 or 5xx, CapabilityError for a sandbox that leads to no
-        gateway, and ConfigError where money is limited and the price of an answer is not known.
+        A program that a limit ended is a result. Raises AgentCrashed if its exit code is not 0 or it prints too much,
+        TransferLimit for an answer file that is too large, UpstreamUnavailable if the upstream of the last call was
+        unreachable or answered 429 or 5xx, CapabilityError for a sandbox that cannot connect to a gateway, and
+        ConfigError if money is limited and the price of an answer is unknown.
         """
         if not isinstance(sandbox, ProgramSandbox):
             raise CapabilityError(
@@ -94,7 +95,7 @@ class Command:
         return await self._outcome(ran, grant, calls, sandbox)
 
     async def _prepared(self, task: Task, sandbox: ProgramSandbox, grant: Grant) -> str:
-        """Bring what it needs; the line that starts it."""
+        """Prepares the sandbox; the command line that starts the program."""
         await sandbox.write(INSTRUCTION, task.instruction.encode())
         variables = {
             **sdk_variables(f"http://127.0.0.1:{PROXY_PORT}", grant),

@@ -1,9 +1,9 @@
-"""What to do when a conversation has no more room: stop, drop what is oldest, or have it summarised.
+"""What to do when the context is full: stop, drop the oldest results, or summarise the conversation.
 
-The choice is the user's, `[agent] compaction`, and is never made in silence: a step that was asked in a shortened
-context is marked `compacted`, and has that context. A summary is the policy's own words; the call that made it is
-recorded as a child of the run and not as a step, because it is no turn at the task: none of its calls is made, it
-counts for no limit of steps, and is not what later steps' prompts extend.
+`[agent] compaction` chooses, and the choice is always visible: a step in a shortened context is marked `compacted` and
+records that context. The policy writes the summary. The call for it is recorded as a child of the run, not as a step,
+because it is no turn at the task: its tool calls are not executed, it does not count towards the limit of steps, and
+the prompts of later steps do not extend it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Protocol, TypeAlias
 from agentloop.types import Completion, Message
 
 Share: TypeAlias = Callable[[Sequence[Message]], float]
-"""How much of the room messages take; more than 1 does not fit."""
+"""The share of the context that messages take; more than 1 does not fit."""
 Ask: TypeAlias = Callable[[Sequence[Message]], Awaitable[Completion | None]]
-"""Asks the policy; None when there is no time left. A call in its answer is not made."""
+"""Calls the policy; None if no time is left. Tool calls in its answer are not executed."""
 TARGET = 0.5
-"""Share of the room that is taken after a conversation was shortened: to do it each turn would lose every cache."""
+"""Share of the context to keep after shortening. Shortening at every turn would invalidate every prompt cache."""
 SUMMARISE = (
     "There is no more room for this conversation. Write down, for yourself, all that is needed to go on: what was "
     "found out, what was done and changed, what failed, what is left to do. Exact names, paths and values. "
@@ -28,20 +28,20 @@ SUMMARY = "What you have written down of the work so far, which is gone:\n\n"
 
 
 class Compaction(Protocol):
-    """How a conversation is shortened."""
+    """A way to shorten a conversation."""
 
     name: str
 
     async def shorten(self, messages: Sequence[Message], n_first: int, share: Share, ask: Ask) -> list[Message]:
-        """A shorter conversation, or as much as was given when there is nothing to be done.
+        """A shorter conversation, or the same one if nothing can be removed.
 
-        n_first: messages at its beginning that say what the task is.
+        n_first: number of messages at its beginning that state the task.
         """
         ...
 
 
 class Stop:
-    """Shortens nothing, so the episode ends with `context_limit`."""
+    """Never shortens, so the episode ends with `context_limit`."""
 
     name = "none"
 
@@ -51,7 +51,7 @@ class Stop:
 
 
 class Drop:
-    """The oldest results of tools are replaced by a line each that says so, but for those of the last turn."""
+    """Replaces the oldest tool results, except those of the last turn, by one line each."""
 
     name = "drop"
 
@@ -72,12 +72,12 @@ class Drop:
 
 
 class Summarise:
-    """The policy writes a summary, which takes the place of all but the first messages."""
+    """Replaces everything after the first messages by a summary that the policy writes."""
 
     name = "summarise"
 
     async def shorten(self, messages: Sequence[Message], n_first: int, share: Share, ask: Ask) -> list[Message]:
-        """See `Compaction`. What the policy is asked with fits: the oldest results may be left out of that."""
+        """See `Compaction`. The request for the summary fits, because the oldest results may be removed from it."""
         fitting = await Drop(target=1.0).shorten(messages, n_first, share, ask)
         completion = await ask([*fitting, Message(role="user", content=SUMMARISE)])
         words = completion.message.content.strip() if completion else ""

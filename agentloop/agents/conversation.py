@@ -1,4 +1,4 @@
-"""What the policy is told, kept within the room that a model has."""
+"""The messages for the policy, kept within the model's context."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from agentloop.agents.tools.toolset import Place
 from agentloop.types import Completion, Message, Step, StopReason, SubTrace, ToolResult, ToolSpec, Trace, content_hash
 
 TOKENS_PER_CHARACTER = 0.4
-"""Until an endpoint has said how many tokens a conversation has; rather too many than too few."""
+"""Estimate used until an endpoint has reported token counts; high rather than low."""
 TOKENS_PER_MESSAGE = 4
 
 
 class Conversation:
-    """The messages of one run, and how much of the room they take."""
+    """The messages of one run, and the share of the context that they take."""
 
     def __init__(self, first: Sequence[Message], compaction: Compaction, place: Place) -> None:
         limits = place.task.limits
@@ -30,12 +30,12 @@ class Conversation:
         self._tools: Sequence[ToolSpec] = ()
         self._compacted = False
         self.is_refused = False
-        """The endpoint itself had no room for the last turn."""
+        """True if the endpoint itself rejected the last turn as too long."""
 
     async def fits(self, tools: Sequence[ToolSpec]) -> bool:
-        """Whether the policy can be asked, after the conversation was shortened if it had to be.
+        """True if the policy can be called, possibly after shortening the conversation.
 
-        tools: what it is offered, also when it is asked for a summary.
+        tools: offered to the policy, also for a summary.
         """
         self._compacted = False
         self._new = ()
@@ -49,7 +49,7 @@ class Conversation:
         return self._share(self.messages) <= 1
 
     def go_on_from(self, step: Step) -> None:
-        """A turn that was taken before this run is part of what is told."""
+        """Adds a turn that was taken before this run."""
         self.messages = [*self.messages, *step.heard, *step.said]
 
     def step(self, completion: Completion, results: tuple[ToolResult, ...], started: float) -> Step:
@@ -72,7 +72,7 @@ class Conversation:
         return step
 
     def heed(self, completion: Completion) -> None:
-        """Learn from an answer how many tokens this model makes of the messages that it answers."""
+        """Learns from an answer how many tokens the model counts for its messages."""
         if completion.n_prompt_tokens:
             self._ratio = completion.n_prompt_tokens / max(1, _characters(self.messages))
 
@@ -83,9 +83,10 @@ class Conversation:
         return _characters(messages) * self._ratio
 
     async def _ask(self, messages: Sequence[Message]) -> Completion | None:
-        """The policy's answer, recorded as a child of this run; a call in it is not made.
+        """The policy's answer, recorded as a child of this run. Tool calls in it are not executed.
 
-        It is offered the tools as ever: endpoints want them where a conversation has calls, and keep prompts by them.
+        The tools are offered as usual, because endpoints require them if a conversation has calls, and cache prompts by
+        them.
         """
         place = self._place
         started = time.perf_counter()
@@ -113,7 +114,7 @@ class Conversation:
 
 
 def _characters(messages: Sequence[Message]) -> int:
-    """Of all that is sent, with what stands around each message."""
+    """Characters of everything that is sent, including the format around each message."""
     around = round(TOKENS_PER_MESSAGE / TOKENS_PER_CHARACTER)
     calls = (call for message in messages for call in message.tool_calls)
     return sum(len(m.content) + around for m in messages) + sum(len(c.name) + len(c.arguments) for c in calls)

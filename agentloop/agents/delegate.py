@@ -1,7 +1,7 @@
-"""Sub-agents: a part of the task is given to a fresh agent with the same tools, in the same sandbox.
+"""Sub-agents: a fresh agent with the same tools solves a part of the task in the same sandbox.
 
-It has a context of its own, and its own limits within what its parent has left of time and money. Its run becomes a
-child of the parent's trace. How deep agents may call agents is bounded; at the last level the tool is not there.
+It has its own context, and its own limits within its parent's remaining time and money. Its run becomes a child of the
+parent's trace. The depth of nesting is bounded: at the last level the tool is missing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ DELEGATE = ToolSpec(
 
 
 class Delegate:
-    """One tool."""
+    """The tool `delegate`."""
 
     name = "delegate"
 
     def __init__(self, max_depth: int = 1, max_steps: int | None = None) -> None:
-        """max_depth: how many levels of sub-agents there may be. max_steps: turns of each; None is the task's limit."""
+        """max_depth: maximum number of levels of sub-agents. max_steps: maximum turns of each; None means the task's
+        limit."""
         self._max_depth = max_depth
         self._max_steps = max_steps
 
@@ -46,7 +47,7 @@ class Delegate:
         yield [Tool(DELEGATE, delegate, together=True, timed=True)] if place.depth < self._max_depth else []
 
     async def _run(self, place: Place, call: ToolCall, instruction: str) -> str:
-        """What the sub-agent answers, or its last words. Raises ToolFailed when it has said nothing."""
+        """The sub-agent's answer, or its last words. Raises ToolFailed if it said nothing."""
         limits = place.task.limits.model_copy(update={"max_steps": self._max_steps or place.task.limits.max_steps})
         task = place.task.model_copy(update={"instruction": instruction, "limits": limits, "prefix": ()})
         name = content_hash([DELEGATE.name, task.id, instruction, place.seed, place.step, place.depth, call.id])[:32]

@@ -1,8 +1,8 @@
-"""A program on this machine, as `abilities.LiveProcess`: started in a process group of its own, ended with all of it.
+"""A program on this machine, as `abilities.LiveProcess`, in a process group of its own that ends as a whole.
 
-It runs as you and holds nothing back: what it reads, writes and reaches is what you can. A child that leaves the
-process group is ended too, where the system shows who started it: on Linux by a mark in its environment, elsewhere as
-long as its parents live. No call of the first kind is made on another system.
+It runs as you, without any restriction: it can read, write and reach whatever you can. A child that leaves the process
+group is ended too, if the system shows who started it: on Linux by a mark in its environment, elsewhere as long as its
+parents live. Linux-only calls are made only on Linux.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from agentloop.types import ExecResult
 
 CHUNK = 1 << 16
 MARK = "AGENTLOOP_COMMAND"
-"""The variable that marks what belongs to a program; the name is the sandboxes' own."""
+"""Variable that marks the processes of a program; sandboxes use the same name."""
 HOST = "host-"
-"""How the mark begins of a program that has no sandbox."""
+"""Prefix of the mark of a program without a sandbox."""
 PASSES = 5
-"""Sweeps for what is to end: each catches what was forked during the one before."""
+"""Number of sweeps to end processes: each catches those that were forked during the previous one."""
 LIST_S = 5.0
-"""For `ps`."""
+"""Timeout of `ps`, in seconds."""
 
 
 class _Source:
@@ -64,7 +64,7 @@ class _Sink:
 
 
 class _Protocol(SubprocessStreamProtocol):
-    """Says when the process has exited: `Process.wait` also waits for children that hold its outputs open."""
+    """Reports when the process has exited. `Process.wait` also waits for children that hold its outputs open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=CHUNK, loop=loop)
@@ -89,14 +89,14 @@ class HostProcess:
         self._mark, self._began = mark, time.monotonic()
 
     async def wait(self) -> ExecResult:
-        """Its end; a signal counts as the exit code that a shell gives it."""
+        """Waits for its end. A signal counts as the exit code that a shell reports for it."""
         await self._exited.wait()
         code = self._process.returncode or 0
         exit_code = code if code >= 0 else 128 - code
         return ExecResult(exit_code=exit_code, stdout="", stderr="", duration_s=time.monotonic() - self._began)
 
     def signal(self, number: int) -> None:
-        """Send a signal to its process group."""
+        """Sends a signal to its process group."""
         with suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, number)
@@ -104,7 +104,7 @@ class HostProcess:
                 self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it and all that it started."""
+        """Kills it and everything it started."""
         others = _marked if sys.platform.startswith("linux") else _descendants
         for _ in range(PASSES):
             left = others(self._process.pid, self._mark)
@@ -117,7 +117,7 @@ class HostProcess:
 
 
 async def started(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> HostProcess:
-    """Start `command`, in a process group of its own. Raises SandboxUnavailable where that cannot be done."""
+    """Starts `command` in a process group of its own. Raises SandboxUnavailable if that fails."""
     mark = f"{HOST}{os.getpid()}-{secrets.token_hex(8)}."
     with boundary(SandboxUnavailable, f"{command[0]} cannot be started"):
         loop = asyncio.get_running_loop()
@@ -135,14 +135,14 @@ async def started(command: Sequence[str], folder: Path, environment: Mapping[str
 
 
 def _marked(pid: int, mark: str) -> list[int]:
-    """Processes with the mark, the first one left out: its group is ended as one. Linux shows their environment."""
+    """Processes with the mark except the first, whose group is ended as one. Only Linux shows their environment."""
     from agentloop.sandbox.inside.processes import listed, mark_of
 
     return [other for other, _ in listed() if other != pid and mark_of(other) == mark]
 
 
 def _descendants(pid: int, mark: str) -> list[int]:
-    """Processes below `pid`, as `ps` lists them; none where there is no `ps`."""
+    """Processes below `pid` according to `ps`; none if `ps` is missing."""
     try:
         listed = subprocess.run(
             ("ps", "-A", "-o", "pid=,ppid="), capture_output=True, text=True, timeout=LIST_S, check=False

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from agentloop.agents.mcp_pipe import Pipe
 
 START_S = 60.0
-"""How long a server may take to start and to list its tools."""
+"""Timeout for a server to start and list its tools."""
 CLOSE_S = 5.0
 HEED_S = 0.02
-"""How long a result waits for word of a changed list of tools, which the next turn should be offered."""
+"""Time that a result waits for a notification of changed tools, which the next turn should offer."""
 MAX_PAGES = 50
 MAX_TOOLS = 500
 STRICT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What strict endpoints take for the name of a function."""
+"""Function names that strict endpoints accept."""
 
 
 class Mcp:
@@ -46,9 +46,10 @@ class Mcp:
         url: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """command: starts a stdio server with `sh -c` in the sandbox. url: of a streamable-HTTP server outside it.
+        """command: starts a stdio server with `sh -c` in the sandbox. url: a streamable HTTP server outside the
+        sandbox.
 
-        Raises ConfigError for both or neither, and PluginError when the SDK is not installed.
+        Raises ConfigError for both or neither, and PluginError if the SDK is not installed.
         """
         if (command is None) == (url is None):
             raise ConfigError(f"MCP server {name!r} needs a command (in the sandbox) or a url (outside); give it one")
@@ -63,7 +64,7 @@ class Mcp:
 
     @asynccontextmanager
     async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
-        """See `Toolset`. Raises AgentCrashed for a server that cannot be started or asked, and SandboxGone."""
+        """See `Toolset`. Raises AgentCrashed for a server that cannot be started or reached, and SandboxGone."""
         server = McpConnection(self, place)
         living = server.living = asyncio.create_task(server.live())
         try:
@@ -79,7 +80,7 @@ class Mcp:
 
 
 class McpConnection:
-    """One connection. It lives in a task of its own: what breaks there ends nothing else."""
+    """One connection. It runs in a task of its own, so its failures end nothing else."""
 
     def __init__(self, config: Mcp, place: Place) -> None:
         self.tools: list[Tool] = []
@@ -96,7 +97,7 @@ class McpConnection:
         self._listing = asyncio.Lock()
 
     async def live(self) -> None:
-        """From its start to its end."""
+        """Runs the connection from its start to its end."""
         from mcp import Client
 
         try:
@@ -120,7 +121,7 @@ class McpConnection:
             self._problem = _one_line(error)
 
     async def gone(self, what: str = "is gone", why: str = "it said nothing") -> AgentCrashed | SandboxGone:
-        """What to raise of a server that cannot be asked any more. why: where nothing better is known."""
+        """The error for a server that can no longer be reached. why: used if nothing more specific is known."""
         why = self._problem or why
         if self._pipe is not None and self._pipe.is_over:
             why = await self._pipe.why_over()
@@ -130,7 +131,7 @@ class McpConnection:
         return AgentCrashed(f"MCP server {self._config.name!r} {where} {what}: {why}")
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
-        """What it gives, as text. Raises ToolFailed; AgentCrashed when a server outside is gone, SandboxGone."""
+        """The tool's result as text. Raises ToolFailed; AgentCrashed if an external server is gone; SandboxGone."""
         answer = asyncio.ensure_future(self._client.call_tool(tool, arguments))
         try:
             await asyncio.wait({answer, self.living}, return_when=asyncio.FIRST_COMPLETED)
@@ -169,14 +170,14 @@ class McpConnection:
         return streamable_http_client(self._config.url, http_client=client)
 
     async def _heed(self, message: object) -> None:
-        """Notifications: what a server logs or reports of its progress is nobody's business."""
+        """Handles notifications. Log messages and progress reports are ignored."""
         from mcp_types import ToolListChangedNotification
 
         if isinstance(message, ToolListChangedNotification):
             self._changed = True
 
     async def _follow(self) -> None:
-        """Hear when the tools have changed, of a server of the protocol in which that must be asked for."""
+        """Subscribes to changes of the tools, if the server's protocol requires that."""
         from mcp.client.subscriptions import ListenNotSupportedError
 
         with suppress(ListenNotSupportedError):
@@ -187,7 +188,7 @@ class McpConnection:
                     self._changed = True
 
     async def _relist(self) -> None:
-        """The old list stays where there is no new one."""
+        """Reads the list of tools again; keeps the old one if that fails."""
         async with self._listing:
             if self._changed:
                 self._changed = False
@@ -221,7 +222,7 @@ class McpConnection:
 
 
 def strict_name(name: str) -> str:
-    """`name` as every endpoint takes it; of one that had to be changed, with a mark that keeps it apart from others."""
+    """`name` in a form that every endpoint accepts. A changed name gets a suffix that keeps it unique."""
     if STRICT_NAME.fullmatch(name):
         return name
     mark = hashlib.sha256(name.encode()).hexdigest()[:6]
@@ -229,7 +230,7 @@ def strict_name(name: str) -> str:
 
 
 def shown(result: Any) -> str:
-    """A result as a policy reads it: texts as they are, what is no text by its kind and size."""
+    """A result as the policy reads it: text unchanged, other content by its kind and size."""
     parts = [_part(block) for block in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
@@ -250,7 +251,7 @@ def _part(block: Any) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """Its first cause, without what task groups put around it."""
+    """Its first cause, without the wrapping of task groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     words = " ".join(str(error).split())[:500]

@@ -1,7 +1,7 @@
-"""The way to an MCP server in the sandbox: a process of the sandbox, one JSON-RPC message a line, as the SDK's streams.
+"""Connects to an MCP server in the sandbox: a process with one JSON-RPC message per line, as the SDK's streams.
 
-What a server prints that is no message is skipped. One whose line does not end is killed, and so is what is left when
-the connection closes.
+Output that is not a message is skipped. A server whose line does not end is killed, and so is whatever remains when the
+connection closes.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from agentloop.abilities import LiveProcess
 from agentloop.errors import SandboxGone
 
 MAX_MESSAGE = 4 << 20
-"""Bytes of one line."""
+"""Maximum number of bytes of one line."""
 MAX_STDERR = 1000
-"""Characters of its error output that are told of a server that ended."""
+"""Maximum number of characters to report of an ended server's error output."""
 EXIT_S = 1.0
-"""How long a process whose output ended is waited for."""
+"""Time to wait for a process whose output has ended."""
 
 
 class Pipe:
-    """One server's streams."""
+    """The streams of one server."""
 
     def __init__(self, process: LiveProcess) -> None:
         self._process = process
         self._stderr = b""
         self._problem = ""
         self.gone: SandboxGone | None = None
-        """Set when it was the sandbox that ended."""
+        """Set if the sandbox ended."""
         self.is_over = False
-        """True when it ended by itself, or with its sandbox."""
+        """True if the process ended by itself or with its sandbox."""
         self._stderr_read = anyio.Event()
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[tuple[Any, Any]]:
-        """What `mcp.Client` takes for a transport."""
+        """The transport for `mcp.Client`."""
         to_session, from_sandbox = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_sandbox, from_session = anyio.create_memory_object_stream[SessionMessage](0)
         async with to_session, from_sandbox, to_sandbox, from_session, anyio.create_task_group() as group:
@@ -104,7 +104,7 @@ class Pipe:
             self.gone = error
 
     async def _listen(self) -> None:
-        """What it writes to stderr is for its own people; the last of it tells why it ended."""
+        """Reads stderr, whose end explains why the server ended."""
         try:
             async for data in self._process.stderr:
                 self._stderr = (self._stderr + data)[-4 * MAX_STDERR :]

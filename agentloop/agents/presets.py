@@ -1,4 +1,4 @@
-"""Coding agents that others ship, as kinds of `[agent]`: the right line and variables for `command.Command`.
+"""Coding agents of other vendors as kinds of `[agent]`: the command line and variables for `command.Command`.
 
     npm install --prefix claude @anthropic-ai/claude-code        # or @openai/codex, opencode-ai
 
@@ -6,9 +6,9 @@
     kind = "claude-code"                                         # or "codex", "opencode"
     files = "claude"
 
-The program runs in the sandbox with its own permission prompts off, because the sandbox is what holds it. It asks the
-gateway alone: no update, no telemetry, no account. Without `files` the image must have the program on its PATH, and
-where npm installed a wrapper, node. What each was tried with: `tests/agents/test_presets.py`.
+The program runs in the sandbox with its own permission prompts off, because the sandbox confines it. It reaches only
+the gateway: no updates, no telemetry, no account. Without `files`, the image must have the program on its PATH, and
+node if npm installed a wrapper. `tests/agents/test_presets.py` names the tested versions.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from agentloop.agents.command import Command
 
 HOME = "/tmp/home"  # noqa: S108 - the sandbox's own
 FIND = f"export HOME={HOME} PATH=/agent/node_modules/.bin:$PATH; mkdir -p $HOME; "
-"""Where the programs look for settings that they do not have, and where they are."""
+"""Shell text that sets the programs' home folder, which has no settings, and their PATH."""
 PROMPT = '< "$AGENTLOOP_INSTRUCTION_FILE"'
 
 
 class Preset(Command):
-    """`Command` with the line of one program."""
+    """`Command` with the command line of one program."""
 
     line: ClassVar[str]
-    """Without the instruction, which it reads from its input."""
+    """The command line without the instruction, which the program reads from stdin."""
     variables: ClassVar[Mapping[str, str]]
 
     def __init__(
@@ -41,13 +41,13 @@ class Preset(Command):
         timeout_s: float = 3600.0,
         answer_file: str | None = None,
     ) -> None:
-        """files: the folder that npm installed to. arguments: more words for the program's command line, for `sh`."""
+        """files: the folder with the npm installation. arguments: further arguments of the program, in shell syntax."""
         command = f"{FIND}{self.line} {arguments} {PROMPT}"
         super().__init__(command, files=files, answer_file=answer_file, env=self.variables, timeout_s=timeout_s)
 
 
 class ClaudeCode(Preset):
-    """Claude Code, by the messages dialect."""
+    """Claude Code, through the messages dialect."""
 
     name = "claude-code"
     line = 'claude --print --model "$AGENTLOOP_MODEL" --dangerously-skip-permissions'
@@ -59,7 +59,8 @@ class ClaudeCode(Preset):
 
 
 class Codex(Preset):
-    """Codex, by the responses dialect. Its provider is given on the command line: it takes no base URL by variable."""
+    """Codex, through the responses dialect. Its provider is set on the command line, because it reads no base URL
+    variable."""
 
     name = "codex"
     line = (
@@ -75,7 +76,7 @@ class Codex(Preset):
 
 
 class OpenCode(Preset):
-    """opencode, by the chat dialect. Its model is called `agentloop/policy`; the gateway's answers whatever name."""
+    """opencode, through the chat dialect. Its model is called `agentloop/policy`; the gateway accepts any name."""
 
     name = "opencode"
     line = "opencode run --model agentloop/policy"

@@ -1,4 +1,4 @@
-"""An agent program, from its start to its end, whichever of them brings that about: itself, its time, its output."""
+"""Runs an agent program until it ends by itself, by its timeout or by the size of its output."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from agentloop.abilities import ByteSource, Files, LeadsToGateway, LiveProcess, Streams
 
 GRACE_S = 10.0
-"""How long a program may go on that was refused a call because a limit was reached."""
+"""Time for a program to end by itself after a call was refused because of a limit."""
 END_S = 5.0
-"""How long the outputs of one that was killed may take to end."""
+"""Time for the outputs of a killed program to end."""
 MAX_PRINTED = 64 << 20
-"""Bytes of one output, after which the program is killed."""
+"""Maximum bytes of one output, after which the program is killed."""
 
 
 @runtime_checkable
@@ -30,15 +30,15 @@ class Ran(NamedTuple):
     timed_out: bool
     flooded: bool
     output: str
-    """The end of what it printed, errors last."""
+    """The end of its output, errors last."""
     duration_s: float
 
 
 async def ran_to_its_end(process: LiveProcess, limit_s: float, max_output: int, stopped: asyncio.Event) -> Ran:
-    """Wait for the end of a process that was started, or bring that about.
+    """Waits for a started process to end, or ends it.
 
-    limit_s: math.inf is none. max_output: bytes of each output that are kept, the last ones. stopped: set when it
-    should come to an end by itself, and soon. Raises SandboxGone.
+    limit_s: math.inf for no limit. max_output: number of bytes to keep of the end of each output. stopped: set when the
+    program should end soon by itself. Raises SandboxGone.
     """
     started = time.monotonic()
     outputs = [_End(process.stdout, max_output), _End(process.stderr, max_output)]
@@ -72,7 +72,7 @@ async def ran_to_its_end(process: LiveProcess, limit_s: float, max_output: int, 
 
 
 class _End:
-    """The end of an output, which is read to its end."""
+    """Keeps the end of an output, which is read completely."""
 
     def __init__(self, incoming: ByteSource, n_kept: int) -> None:
         self._incoming = incoming
@@ -80,7 +80,7 @@ class _End:
         self._tail = bytearray()
         self._n = 0
         self.flooded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when there was more than anybody prints."""
+        """Done when the output exceeds its limit."""
 
     async def read(self) -> None:
         async for data in self._incoming:

@@ -1,7 +1,7 @@
-"""Run one callable of the user's: `python runner.py TARGET RESULT`, with the task as a line of JSON on stdin.
+"""Runs one callable of the user: `python runner.py TARGET RESULT`, with the task as a line of JSON on stdin.
 
-This file runs in the user's own Python environment, where agentloop need not be installed: it imports the standard
-library alone. Its answer goes into the file RESULT, so the callable may print what it likes. stdin stays open as a
+This file runs in the user's own Python environment, where agentloop need not be installed, so it imports only the
+standard library. It writes its answer to the file RESULT, so the callable may print anything. stdin stays open as a
 lifeline: when its other end closes, agentloop is gone, and this process ends with everything it started.
 """
 
@@ -26,15 +26,15 @@ from types import SimpleNamespace
 from typing import Any
 
 EXIT_S = 5.0
-"""How long the process may take to end once the callable has returned."""
+"""Time for the process to end after the callable has returned."""
 MAX_MESSAGE = 500
-"""Characters kept of an exception's message, whole words."""
+"""Maximum number of characters to keep of an exception's message, in whole words."""
 PLAIN = (str, int, float, bool, dict, list)
-"""Types of an answer; what is no text is written as JSON."""
+"""Types of an answer. Anything but text is written as JSON."""
 
 
 def main(target: str, result: str) -> None:
-    """Call `target` and write {answer} or {problem, error} to `result`; for the task `null` import it alone."""
+    """Calls `target` and writes {answer} or {problem, error} to `result`. For the task `null` it only imports it."""
     task = json.loads(sys.stdin.buffer.readline())
     _hold_lifeline()
     report = imported(target) if task is None else outcome(target, SimpleNamespace(**task))
@@ -50,7 +50,7 @@ def main(target: str, result: str) -> None:
 
 
 def imported(target: str) -> dict[str, Any]:
-    """Nothing where it can be imported, else as `outcome`."""
+    """Empty if the import succeeds, else like `outcome`."""
     try:
         load(target)
     except BaseException as error:
@@ -59,7 +59,7 @@ def imported(target: str) -> dict[str, Any]:
 
 
 def outcome(target: str, task: Any) -> dict[str, Any]:
-    """What came of the call: an answer, or the problem in a word and the error in a line."""
+    """The result of the call: an answer, or the kind of problem and the error in one line."""
     try:
         run = load(target)
     except BaseException as error:
@@ -109,7 +109,7 @@ async def _awaited(answer: Any) -> Any:
 
 
 def _line(error: BaseException) -> str:
-    """`ValueError: no such file (agent.py:12)`: the last place that is not this file."""
+    """`ValueError: no such file (agent.py:12)`: the last line outside this file."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith("<")]
     where = f" ({os.path.basename(inside[-1].filename)}:{inside[-1].lineno})" if inside else ""
@@ -117,7 +117,7 @@ def _line(error: BaseException) -> str:
 
 
 def _hold_lifeline() -> None:
-    """stdin is empty for the callable; a thread waits for its true end."""
+    """Gives the callable an empty stdin; a thread waits for the real stdin to close."""
     lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

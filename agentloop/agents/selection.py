@@ -1,4 +1,4 @@
-"""From `[agent]` of the settings to the agent."""
+"""Creates the agent that `[agent]` of the settings describes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from agentloop.protocols import Agent
 
 
 def choose_agent(settings: AgentSection, base: Path | None = None) -> Agent:
-    """base: folder that `files`, and tools named `file.py:Class`, start from.
+    """base: folder for relative `files`, and for tools written as `file.py:Class`.
 
-    Raises ConfigError for files that are not there, PluginError for tools and for a kind that cannot be loaded.
+    Raises ConfigError for missing files, PluginError for tools and for a kind that cannot be loaded.
     """
     folder = base or Path()
     if not settings.is_built_in:
@@ -34,12 +34,12 @@ def choose_agent(settings: AgentSection, base: Path | None = None) -> Agent:
 
 
 def needs_sandbox(settings: AgentSection, base: Path | None = None) -> bool:
-    """False for an agent that acts on this machine. Raises what `choose_agent` raises."""
+    """False for an agent that acts on this machine. Raises whatever `choose_agent` raises."""
     return settings.is_built_in or not is_on_host(choose_agent(settings, base))
 
 
 def tool_loop(settings: AgentSection, base: Path | None = None) -> ToolLoop:
-    """The reference agent with the tools that were chosen. See `choose_agent`."""
+    """The reference agent with the configured tools. See `choose_agent`."""
     named = [name for name in settings.tools if name != Submit.name]
     toolsets: list[Toolset] = [load_part("tools", name, base=base) for name in named]
     for server in settings.mcp:
@@ -52,7 +52,7 @@ def tool_loop(settings: AgentSection, base: Path | None = None) -> ToolLoop:
 
 
 def read_instructions(file: Path) -> str:
-    """The text of `[agent] instructions`. Raises ConfigError where there is none to read."""
+    """The text of `[agent] instructions`. Raises ConfigError if the file cannot be read."""
     try:
         text = file.read_text().strip()
     except OSError as error:

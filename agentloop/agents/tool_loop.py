@@ -1,7 +1,7 @@
-"""The reference agent: ask the policy, do what it says, show it what happened, until it submits.
+"""The reference agent: call the policy, execute its tool calls, show it the results, until it submits.
 
-It does not judge, store or retry. A call that cannot be made is answered with an error that the
-policy sees, so a wrong call can be recovered from.
+It does not judge, store or retry. A call that cannot be executed gets an error that the policy sees, so the policy can
+recover from it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_CHARACTERS_PER_TOKEN = 8
 
 
 class ToolLoop:
-    """One conversation with tools, no memory between episodes. Unless told otherwise the tools are shell and submit."""
+    """One conversation with tools, without memory between episodes. Default tools: shell and submit."""
 
     name = "tool_loop"
 
@@ -37,9 +37,9 @@ class ToolLoop:
         files: Path | None = None,
         instructions: str = "",
     ) -> None:
-        """compaction: what to do when there is no more room; left out, that ends the episode.
+        """compaction: what to do when the context is full; default: end the episode.
 
-        files: a folder that the sandbox shows at /agent. instructions: the system prompt; "" is none.
+        files: a folder that the sandbox mounts at /agent. instructions: the system prompt; "" means none.
         """
         self._toolsets = toolsets
         self._compaction = compaction or Stop()
@@ -47,7 +47,7 @@ class ToolLoop:
         self._instructions = instructions
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
-        """The instructions, if any, and the task's; the tools' own descriptions say the rest."""
+        """The instructions, if any, and the task's. The tools describe themselves."""
         first = Message(role="user", content=task.instruction)
         if not self._instructions:
             return (first,)
@@ -63,7 +63,7 @@ class ToolLoop:
         record: Record,
         above: Place | None = None,
     ) -> tuple[StopReason, str | None]:
-        """Take turns until an answer or a limit of `task.limits`. See `protocols.Agent`.
+        """Takes turns until an answer or a limit of `task.limits`. See `protocols.Agent`.
 
         above: the place of the agent that called this one. Raises ConfigError for instructions that fit no context.
         """
@@ -105,7 +105,7 @@ class ToolLoop:
         return StopReason.context_limit if conversation.is_refused else StopReason.step_limit, None
 
     async def _act(self, calls: Sequence[ToolCall], tools: Toolbox) -> tuple[tuple[ToolResult, ...], str | None]:
-        """Make the calls; a submission ends the turn and leaves later calls unmade."""
+        """Executes the calls. A submission ends the turn, and later calls are not executed."""
         results: list[ToolResult] = []
         for round_ in tools.rounds(calls):
             for done in await tools.call_all(round_):
@@ -116,7 +116,7 @@ class ToolLoop:
 
 
 def check_room(instructions: str, limits: Limits) -> None:
-    """Raise ConfigError where the instructions alone are longer than the context, by any count of tokens."""
+    """Raises ConfigError if the instructions alone exceed the context, by any estimate."""
     room = limits.max_context_tokens
     if room is None or len(instructions) <= (room - limits.max_tokens) * MAX_CHARACTERS_PER_TOKEN:
         return

@@ -1,9 +1,8 @@
-"""How the tiny policy reads a conversation and writes a tool call: messages <-> text <-> token ids.
+"""The tiny policy's format for conversations and tool calls: messages <-> text <-> token ids.
 
-Tool calls have the Hermes form, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. An
-assistant message that was sampled keeps its token ids, and they are used again as they are:
-decoding and encoding them anew would change them (BPE is not a bijection). Tools are not listed
-in the prompt; a model this small learns them from its demonstrations.
+Tool calls have the Hermes form, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. A sampled assistant message
+keeps its token ids, which are reused unchanged: decoding and encoding would change them (BPE is not a bijection). The
+prompt does not list the tools, because a model this small learns them from its demonstrations.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _CALL = re.compile(rf"{re.escape(OPEN)}(.*?)({re.escape(CLOSE)}|\Z)", re.DOTALL)
 
 
 def render(message: Message) -> str:
-    """The text of one message's content; an assistant's tool calls follow its words."""
+    """The text of one message's content, followed by an assistant's tool calls."""
     calls = "".join(
         f'{OPEN}{{"name": {json.dumps(c.name)}, "arguments": {c.arguments}}}{CLOSE}' for c in message.tool_calls
     )
@@ -37,7 +36,7 @@ def render(message: Message) -> str:
 
 
 def parse(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """(words before the first call, the calls). A call that cannot be read keeps its text and says why."""
+    """(text before the first call, the calls). A malformed call keeps its text and the reason."""
     words = text.split(OPEN, 1)[0]
     return words, tuple(_parse_call(f"call_{i}", *match.groups()) for i, match in enumerate(_CALL.finditer(text)))
 
@@ -56,13 +55,13 @@ def _parse_call(call_id: str, body: str, close: str) -> ToolCall:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 448) -> Tokenizer:
-    """A byte-level BPE made from `texts`, in which words and punctuation never merge with each other.
+    """A byte-level BPE trained on `texts`, in which words and punctuation never merge with each other.
 
-    Any text can be encoded, because the alphabet is all 256 bytes; NFC is its normal form. Digits stay single: with
-    pairs of them as tokens, a small model cannot copy the numbers that it has not practised.
+    It can encode any text, because its alphabet is all 256 bytes; NFC is its normal form. Digits stay single tokens:
+    with pairs, a small model cannot copy numbers that it has not practised.
 
-    The merges come from pieces that are smaller than those of Qwen2's tokenizer, which splits a text once they are
-    made: transformers reads the tokenizer of every Qwen2 model as such a one, whatever its file says.
+    The merges come from smaller pieces than those of Qwen2's tokenizer, which splits text after the merges are made,
+    because transformers reads the tokenizer of every Qwen2 model as that one, whatever its file says.
     """
     tokenizer = Tokenizer(models.BPE())
     pieces = Regex(r"\d| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+")
@@ -97,7 +96,7 @@ def _token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 class ChatTemplate:
-    """One tokenizer and its conversation format."""
+    """A tokenizer and its conversation format."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -113,21 +112,21 @@ class ChatTemplate:
         return cls(Tokenizer.from_file(str(folder / "tokenizer.json")))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text; role marks in it are text, not roles."""
+        """Token ids of plain text. Role marks in it are encoded as text."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of sampled ids, role and end marks left out."""
+        """Text of sampled ids, without role and end marks."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
     def message_ids(self, message: Message) -> list[int]:
-        """Ids of one whole message after its role mark: content and end mark, or exactly what was sampled."""
+        """Ids of one whole message after its role mark: content and end mark, or exactly the sampled ids."""
         return list(message.token_ids) or [*self.encode(render(message)), self.end]
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of the conversation, ending where the assistant is to speak."""
+        """Ids of the conversation, up to the point where the assistant continues."""
         ids: list[int] = []
         for message in messages:
             ids += [self._roles[message.role], *self.message_ids(message)]

@@ -1,4 +1,4 @@
-"""From `[policy]` of the settings to a policy that asks an endpoint."""
+"""Creates the policy for an endpoint from `[policy]` of the settings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agentloop.policies.vllm import VLLMPolicy
 from agentloop.protocols import Policy
 
 ENDPOINTS = ("openai", "vllm", "litellm")
-"""Kinds of policies that ask one."""
+"""Kinds of policies that call an endpoint."""
 
 
 def choose_endpoint(settings: PolicySection, prices: Sequence[PriceSection] = ()) -> Policy:
     """settings: of a kind in ENDPOINTS. prices: the tables `[[prices]]`.
 
-    Raises ConfigError for what is not set, PluginError where litellm is needed and is not there.
+    Raises ConfigError for missing settings, PluginError if litellm is needed but not installed.
     """
     key = settings.api_key
     temperature = settings.temperature

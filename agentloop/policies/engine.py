@@ -1,6 +1,6 @@
-"""Which vLLM there is, and the command that serves a model with it; `serving.py` runs the command.
+"""Finds an installed vLLM and builds the command that serves a model with it; `serving.py` runs the command.
 
-vLLM lives in an environment of its own, because it pins torch and much else: it is never imported here.
+vLLM has an environment of its own, because it pins torch and many other packages. It is never imported here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from agentloop.errors import ConfigError
 
 SLOTS = 8
-"""Adapters loaded at once: those of the versions that may still be asked, and a spare one to load the next."""
+"""Number of adapters loaded at once: those of versions that may still be called, and a spare slot for the next one."""
 MAX_RANK = 64
 LOOK = """
 import json
@@ -31,18 +31,18 @@ print(json.dumps([__version__, current_platform.device_type]))
 
 
 class Installed(NamedTuple):
-    """The vLLM of an environment."""
+    """vLLM in an environment."""
 
     python: str
     version: str
     device: str
-    """`cuda`, `cpu`, ..., as vLLM itself finds it."""
+    """`cuda`, `cpu`, ..., as vLLM detects it."""
 
 
 def find_vllm(python: str | None) -> Installed:
-    """What `python` has, or without one this interpreter. Takes seconds: vLLM is imported there.
+    """The vLLM of the interpreter `python`, default: this interpreter. Takes seconds, because it imports vLLM there.
 
-    Raises ConfigError with the remedy where there is none.
+    Raises ConfigError with the remedy if there is none.
     """
     named = python or sys.executable
     remedy = (
@@ -62,11 +62,11 @@ def find_vllm(python: str | None) -> Installed:
 def vllm_command(
     vllm: Installed, model: Path, name: str, *, host: str, port: int, more: Sequence[str] = ()
 ) -> tuple[list[str], dict[str, str]]:
-    """(command, variables) that serve the model in folder `model` as `name`.
+    """(command, variables) that serve the model in folder `model` under the name `name`.
 
-    Log-probabilities are those of the distribution that was sampled from, temperature included. Keys that a request
-    lacks are neutral, where the model's generation_config.json may cut the distribution (`plain.py` finds that).
-    more: further arguments of vLLM's; they outrank these.
+    Log-probabilities describe the distribution that was sampled from, including temperature. Missing keys of a request
+    are neutral, even if the model's generation_config.json truncates the distribution (`plain.py` detects that). more:
+    further arguments of vLLM, which take precedence.
     """
     on_cpu = vllm.device == "cpu"
     command = [vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]

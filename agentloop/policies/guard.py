@@ -1,8 +1,8 @@
-"""A program between a server and who started it: it leaves nothing of the server behind, however that one ends.
+"""A program between a server and its owner, which ensures that nothing of the server survives the owner.
 
-Run as a file, with the server's command as arguments. Its standard input is a pipe that nobody writes to: when the
-other end is closed, by `kill -9` too, or on SIGTERM, it ends the command's process group. When the command ends by
-itself, what it started ends with it, and its status is passed on. Standard library only, so that it starts at once.
+It runs as a script, with the server's command as arguments. Nobody writes to its standard input. When the other end is
+closed, even by `kill -9`, or on SIGTERM, it ends the command's process group. If the command ends by itself, everything
+it started ends too, and its status is returned. It uses the standard library only, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 GRACE_S = 15.0
-"""Between SIGTERM and SIGKILL: vLLM ends its engine in about five seconds."""
+"""Time between SIGTERM and SIGKILL. vLLM ends its engine in about five seconds."""
 
 
 SUBREAPER = 36
-"""Of prctl: what its descendants leave behind becomes this process's, not that of a PID 1 that may never look."""
+"""Option of prctl: orphaned descendants become children of this process, not of a PID 1 that may never reap them."""
 
 
 def main(command: list[str]) -> int:
@@ -43,7 +43,8 @@ def main(command: list[str]) -> int:
 
 
 def _ready(timeout_s: float | None, *descriptors: int) -> list[int]:
-    """Those that have ended or can be read, waiting for the first. poll, because select knows only low numbers."""
+    """The descriptors that have ended or are readable, waiting for the first. poll, because select supports only low
+    numbers."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -51,7 +52,7 @@ def _ready(timeout_s: float | None, *descriptors: int) -> list[int]:
 
 
 def _end_children() -> None:
-    """Also those that made a group of their own; returns when there are none."""
+    """Ends all children, including those with process groups of their own, and waits for them."""
     mine = f"/proc/self/task/{os.getpid()}/children"
     with suppress(ChildProcessError):
         while True:

@@ -1,9 +1,9 @@
-"""Hosted models by litellm's names for them (`anthropic/…`, `gemini/…`), each over its provider's own dialect.
+"""Hosted models by their litellm names (`anthropic/…`, `gemini/…`), each through its provider's own dialect.
 
-litellm is an extra, and takes seconds to import: that is done when the first answer is asked for. Its table of prices
-is the one that it was installed with; nothing is fetched. Token ids and log-probabilities of the sampled tokens are
-what few of these providers give, so what is to be trained is asked by `openai.py` or `vllm.py` instead. The sampling of
-an answer is not recorded: litellm drops the parameters that a provider does not have.
+litellm is an extra and takes seconds to import, so it is imported for the first answer. Its price list is the installed
+one; nothing is downloaded. Few of these providers return token ids and log-probabilities, so use `openai.py` or
+`vllm.py` for models to train. The sampling of an answer is not recorded, because litellm drops parameters that a
+provider does not support.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from agentloop.types import Completion, Message, ToolSpec
 COMPROMISED = {"1.82.7", "1.82.8"}
 """Releases of litellm that steal credentials (24 March 2026, BerriAI/litellm#24518)."""
 PASSING = (408, 429)
-"""Refusals that may pass, beside what begins with a 5."""
+"""Statuses of temporary refusals, in addition to 5xx."""
 NO_KEY = ("missing credentials", "api key - a call is being made", "api_key client option must be set")
-"""In what litellm says where a provider needs a key and none was found: it has no class of its own for that."""
+"""litellm's words if a provider needs a key and none is set; it has no exception class for that."""
 
 
 class LiteLLMPolicy:
@@ -53,10 +53,10 @@ class LiteLLMPolicy:
         price: Price = nobody_knows,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """base_url: in place of the provider's own. api_key: in place of the variable that the provider's key has.
+        """base_url: replaces the provider's own. api_key: replaces the variable with the provider's key.
 
-        price: of an answer, asked before litellm's table. extra: further keys of every request.
-        Raises ConfigError without a model, PluginError where litellm is missing or compromised.
+        price: of an answer; takes precedence over litellm's table. extra: further keys of every request.
+        Raises ConfigError without a model, PluginError if litellm is missing or compromised.
         """
         if not model:
             raise ConfigError("policy 'litellm' needs a model, such as anthropic/NAME; set it under [policy]")
@@ -76,10 +76,10 @@ class LiteLLMPolicy:
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
         """See `protocols.Policy`. Raises UpstreamUnavailable, ModelRefused and MalformedAnswer with the provider's
-        own words and, where one is known, the remedy.
+        message and, if known, the remedy.
 
-        Finishes with `context`, saying nothing, when the model has no room for the conversation. A parameter that the
-        provider does not have, as many have no seed, is left out.
+        Finishes with `context` and an empty message if the conversation is too long for the model. Parameters that the
+        provider does not support, often the seed, are omitted.
         """
         body = {**self._request, "messages": _wire(messages), "max_tokens": max_tokens, "seed": seed % 2**31}
         if tools:
@@ -97,7 +97,7 @@ class LiteLLMPolicy:
         return done.model_copy(update={"cost_usd": listed})
 
     async def _ask(self, body: dict[str, Any]) -> Any:
-        """litellm's answer; None when the conversation is too long."""
+        """litellm's answer; None if the conversation is too long."""
         litellm = load_litellm()
         problem: PolicyError = UpstreamUnavailable(f"model {self.model}")
         for attempt in range(RETRIES):
@@ -131,7 +131,7 @@ class LiteLLMPolicy:
 
 
 def list_price(done: Completion) -> float | None:
-    """What `done` costs in USD by litellm's table; None where the table does not have its model, or has no usage."""
+    """Cost of `done` in USD by litellm's table; None if the table lacks the model, or the answer has no usage."""
     litellm = load_litellm()
     if done.model is None or not done.n_prompt_tokens + done.n_completion_tokens:
         return None
@@ -148,7 +148,7 @@ def list_price(done: Completion) -> float | None:
 
 
 def load_litellm() -> Any:
-    """The module, quiet and offline. Raises PluginError as `refuse_litellm` does."""
+    """The module, quiet and offline. Raises PluginError like `refuse_litellm`."""
     refuse_litellm("a hosted model")
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would fetch prices from the network
     import litellm  # seconds
@@ -158,7 +158,7 @@ def load_litellm() -> Any:
 
 
 def refuse_litellm(what: str) -> None:
-    """Raises PluginError, naming `what` needs it, when litellm cannot be used: before anything is rolled out."""
+    """Raises PluginError, naming `what` needs it, if litellm cannot be used. Call it before any rollout."""
     try:
         installed = version("litellm")
     except PackageNotFoundError:
@@ -174,13 +174,14 @@ def refuse_litellm(what: str) -> None:
 
 
 def _wire(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As `openai.wire`, but a turn of calls alone has no content: of an empty one litellm makes words of its own."""
+    """Like `openai.wire`, but a turn that only has calls has no content: litellm would replace empty content by
+    text."""
     sent = wire(messages)
     return [{**m, "content": m["content"] or None} if "tool_calls" in m else m for m in sent]
 
 
 def _remedy(status: int, message: str) -> str:
-    """What to do about a refusal that stays one; empty for others."""
+    """The remedy for a permanent refusal; empty for others."""
     if status == 401 or any(words in message.lower() for words in NO_KEY):
         return "set AGENTLOOP_POLICY__API_KEY, or the variable that litellm names for this provider"
     if "LLM Provider NOT provided" in message:

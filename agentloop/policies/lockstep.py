@@ -1,8 +1,7 @@
 """Lets many episodes share one batched policy, in an order that does not depend on timing.
 
-A batch is made when every live episode waits for an answer, and its rows are in episode order. So
-for the same observations the batches of a run, and with them every float, are the same. It does
-not choose what to generate; that is the policy behind it.
+A batch runs when every live episode waits for an answer, with rows in episode order. So equal observations give equal
+batches, and every float is the same. The policy behind it decides what to generate.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ class BatchPolicy(Protocol):
     name: str
 
     def complete_batch(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request, in order."""
+        """One completion for each request, in order."""
         ...
 
 
 class Lockstep:
-    """Hands out one `LockstepPolicy` per episode; runs a batch whenever all taken seats are waiting."""
+    """Provides one `LockstepPolicy` per episode, and runs a batch whenever all active seats are waiting."""
 
     def __init__(self, policy: BatchPolicy, n_seats: int) -> None:
         self._policy = policy
@@ -38,11 +37,11 @@ class Lockstep:
         self._live = n_seats
 
     def seat(self, index: int) -> LockstepPolicy:
-        """The policy of episode number `index`; its episode must `leave` it when it ends."""
+        """The policy of episode number `index`. The episode must `leave` it at its end."""
         return LockstepPolicy(self, index, self._policy.name)
 
     async def wait(self, index: int, request: Request) -> Completion:
-        """Queue one row and wait for its batch."""
+        """Queues one row and waits for its batch."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[index] = (request, future)
         self._run_when_full()
@@ -62,7 +61,7 @@ class Lockstep:
             asyncio.get_running_loop().call_soon(self._run_batch)
 
     def _run_batch(self) -> None:
-        """On the loop's own thread: every episode waits for it, so there is nothing to keep responsive."""
+        """Runs on the event loop's own thread: every episode waits for it, so nothing else needs the loop."""
         rows = [self._waiting[index] for index in sorted(self._waiting)]
         self._waiting = {}
         try:
@@ -93,9 +92,9 @@ class LockstepPolicy:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`; returns when every other live episode has asked, too.
+        """See `protocols.Policy`. Returns when every other live episode has called it, too.
 
-        Sub-agents of one episode ask one after the other: a batch has one row of each episode.
+        Sub-agents of one episode call one after the other, because a batch has one row per episode.
         """
         async with self._turn:
             return await self._lockstep.wait(self._index, (tuple(messages), max_tokens, seed))

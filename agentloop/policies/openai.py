@@ -1,10 +1,9 @@
-"""Any endpoint that speaks the OpenAI chat completions dialect: hosted models, vLLM, llama.cpp.
+"""Any endpoint with the OpenAI chat completions API: hosted models, vLLM, llama.cpp.
 
-It keeps token ids and log-probabilities when the server gives them; `vllm.py` asks for them and insists.
-Its client is aiohttp: a call costs a fifth of what httpx takes (`benchmarks/client.py`).
-Retries are for what is safe to repeat: a request that got no answer, or a 429 or 5xx. What the model
-wrote is never the endpoint's fault: a call that cannot be read goes back to it as text, and a
-conversation that no longer fits ends with `context`.
+It keeps token ids and log-probabilities if the server returns them; `vllm.py` requests and requires them. Its client is
+aiohttp, which costs a fifth of httpx per call (`benchmarks/client.py`). It retries only what is safe to repeat: a
+request without an answer, a 429 or a 5xx. The model's text is never the endpoint's fault: a malformed call is returned
+to it as text, and a conversation that is too long finishes with `context`.
 """
 
 from __future__ import annotations
@@ -29,13 +28,14 @@ from agentloop.types import Completion, Message, ToolCall, ToolSpec
 RETRIES = 3
 TIMEOUT_S = 120.0
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What strict endpoints take for the name of a function."""
+"""Function names that strict endpoints accept."""
 TOO_LONG = ("context_length_exceeded", "maximum context length", "maximum model length", "exceed_context_size")
-"""In a 400 that says that the conversation does not fit: OpenAI's code, vLLM's words old and new, llama.cpp's type."""
+"""Parts of a 400 that mean that the conversation is too long: OpenAI's code, vLLM's old and new messages, llama.cpp's
+type."""
 
 
 class OpenAIPolicy:
-    """One model behind one base URL (which ends before `/chat/completions`)."""
+    """One model behind one base URL (without `/chat/completions`)."""
 
     name = "openai"
 
@@ -66,9 +66,9 @@ class OpenAIPolicy:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`. Raises the subclasses of PolicyError with the endpoint's words.
+        """See `protocols.Policy`. Raises subclasses of PolicyError with the endpoint's message.
 
-        Finishes with `context`, saying nothing, when the endpoint has no room for the conversation.
+        Finishes with `context` and an empty message if the conversation is too long for the endpoint.
         """
         answer = await self.ask(messages, tools, max_tokens=max_tokens, seed=seed)
         return NO_ROOM if answer is None else self.read(answer)
@@ -76,7 +76,7 @@ class OpenAIPolicy:
     async def ask(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int, **extra: Any
     ) -> HttpAnswer | None:
-        """What the endpoint says to the conversation, not yet read; None when it has no room for it."""
+        """The endpoint's raw answer to the conversation; None if it is too long."""
         body = {
             "model": self.model,
             "messages": wire(messages),
@@ -92,7 +92,7 @@ class OpenAIPolicy:
         return None if _is_too_long(answer) else answer
 
     def read(self, answer: HttpAnswer) -> Completion:
-        """The completion in an answer. Raises MalformedAnswer when it is none, as where `choices` is empty."""
+        """The completion in an answer. Raises MalformedAnswer for an invalid one, such as one with empty `choices`."""
         try:
             done = priced(read_completion(json.loads(answer.body)), self.model, self.price)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -102,9 +102,9 @@ class OpenAIPolicy:
         return done.model_copy(update={"sampling": sampling_of({"temperature": self.temperature, **self.extra})})
 
     async def post(self, url: str, body: Mapping[str, Any]) -> HttpAnswer:
-        """The endpoint's answer: a success, or a refusal of what is too long.
+        """The endpoint's answer: a success, or the refusal of a conversation that is too long.
 
-        Raises UpstreamUnavailable, ModelRefused and MalformedAnswer (`faults.refused`) for any other.
+        Raises UpstreamUnavailable, ModelRefused and MalformedAnswer (`faults.refused`) for any other refusal.
         """
         data = json.dumps(body).encode()
         problem: PolicyError = UpstreamUnavailable(url)
@@ -128,29 +128,29 @@ class OpenAIPolicy:
 
 
 class HttpAnswer(NamedTuple):
-    """An HTTP response that has been read."""
+    """A complete HTTP response."""
 
     status: int
     body: bytes
 
     @property
     def text(self) -> str:
-        """For messages to people."""
+        """The body as text for messages."""
         return self.body.decode(errors="replace")
 
 
 NO_ROOM = Completion(message=Message(role="assistant"), finish_reason="context")
-"""What becomes of a turn for which the conversation is too long."""
+"""The result of a turn whose conversation is too long."""
 
 
 def proxy_of(url: str) -> str | None:
-    """The proxy that the environment has for it: aiohttp's own look costs a thread's work for each call."""
+    """The environment's proxy for this URL. aiohttp's own lookup costs a thread switch per call."""
     where = urlsplit(url)
     return None if proxy_bypass(where.hostname or "") else getproxies().get(where.scheme)
 
 
 class Connections:
-    """Kept connections to an endpoint: one client for each event loop that asks, closed with its loop."""
+    """Persistent connections to an endpoint: one client for each event loop, closed with its loop."""
 
     def __init__(self, url: str, api_key: SecretStr | None) -> None:
         key = {"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {}
@@ -158,7 +158,7 @@ class Connections:
         self._endpoint = (url, api_key, proxy_of(url))
 
     async def post(self, url: str, data: bytes) -> HttpAnswer:
-        """Raises aiohttp.ClientError or TimeoutError when there was no whole answer."""
+        """Raises aiohttp.ClientError or TimeoutError without a complete answer."""
         use = Use(asyncio.get_running_loop(), *self._endpoint)
         if use not in _CLIENTS:
             _CLIENTS[use] = _client(use)
@@ -177,12 +177,12 @@ class Use(NamedTuple):
 
 
 _CLIENTS: dict[Use, AsyncGenerator[aiohttp.ClientSession, None]] = {}
-"""Not in the policies: the garbage collector may take a policy while its loop runs, and aiohttp would report a client
-that nobody closed."""
+"""Not stored in the policies: the garbage collector may take a policy while its loop runs, and aiohttp would report an
+unclosed client."""
 
 
 async def _client(use: Use) -> AsyncGenerator[aiohttp.ClientSession, None]:
-    """The same one again and again. A loop that ends closes the generators that it began, and this one's client."""
+    """The client of a loop. A loop that ends closes the generators that it started, and with them its client."""
     try:
         timeout = aiohttp.ClientTimeout(TIMEOUT_S)
         # How many at once is the caller's business. Servers close what is idle for 5 s: a call must not meet that.
@@ -199,14 +199,14 @@ def _is_too_long(answer: HttpAnswer) -> bool:
 
 
 def wire_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    """The tools as a request has them."""
+    """The tools in the form of a request."""
     return [{"type": "function", "function": tool.model_dump()} for tool in tools]
 
 
 def wire(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation as a strict server takes it, in which every tool message answers a call that is there.
+    """The conversation in the form that strict servers accept, in which every tool message answers an existing call.
 
-    A call that cannot be read is sent as text and its answer as the user's, behind the answers to the others.
+    A malformed call is sent as text, and its result as a user message after the other results.
     """
     sent: list[dict[str, Any]] = []
     unreadable: set[str] = set()
@@ -238,7 +238,7 @@ def _wire_message(message: Message) -> dict[str, Any]:
 
 
 def _is_readable(call: ToolCall) -> bool:
-    """Whether any JSON reader takes the arguments for an object, and strict endpoints the name."""
+    """True if the arguments are a JSON object for any parser, and strict endpoints accept the name."""
     try:
         arguments = json.loads(call.arguments)
         # NaN and half a surrogate pair are read by Python, and not by others.
@@ -249,7 +249,7 @@ def _is_readable(call: ToolCall) -> bool:
 
 
 def read_completion(answer: dict[str, Any]) -> Completion:
-    """A chat completion as its dialect has it. Raises KeyError, TypeError and the like for what is none."""
+    """Parses a chat completion. Raises KeyError, TypeError and similar for an invalid one."""
     choice = answer["choices"][0]
     reply = choice["message"]
     calls = tuple(
@@ -284,5 +284,5 @@ def read_completion(answer: dict[str, Any]) -> Completion:
 
 
 def _text(text: str) -> str:
-    """`text` as it can be stored: half of a surrogate pair, which only JSON can hold, becomes a question mark."""
+    """`text` in a form that can be stored: a lone surrogate, which only JSON can represent, becomes a question mark."""
     return text.encode(errors="replace").decode()

@@ -1,7 +1,8 @@
-"""A policy that reads an overlay's text in place of its own: for our own agent, and for every policy of this process.
+"""A policy that reads an overlay's text instead of the original: for our own agent, and for every policy of this
+process.
 
-Programs and Python agents send requests over HTTP; for those `gateway/grants.py` takes this wrapper apart and applies
-the same overlay to the request, so that its trace has the text that the model received.
+Programs and Python agents send requests over HTTP. For those, `gateway/grants.py` unwraps this policy and applies the
+same overlay to the request, so that the trace contains the text that the model received.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from agentloop.types.overlay import TOOL
 
 
 class OverlaidPolicy:
-    """`inner`, which is asked with the text of `overlay`."""
+    """`inner`, called with the text of `overlay`."""
 
     def __init__(self, inner: Policy, overlay: Overlay) -> None:
         self.name = inner.name
         self.inner = inner
         self.rewriting = Rewriting(overlay)
         self.not_found: Counter[str] = Counter()
-        """Name of a component -> calls in which its original was absent."""
+        """Name of a component -> number of calls in which its original text was missing."""
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
@@ -39,7 +40,7 @@ class OverlaidPolicy:
         return _rewritten(self.rewriting, messages)[0]
 
     def _offered(self, tools: Sequence[ToolSpec]) -> tuple[list[ToolSpec], list[str]]:
-        """(the tools with their new descriptions, names of components that none of them has)."""
+        """(the tools with their new descriptions, names of components that match none of them)."""
         missing = dict(self.rewriting.tools)
         offered: list[ToolSpec] = []
         for tool in tools:
@@ -52,7 +53,7 @@ class OverlaidPolicy:
 
 
 def _rewritten(rewriting: Rewriting, messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """(the messages with the overlay, names of components of the instructions that they do not have)."""
+    """(the messages with the overlay, names of instruction components that they do not contain)."""
     places = [n for n, message in enumerate(messages) if message.role in INSTRUCTS]
     first = next((message.content for message in messages if message.role == "user"), "")
     prompt = rewriting.prompt([Passage((messages[n].content,)) for n in places], rewriting.lessons(first))

@@ -1,10 +1,10 @@
-"""Whether a server samples plainly: from the model's whole distribution, at the temperature that a request names.
+"""Checks whether a server samples plainly: from the model's whole distribution, at the temperature of the request.
 
-vLLM takes sampling keys that a request lacks from the model's generation_config.json, unless it was started with
+vLLM takes sampling keys that a request omits from the model's generation_config.json, unless it was started with
 `--generation-config vllm`. Log-probabilities then describe a truncated or penalised distribution, and training on them
-is biased (kept mass .895 gives a mean ratio of .896, huggingface/trl#7269). A request cannot see that; two can: one
-that names no key and one that names each with its neutral value, with the same seed, draw the same tokens with the
-same log-probabilities only from a server whose defaults are neutral.
+is biased (kept mass .895 gives a mean ratio of .896, huggingface/trl#7269). One request cannot detect that, but two
+can: one without any keys and one with every key at its neutral value. With the same seed, both draw the same tokens
+with the same log-probabilities only if the server's defaults are neutral.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ NEUTRAL: Mapping[str, float] = {
     "min_tokens": 0,
 }
 TEMPERATURES = (1.0, 2.0)
-"""Cuts by probability show at 1, where the tail is thin; a cut at k shows at 2, the highest that vLLM takes."""
+"""A cut by probability shows at 1, where the tail is thin; a top-k cut shows at 2, the maximum that vLLM accepts."""
 N_TOKENS = 64
 PROMPT = Message(role="user", content="-")
 SEED = 5
 TOLERANCE = 1e-3
-"""Nats between two answers to one request on the same server."""
+"""Maximum difference in nats between two answers to one request on the same server."""
 
 
 class Draw(NamedTuple):
@@ -44,9 +44,10 @@ class Draw(NamedTuple):
 
 
 async def samples_plainly(base_url: str, model: str, *, api_key: SecretStr | None = None) -> str | None:
-    """None if `model` is sampled plainly there; otherwise why not, with the remedy, in one line.
+    """None if `model` is sampled plainly; otherwise the reason and the remedy, in one line.
 
-    base_url: of a vLLM server, with `/v1`. Six answers of N_TOKENS tokens. Raises PolicyError as `OpenAIPolicy` does.
+    base_url: of a vLLM server, with `/v1`. Costs six answers of N_TOKENS tokens. Raises PolicyError like
+    `OpenAIPolicy`.
     """
     policy = OpenAIPolicy(base_url, model, api_key=api_key, extra={**EXACT, "ignore_eos": True})
     for temperature in TEMPERATURES:
@@ -72,7 +73,7 @@ async def _drawn(policy: OpenAIPolicy, temperature: float, **keys: Any) -> Draw:
 
 
 def _n_shared(draw: Draw, other: Draw) -> int:
-    """How many tokens two draws have in common from their start, with the same log-probabilities."""
+    """Number of tokens that two draws share from their start, with equal log-probabilities."""
     n = 0
     for pair in zip(zip(*draw, strict=True), zip(*other, strict=True), strict=False):
         (token, logprob), (other_token, other_logprob) = pair

@@ -1,7 +1,6 @@
-"""The sampling of an answer, read from the chat completions request that was sent.
+"""Reads the sampling of an answer from the chat completions request that was sent.
 
-The keys are those of OpenAI and of vLLM, whose server takes more of them. A key that neither has is not known to change
-the distribution.
+The keys are those of OpenAI and of vLLM, which accepts more. An unknown key is assumed not to change the distribution.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from typing import Any
 from agentloop.types import Sampling
 
 PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
-"""Key -> its value without an effect. `min_tokens` bans the end mark for a while."""
+"""Key -> its neutral value. `min_tokens` suppresses the end mark for a while."""
 BANS = ("logit_bias", "bad_words", "allowed_token_ids", "logits_processors", "thinking_token_budget", "use_beam_search")
-"""Keys with which the sampler prefers, bans or forces tokens."""
+"""Keys that make the sampler prefer, ban or force tokens."""
 GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar")
-"""Keys of servers for a grammar, beside `response_format`."""
+"""Keys for a grammar on various servers, in addition to `response_format`."""
 
 
 def sampling_of(request: Mapping[str, Any]) -> Sampling:
-    """How an answer to `request` is drawn. A value of another type than its key has counts as absent."""
+    """How an answer to `request` is sampled. A value of the wrong type counts as missing."""
     top_k = request.get("top_k")
     return Sampling(
         temperature=_number(request, "temperature", 1.0),

@@ -1,7 +1,7 @@
 """A policy that is a program: the oracle that knows each task's solution, and scripts for tests.
 
-`ScriptedPolicy` plays what `script(messages)` says. It records tokens for nobody: demonstrations
-are tokenised by the policy that learns from them.
+`ScriptedPolicy` plays the messages of `script(messages)`. It records no tokens: the policy that learns from
+demonstrations tokenises them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def call_message(name: str, **arguments: str) -> Message:
 
 
 class ScriptedPolicy:
-    """Answers with `script(messages, rng)`; `rng` is seeded by the episode, so a run repeats exactly."""
+    """Answers with `script(messages, rng)`. The episode seeds `rng`, so a run repeats exactly."""
 
     def __init__(self, script: Callable[[Sequence[Message], random.Random], Message], name: str = "scripted") -> None:
         self.script = script
@@ -30,7 +30,8 @@ class ScriptedPolicy:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`; `max_tokens` does not bind a program. Raises AgentCrashed for whatever it raises."""
+        """See `protocols.Policy`. `max_tokens` does not limit a program. Raises AgentCrashed for whatever the script
+        raises."""
         try:
             return Completion(message=self.script(messages, random.Random(seed)), finish_reason="stop")
         except KeyboardInterrupt:
@@ -41,9 +42,9 @@ class ScriptedPolicy:
 
 
 def oracle(tasks: Sequence[Task]) -> ScriptedPolicy:
-    """Plays the reference solution of whichever task the conversation belongs to, then submits what it saw.
+    """Plays the reference solution of the conversation's task, then submits its output.
 
-    A task that goes on from a prefix is known by its turns, and its solution comes after them.
+    A task that continues from a prefix is recognised by its turns, and its solution follows them.
     """
     by_instruction: dict[str, list[Task]] = {}
     for task in sorted(tasks, key=lambda task: -len(task.prefix)):

@@ -1,7 +1,7 @@
-"""A vLLM server as a process of ours: started, watched, started again when it dies, and ended with all it started.
+"""Runs a vLLM server as a child process: starts it, watches it, restarts it when it dies, and ends it completely.
 
-`VLLMServer` is one such process and its adapters; `supervise` restarts it. `policies/vllm.py` asks what it serves.
-It does not choose what is served: `agentloop policies serve` does.
+`VLLMServer` is one such process with its adapters; `supervise` restarts it. `policies/vllm.py` calls it. `agentloop
+policies serve` decides what to serve.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from agentloop.printable import clean
 LOG_BYTES = 10_000_000
 N_LOGS = 3
 N_LAST_LINES = 12
-"""Of the log, in the message of a server that will not stay up."""
+"""Number of log lines in the message about a server that does not stay up."""
 
 
 class VLLMServer:
-    """A server that answers `/health`, and the adapters that it was given.
+    """A server that answers `/health`, with its adapters.
 
-    command: what serves at `url` (without `/v1`). log: file for what it prints, kept to some files of 10 MB.
-    variables: what it finds in its environment beside ours. It ends with this process, by `kill -9` too.
+    command: the command that serves at `url` (without `/v1`). log: file for its output, rotated at 10 MB. variables:
+    added to our environment. It ends with this process, even after `kill -9`.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class VLLMServer:
         self.url = url.rstrip("/")
         self.log = log
         self.adapters: dict[str, Path] = {}
-        """Those that a restart loads again: without one of them it is not up."""
+        """Adapters that a restart must load again: the server is not up without them."""
         self.others: dict[str, Path] = {}
-        """The same of those that somebody else has loaded; one that it does not take is left out."""
+        """Adapters that others have loaded. A restart skips one that the server rejects."""
         self.wanted: Callable[[], Mapping[str, Path]] = dict
-        """Adapters that are loaded at each start, beside those of others; one that it does not take is left out."""
+        """Adapters to load at each start, besides those of others. A start skips one that the server rejects."""
         self.check: Callable[[str], None] = lambda name: None
-        """Called with the name of each that was loaded; raises PolicyError for one that answers wrongly."""
+        """Called with the name of each loaded adapter. Raises PolicyError for one that answers wrongly."""
         self.last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
         self._command = list(command)
         self._variables = dict(variables or {})
@@ -68,11 +68,11 @@ class VLLMServer:
 
     @property
     def status(self) -> int | None:
-        """What the process ended with; None while it runs, and before it was started."""
+        """Exit status of the process; None while it runs, and before it was started."""
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
-        """Start the process; it answers later, see `wait`. Raises OSError where there can be no log."""
+        """Starts the process; it answers later, see `wait`. Raises OSError if the log cannot be written."""
         self.last_lines.clear()
         make_folder(self.log.parent)
         log = RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=N_LOGS, encoding="utf-8")
@@ -92,10 +92,10 @@ class VLLMServer:
         self._reader.start()
 
     def wait(self, timeout_s: float, waiting: Callable[[float], object] = lambda s: None) -> list[str]:
-        """Until it is healthy; `waiting` is called each second with the seconds so far.
+        """Waits until it is healthy; calls `waiting` each second with the elapsed seconds.
 
-        What it says of adapters of others that it does not take. Raises PolicyError when it ends before, or takes
-        longer; ConfigError when it refuses an adapter of ours.
+        Returns messages about adapters of others that it rejects. Raises PolicyError if it ends first or takes too
+        long; ConfigError if it rejects an adapter of ours.
         """
         started = time.monotonic()
         lost = list[str]()
@@ -122,7 +122,7 @@ class VLLMServer:
         return lost
 
     def is_healthy(self, timeout_s: float = 5.0) -> bool:
-        """Whether `/health` says so in time."""
+        """True if `/health` succeeds in time."""
         try:
             with _open(f"{self.url}/health", timeout_s) as response:
                 return bool(response.status == 200)
@@ -130,7 +130,7 @@ class VLLMServer:
             return False
 
     def look(self, timeout_s: float = 5.0) -> None:
-        """Learn which adapters it has by now, whoever loaded them: a list of models names an adapter's base."""
+        """Reads the adapters that it has now, whoever loaded them: a list of models names an adapter's base."""
         try:
             with _open(f"{self.url}/v1/models", timeout_s) as response:
                 models = json.load(response)["data"]
@@ -140,7 +140,7 @@ class VLLMServer:
         self.others = {name: folder for name, folder in adapters.items() if name not in self.adapters}
 
     def stop(self) -> None:
-        """End it and everything that it started. Stopping twice is harmless."""
+        """Ends it and everything it started. A second call does nothing."""
         if self._process is None:
             return
         if self._hold is not None:
@@ -155,7 +155,7 @@ class VLLMServer:
             self._reader.join()
 
     def ended(self) -> str:
-        """In words, with its last lines."""
+        """How it ended, with its last lines."""
         if self._reader is not None:
             self._reader.join(5)  # what it said last is still on the way
         return f"the server ended with status {self.status}{self._tail()}"
@@ -184,7 +184,7 @@ class VLLMServer:
             raise PolicyError(f"{self.url}: {what} {body['lora_name']}: {error}") from None
 
     def _keep_log(self, printed: IO[bytes], log: logging.Handler) -> None:
-        """All of it goes to the log, and its last lines are remembered."""
+        """Writes its output to the log and remembers the last lines."""
         with printed as lines, suppress(ValueError):
             for raw in lines:
                 line = clean(raw.decode(errors="replace").replace("\r", " ").rstrip())
@@ -194,31 +194,31 @@ class VLLMServer:
 
 
 def _open(url: str, timeout_s: float, body: Mapping[str, str] | None = None) -> Any:
-    """urllib, because nothing else is needed of a client here, and no proxy is between us and our own server."""
+    """urllib suffices as a client here, and no proxy is between us and our own server."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - ours, http
     return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout_s)
 
 
 class Patience(NamedTuple):
-    """How long what may take."""
+    """Time limits for a server."""
 
     start_s: float = 900.0
     check_every_s: float = 5.0
     hung_s: float = 60.0
-    """Without an answer to `/health` the server is as good as dead."""
+    """Without an answer to `/health` for this long, the server counts as dead."""
     quick_s: float = 120.0
-    """A server that was healthy for less long has died quickly."""
+    """A server that was healthy for less time than this died quickly."""
     max_quick: int = 5
-    """Quick deaths in a row before it is given up."""
+    """Number of consecutive quick deaths after which it is given up."""
     pause_s: float = 1.0
-    """Before the first start anew; doubled with each quick death, up to a minute."""
+    """Pause before the first restart, doubled with each quick death up to a minute."""
 
 
 def supervise(server: VLLMServer, say: Callable[[str], object], patience: Patience | None = None) -> None:
-    """Start the server and keep it up, until KeyboardInterrupt or another exception; then it is ended.
+    """Starts the server and keeps it up until KeyboardInterrupt or another exception, then ends it.
 
-    say: told of each change, in a line. Raises PolicyError when it will not stay up, with its last lines.
+    say: gets a line for each change. Raises PolicyError with its last lines if it does not stay up.
     """
     p = patience or Patience()
     n_quick = 0

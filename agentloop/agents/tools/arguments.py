@@ -1,4 +1,5 @@
-"""From a call as the policy wrote it to arguments that fit the tool's JSON schema, or words that say why not."""
+"""Parses a tool call's arguments and checks them against the tool's JSON schema, with a message if they do not
+match."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ from agentloop.errors import did_you_mean
 from agentloop.types import ToolCall, ToolResult, ToolSpec, content_hash
 
 MAX_TOLD = 500
-"""Characters of what does not fit: a schema's complaint repeats what it was given."""
+"""Maximum length of the message about a mismatch. A schema error repeats the input."""
 FEW = 3
-"""A list of so many tools needs no hint which of them was meant."""
+"""Up to this number of tools, the message needs no suggestion."""
 MAX_KEPT = 256
-"""Schemas that are kept compiled."""
+"""Maximum number of compiled schemas in the cache."""
 
 
 def understood(call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[dict[str, Any], str | None]:
-    """(arguments, None), or ({}, why the call cannot be made)."""
+    """(arguments, None), or ({}, why the call cannot be executed)."""
     if call.error:
         return {}, f"malformed call: {call.error}"
     tool = next((tool for tool in tools if tool.name == call.name), None)
@@ -36,12 +37,12 @@ def understood(call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[dict[str, Any
 
 
 def refused(call: ToolCall, why: str) -> ToolResult:
-    """The observable answer to a call that could not be made."""
+    """The result of a call that could not be executed."""
     return ToolResult(call_id=call.id, name=call.name, content=f"error: {why}", ok=False)
 
 
 def _problem(tool: ToolSpec, arguments: Any) -> str | None:
-    """What does not fit the tool's schema; None when all does, or when it is no schema."""
+    """The mismatch with the tool's schema; None if everything matches, or if the schema is invalid."""
     key = _only_text(tool.parameters)
     if key is not None:
         if isinstance(arguments, dict) and arguments.keys() == {key} and isinstance(arguments[key], str):
@@ -62,7 +63,7 @@ def _problem(tool: ToolSpec, arguments: Any) -> str | None:
 
 
 def _only_text(parameters: dict[str, Any]) -> str | None:
-    """The name of the one argument of a tool that takes one text and nothing else."""
+    """The name of the only argument of a tool that takes exactly one text."""
     properties = parameters.get("properties")
     if parameters.get("additionalProperties") is not False or not isinstance(properties, dict) or len(properties) != 1:
         return None
@@ -75,7 +76,7 @@ _validators: dict[str, Any] = {}
 
 
 def _compiled(parameters: dict[str, Any]) -> Any:
-    """A validator. Patterns are left to the tool: a hostile one may take for ever; references lead nowhere outside."""
+    """A validator. It skips patterns, because a hostile one may run forever, and external references."""
     from jsonschema import Draft202012Validator, validators
     from referencing import Registry
 

@@ -16,11 +16,11 @@ from agentloop.agents.tools.toolset import Place, Tool, ToolFailed, number, sche
 from agentloop.types import ExecResult, ToolCall, ToolSpec
 
 MAX_EDITED = 1 << 20
-"""Bytes of a file that is edited."""
+"""Maximum size of a file to edit, in bytes."""
 REMARK = 100
 """Bytes for the remark below a file that is not shown whole."""
 PIECE = 6000
-"""Characters that one command carries: a command is one argument, of 128 KiB at most, and may be quoted twice."""
+"""Characters per command. A command is one argument of at most 128 KiB, and may be quoted twice."""
 # Exit codes of our own commands.
 NO_FILE = 96
 FOLDER = 97
@@ -124,7 +124,7 @@ class _Files:
         return f"edited {path} in line {content[: content.index(old)].count(chr(10)) + 1}"
 
     async def list(self, call: ToolCall, arguments: dict[str, Any]) -> str:
-        """A line each, sorted."""
+        """One line per entry, sorted."""
         path = arguments.get("path", ".")
         depth = arguments.get("depth", 1)
         find = f"find . -mindepth 1 -maxdepth {depth}"
@@ -136,7 +136,7 @@ class _Files:
         return done.stdout.rstrip("\n") or f"[{path} is empty]"
 
     async def _replace(self, path: str, content: str) -> None:
-        """Write a short text by one command, a long one to a draft first: a reader never sees half a file."""
+        """Writes short text with one command, and long text to a draft first, so no reader sees half a file."""
         if "\0" in content:
             raise ToolFailed("a text has no NUL in it; make such a file with a command")
         name = _quoted(path)
@@ -156,7 +156,7 @@ class _Files:
             await self._place.sandbox.exec(f"rm -f {draft}", timeout_s=self._place.task.limits.tool_timeout_s)
 
     async def _run(self, command: str, path: str, *, max_output: int = 4096) -> ExecResult:
-        """Run a command. Raises ToolFailed with its error output when it fails."""
+        """Runs a command. Raises ToolFailed with its error output if it fails."""
         timeout_s = self._place.timeout_s
         done = await self._place.sandbox.exec(command, timeout_s=timeout_s, max_output=max_output)
         if done.timed_out:
@@ -172,7 +172,7 @@ class _Files:
 
 
 def _quoted(path: str) -> str:
-    """The path quoted for the shell, in a form that no program takes for an option."""
+    """The path quoted for the shell, in a form that no program mistakes for an option."""
     if "\0" in path or not path:
         raise ToolFailed(f"{path!r} is no path")
     if not path.startswith("/"):

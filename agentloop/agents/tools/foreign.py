@@ -1,8 +1,8 @@
-"""Tools of other people, which are part of the agent: none of their errors says that the infrastructure failed.
+"""Tools from other packages. They are part of the agent, so none of their errors counts as an infrastructure failure.
 
 An error of agentloop's own classes, such as StoreError, ends an attempt as infrastructure, which is repeated and has no
-reward. Code of the agent could raise one on purpose whenever it is about to fail. So an error of a foreign tool is the
-result of its call, and an error of a foreign toolset is AgentCrashed, unless the sandbox has really ended.
+reward. An agent's code could raise one on purpose whenever it is about to fail. So an error of a foreign tool becomes
+the result of its call, and an error of a foreign toolset becomes AgentCrashed, unless the sandbox has really ended.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def is_foreign(toolset: Toolset) -> bool:
 async def opened_foreign(toolset: Toolset, place: Place) -> AsyncIterator[Iterable[Tool]]:
     """The tools of a foreign `toolset`.
 
-    Raises AgentCrashed for an error of its own, and the sandbox's error where the sandbox has ended. An error of the
-    block passes unchanged.
+    Raises AgentCrashed for its own errors, and the sandbox's error if the sandbox has ended. An error of the block
+    passes unchanged.
     """
     passing: BaseException | None = None
     try:
@@ -49,7 +49,7 @@ async def opened_foreign(toolset: Toolset, place: Place) -> AsyncIterator[Iterab
 
 
 class _Tools:
-    """The tools that a foreign family has at the moment."""
+    """The current tools of a foreign family."""
 
     def __init__(self, tools: Iterable[Tool], place: Place) -> None:
         self._tools = tools
@@ -80,6 +80,6 @@ class _Guarded:
 
 
 async def _check_sandbox(error: Exception, place: Place) -> None:
-    """Raises SandboxError where `error` blames the sandbox and the sandbox cannot run a command any more."""
+    """Raises SandboxError if `error` blames the sandbox and the sandbox can no longer run a command."""
     if isinstance(error, SandboxError):
         await place.sandbox.exec("true", timeout_s=10.0)

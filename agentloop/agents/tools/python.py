@@ -1,7 +1,7 @@
-"""A Python interpreter in the sandbox that stays: names, imports and open files live from one call to the next.
+"""A persistent Python interpreter in the sandbox: names, imports and open files survive from one call to the next.
 
 The first call starts it as a process of the sandbox. Code that exceeds its time is interrupted, and the interpreter
-goes on. An interpreter that ignores the interrupt, or has ended, is replaced, and the result reports that. The tool
+continues. An interpreter that ignores the interrupt, or has ended, is replaced, and the result reports that. The tool
 needs `python3` in the sandbox.
 """
 
@@ -22,9 +22,9 @@ from agentloop.agents.tools.toolset import Place, Tool, schema, text
 from agentloop.types import ToolCall, ToolResult, ToolSpec
 
 MAX_ANSWER = 4 << 20
-"""Bytes of an answer, which is what was printed, cut, as JSON: more than that is no interpreter of ours."""
+"""Maximum bytes of an answer (the truncated output as JSON). A longer answer is not from our interpreter."""
 STOP_S = 2.0
-"""How long interrupted code may take to end."""
+"""Time for interrupted code to end."""
 PYTHON = ToolSpec(
     name="python",
     description="Run Python code; names stay for the next call. Shows what is printed and the last expression's value.",
@@ -91,7 +91,7 @@ COMMAND = f"exec python3 -c {shlex.quote(INTERPRETER)}"
 
 
 class Python:
-    """One tool."""
+    """The tool `python`."""
 
     name = "python"
 
@@ -116,19 +116,19 @@ class _Interpreter:
         self._output = b""
 
     def start(self) -> LiveProcess:
-        """A new one, which knows nothing."""
+        """Starts a new interpreter without any state."""
         self._process = self._place.start(COMMAND)
         self._output = b""
         return self._process
 
     def end(self) -> None:
-        """With all that it started."""
+        """Ends the interpreter and everything it started."""
         if self._process:
             self._process.kill()
             self._process = None
 
     async def run(self, call: ToolCall, arguments: dict[str, Any]) -> ToolResult:
-        """What the code printed; not ok when it raised, or when the interpreter is gone."""
+        """The output of the code. Not ok if it raised, or if the interpreter is gone."""
         started = time.perf_counter()
         timeout_s = self._place.timeout_s
         process = self._process or self.start()
@@ -161,7 +161,7 @@ class _Interpreter:
         )
 
     async def _reply(self, process: LiveProcess, order: dict[str, Any]) -> dict[str, Any] | None:
-        """The interpreter's answer; None when it ended without one. Raises SandboxGone."""
+        """The interpreter's answer; None if it ended without one. Raises SandboxGone."""
         await process.stdin.write(json.dumps(order).encode() + b"\n")
         while True:
             line, is_whole, rest = self._output.partition(b"\n")
@@ -177,7 +177,7 @@ class _Interpreter:
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """Empty for what no interpreter of ours has said."""
+    """Empty for a line that is not from our interpreter."""
     try:
         answer = json.loads(line)
         return {"id": answer["id"], "ok": answer["ok"] is True, "output": str(answer["output"])}

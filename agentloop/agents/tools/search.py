@@ -1,4 +1,4 @@
-"""Text in files of the sandbox, by regular expression: ripgrep where the sandbox has it, else find and grep."""
+"""Searches files of the sandbox by regular expression, with ripgrep if the sandbox has it, else with find and grep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentloop.types import ToolCall, ToolSpec
 MAX_MATCHES = 100
 MAX_LINE = 300
 IS_BINARY = re.compile(r"(grep: .*: binary file|Binary file .*) matches")
-"""What grep says in place of lines that are no text."""
+"""grep's output for a binary file."""
 SEARCH = ToolSpec(
     name="search_files",
     description="Find lines in files that match a regular expression. Binary files and .git are left out.",
@@ -30,7 +30,7 @@ SEARCH = ToolSpec(
 
 
 class Search:
-    """One tool."""
+    """The tool `search`."""
 
     name = "search"
 
@@ -47,7 +47,7 @@ class Search:
 async def _search(
     place: Place, pattern: str, path: str = ".", glob: str | None = None, max_matches: int = MAX_MATCHES
 ) -> str:
-    """`path:number:line`, a line each. Raises ToolFailed for what is no expression, and for a path that is none."""
+    """`path:number:line`, one match per line. Raises ToolFailed for an invalid expression or path."""
     if any("\0" in argument for argument in (pattern, path, glob or "")) or not path:
         raise ToolFailed("neither a pattern nor a path has a NUL in it, and no path is empty")
     expression = shlex.quote(pattern)

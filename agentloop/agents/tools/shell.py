@@ -1,6 +1,6 @@
-"""Shell and submit, the tools that an agent has unless told otherwise.
+"""The default tools of an agent: shell and submit.
 
-A command that fails gives a result that the policy can read and recover from. Only a dead sandbox raises.
+A failing command gives a result that the policy can read and recover from. Only a dead sandbox raises.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SUBMIT = ToolSpec(
 )
 TOOLS = (SHELL, SUBMIT)
 STDERR_HIDDEN = "error: the command wrote to stderr"
-"""What an agent is told of error output when the task does not show it."""
+"""Replacement for error output if the task hides it."""
 
 
 class Shell:
-    """Commands in the sandbox, one at a time."""
+    """Runs commands in the sandbox, one at a time."""
 
     name = "shell"
 
@@ -57,7 +57,7 @@ class Shell:
 
 
 class Submit:
-    """The answer."""
+    """Submits the answer."""
 
     name = "submit"
 
@@ -72,13 +72,13 @@ class Submit:
 
 
 def argument(call: ToolCall) -> tuple[str, str | None]:
-    """(value of the one string argument of `call`, None), or ("", why it cannot be used)."""
+    """(value of the only string argument of `call`, None), or ("", why it cannot be used)."""
     arguments, why_not = understood(call, TOOLS)
     return "".join(arguments.values()), why_not
 
 
 async def run_shell(call: ToolCall, command: str, sandbox: Sandbox, limits: Limits) -> ToolResult:
-    """Run `command` in the sandbox; the content is what it printed, led by the exit code when that is not 0."""
+    """Runs `command` in the sandbox. The content is its output, preceded by the exit code if that is not 0."""
     done = await sandbox.exec(command, timeout_s=limits.tool_timeout_s, max_output=limits.max_output)
     printed = (done.stdout + (done.stderr if limits.show_stderr else "")).rstrip("\n")
     if done.stderr and not limits.show_stderr:

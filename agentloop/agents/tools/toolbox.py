@@ -1,8 +1,8 @@
-"""The tools of one episode: which there are, which calls are made together, and what a call gives.
+"""The tools of one episode: it offers them, groups calls that run together, and executes calls.
 
-A call that cannot be made, fails or hangs is a result that the policy reads. What ends the attempt raises: a sandbox
-that ended, a model that gives a sub-agent no answer, a tool server that is gone. Only agentloop's own tools can raise
-the last two; `foreign.py` guards the others.
+A call that cannot be executed, fails or hangs gives a result that the policy reads. It raises only if the attempt must
+end: the sandbox ended, a sub-agent's model gives no answer, or a tool server is gone. Only agentloop's own tools can
+raise the last two; `foreign.py` guards the others.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Toolbox:
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """What the policy is told of them."""
+        """The descriptions for the policy."""
         return tuple(tool.spec for family in self._families for tool in family)
 
     def rounds(self, calls: Sequence[ToolCall]) -> Iterator[list[ToolCall]]:
-        """`calls` in their order; in one list, neighbours that are made together."""
+        """`calls` in their order; neighbours that run together share a list."""
         tools = [tool for family in self._families for tool in family]
         made_together = {tool.spec.name for tool in tools if tool.together}
         waiting: list[ToolCall] = []
