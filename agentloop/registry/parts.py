@@ -3,7 +3,11 @@
 One notion for all: `agentloop loop` makes another version, and `gate`, `bank` and recordings see another policy,
 exactly when this identity changes. It covers the settings of `[policy]` and `[agent]`, the files that they name by
 contents, the text that an agent reads in place of its own, and the tensors of weights. It does not cover paths, keys,
-passwords in URLs, prices, limits (which belong to the suite) or the number of concurrent episodes.
+passwords in URLs, prices or the number of concurrent episodes.
+
+A limit that the settings of the agent or the policy name, such as `timeout_s` of a Python agent, is part of it. The
+limits of tasks are not: they are the same for every version that a suite compares. They are part of the suite's hash,
+so a proof and a baseline of other limits do not count.
 """
 
 from __future__ import annotations

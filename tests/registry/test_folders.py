@@ -19,7 +19,9 @@ from agentloop.registry.acting import acting, base_of
 from agentloop.registry.artifacts import weights_hash
 from agentloop.registry.folders import FILES, VERSION_FILE, frozen
 from agentloop.registry.parts import Base
-from agentloop.types import Task
+from agentloop.suites.suite import load_suite
+from agentloop.suites.writer import write_suite
+from agentloop.types import Limits, Part, Task
 
 from .versions import register
 
@@ -86,6 +88,20 @@ def test_every_setting_makes_another_version(tmp_path: Path) -> None:
     assert base(folder, POLICY, program | {"command": "b"}).identity().hash != one != before.hash
     hosted = POLICY | {"api_key": "k", "max_concurrent": 2}
     assert base(folder, hosted, AGENT).identity() == before, "keys and the number of episodes at once are no part"
+
+
+def test_limits_of_an_agent_are_part_of_it_and_those_of_tasks_of_the_suite(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("def run(task): ...\n")
+    program = {"kind": "python", "target": "agent.py:run"}
+    before = base(tmp_path, POLICY, program).identity().hash
+    assert base(tmp_path, POLICY, program | {"timeout_s": 5.0}).identity().hash != before
+    hashes = set()
+    for n in (3, 4):
+        check = Part(kind="exact", options={"expected": "1"})
+        task = Task(id="t", instruction="i", limits=Limits(max_steps=n), verifiers=(check,))
+        write_suite(tmp_path / f"suite-{n}", "s", [task])
+        hashes.add(load_suite(tmp_path / f"suite-{n}").hash)
+    assert len(hashes) == 2
 
 
 @pytest.mark.parametrize("name", sorted(set(McpSection.model_fields) - NO_PART))
