@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import aiohttp
 from pydantic import SecretStr
 
-from agentloop.errors import PublishError
+from agentloop.errors import PublishError, ServerBusy
 
 TIMEOUT_S = 60.0
 RETRIES = 2
 """Of questions, which change nothing at the server."""
+OLDEST = (0, 32)
+"""Version of vLLM from which on a prompt is taken as ids beside its messages (`policies/vllm.py`)."""
 NO_ROUTE = "Not Found"
 """What a server answers that was started without a route."""
 NOT_FINITE = "Out of range float values"
@@ -40,6 +43,20 @@ class VLLMControl:
             raise PublishError(
                 f"{self.base_url}/models: no list of models; name the address of a vLLM server"
             ) from None
+
+    async def check_version(self) -> None:
+        """Raises PublishError for a server older than OLDEST, and for one that is no vLLM."""
+        remedy = f"name the address of a vLLM server, {OLDEST[0]}.{OLDEST[1]} or newer"
+        try:
+            answer = await self._ask("GET", f"{self.root}/version")
+        except PublishError as error:
+            raise PublishError(f"{error}; {remedy}") from None
+        text = answer.get("version") if isinstance(answer, dict) else None
+        numbers = re.match(r"(\d+)\.(\d+)", str(text))
+        if numbers is None:
+            raise PublishError(f"{self.root}/version: no version of vLLM; {remedy}")
+        if (int(numbers[1]), int(numbers[2])) < OLDEST:
+            raise PublishError(f"{self.root} is vLLM {text}, which takes no ids of a conversation; {remedy}")
 
     async def load(self, name: str, folder: Path) -> None:
         """Load an adapter. folder: absolute; the server reads it itself."""
@@ -108,8 +125,9 @@ class VLLMControl:
     async def _ask(
         self, method: str, url: str, body: Mapping[str, Any] | None = None, *, retries: int = RETRIES
     ) -> Any:
-        """The answer as JSON, or its text. Raises PublishError with the server's words."""
+        """The answer as JSON, or its text. Raises PublishError with the server's words; ServerBusy without any."""
         problem = ""
+        kind = PublishError
         for _ in range(retries + 1):
             try:
                 async with (
@@ -123,8 +141,9 @@ class VLLMControl:
                     if response.status < 500:
                         break
             except (aiohttp.ClientError, TimeoutError) as error:
+                kind = ServerBusy
                 problem = f"no answer ({type(error).__name__}: {error}); look whether the server runs"
-        raise PublishError(f"{url}: {problem}")
+        raise kind(f"{url}: {problem}")
 
 
 def _read(text: str) -> Any:

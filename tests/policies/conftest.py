@@ -21,6 +21,8 @@ class Endpoint:
 
     url: str = ""
     answers: list[Answer | Callable[[Any], Answer]] = field(default_factory=list)
+    pages: dict[str, object] = field(default_factory=dict)
+    """What it answers to GET, by path."""
     asked: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
     n_connections: int = 0
     n_open: int = 0
@@ -48,6 +50,9 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
                 kept.all_closed.set()
             super().finish()
 
+        def do_GET(self) -> None:
+            self._send(200 if self.path in kept.pages else 404, kept.pages.get(self.path))
+
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             kept.asked.append((self.path, dict(self.headers), body))
@@ -56,7 +61,9 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
             if answer is None:
                 self.close_connection = True
                 return
-            status, value = answer
+            self._send(*answer)
+
+        def _send(self, status: int, value: object) -> None:
             data = value if isinstance(value, bytes) else json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))

@@ -138,6 +138,7 @@ class Stream:
             n_steps=learning.steps_per_turn,
             max_lag=learning.max_lag,
             over_commit=learning.over_commit,
+            max_running=learning.max_running,
             consumed=consumed,
             dropped=discarded,
         )

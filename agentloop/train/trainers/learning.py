@@ -19,9 +19,9 @@ STORED_ONLY = ("sft", "reward_model")
 """Kinds that learn from stored traces alone; the others also roll out attempts of their own."""
 CREDITED = ("grpo",)
 """Kinds whose loss takes advantages by turn."""
-ROLLED = ("steps_per_turn", "n_tasks", "group_size", "forks", "max_lag", "over_commit", "stop_at")
+ROLLED = ("steps_per_turn", "n_tasks", "group_size", "forks", "max_lag", "over_commit", "max_running", "stop_at")
 """Options that only attempts of a turn's own need."""
-SERVED = ("model", "lora", "device", "dtype", "checkpointing", "max_lag", "over_commit")
+SERVED = ("model", "lora", "device", "dtype", "checkpointing", "max_lag", "over_commit", "max_running")
 """Options that the tiny policy does not have: it is made here, and answers in this process."""
 
 
@@ -57,6 +57,8 @@ class Learning:
     """Updates that an attempt may be behind when it is trained on. Above 0, attempts go on during an update."""
     over_commit: NotNegative = 0
     """Groups under way beyond those that a round needs, so that slow ones hold nobody up."""
+    max_running: Positive | None = None
+    """Groups under way at once, where a server answers. None: as many as the steps ahead need."""
     stop_at: Share = 0.97
     """Success on the validation split at which nothing is left to learn."""
     rows_per_update: Positive = 64

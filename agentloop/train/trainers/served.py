@@ -16,6 +16,7 @@ from agentloop.policies.vllm import VLLMPolicy
 from agentloop.protocols import Policy
 from agentloop.publish.lora import LoraHotSwap, nobody
 from agentloop.publish.probe import Probe, furthest, read_probe
+from agentloop.publish.server import VLLMControl
 from agentloop.registry.artifacts import ADAPTER, weights_hash
 from agentloop.registry.loading import turn_of
 from agentloop.train.data.hf import HFRenderer
@@ -116,7 +117,7 @@ class Served:
     async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
         """See `hosts.Host`. A name that is served already, since before an interruption, is checked again."""
         if not sequences:  # the turn begins here
-            await self._refuse_cut()
+            await check_server(self._server)
         if name == self._server.model:
             return
         trainable = self._trainable
@@ -140,13 +141,6 @@ class Served:
         else:
             await self._publisher.publish(name, folder / ADAPTER, probe)
 
-    async def _refuse_cut(self) -> None:
-        """Raises ConfigError for a server whose log-probabilities are not those of the model's whole distribution."""
-        server = self._server
-        problem = await samples_plainly(server.base_url, server.model, api_key=server.api_key)
-        if problem is not None:
-            raise ConfigError(problem)
-
     async def _check(self, name: str, probe: Probe) -> None:
         answers = probe.at(await self._publisher.server.logprobs(name, probe.sequences))
         if not furthest(answers, probe.logprobs) <= probe.tolerance:
@@ -166,3 +160,12 @@ class Served:
             turn = turn_of(name)
             if turn is not None and turn <= number:
                 await self.retract(name)
+
+
+async def check_server(server: Server) -> None:
+    """Raises PublishError for a server that is no vLLM or too old, and ConfigError for one whose log-probabilities are
+    not those of the model's whole distribution."""
+    await VLLMControl(server.base_url, server.api_key).check_version()
+    problem = await samples_plainly(server.base_url, server.model, api_key=server.api_key)
+    if problem is not None:
+        raise ConfigError(problem)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, PublishError
 from agentloop.policies.vllm import VLLMPolicy
 from agentloop.train.trainers.learning import Learning, LoraSettings
 from agentloop.train.trainers.served import Served, Server
@@ -23,6 +23,7 @@ def test_a_server_that_cuts_the_distribution_is_refused(
     endpoint: Endpoint,
     tmp_path: Path,
 ) -> None:
+    endpoint.pages["/version"] = {"version": "0.32.0"}
     endpoint.answers = [VLLM(top_k)] * 6
     learning = Learning(model=tmp_path, lora=LoraSettings(rank=2, alpha=2))
     host = Served(learning, Server(endpoint.url, "base", temperature=1.0))
@@ -34,6 +35,7 @@ def test_a_server_that_cuts_the_distribution_is_refused(
 
 
 def test_an_update_before_which_nothing_was_trained_is_the_base_model(endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.pages["/version"] = {"version": "0.32.0"}
     endpoint.answers = [VLLM(None)] * 6
     learning = Learning(model=tmp_path, lora=LoraSettings(rank=2, alpha=2))
     host = Served(learning, Server(endpoint.url, "base", temperature=1.0))
@@ -42,3 +44,26 @@ def test_an_update_before_which_nothing_was_trained_is_the_base_model(endpoint: 
     policy = host.policy("policy-v2-s1")
     assert isinstance(policy, VLLMPolicy)
     assert policy.model == "base"
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        ({"version": "0.31.9"}, "is vLLM 0.31.9, which takes no ids of a conversation"),
+        ({"name": "another"}, "/version: no version of vLLM"),
+        (None, "/version: HTTP 404"),
+    ],
+)
+def test_a_server_of_another_version_is_refused_before_anything_is_asked(
+    page: object, problem: str, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    if page is not None:
+        endpoint.pages["/version"] = page
+    host = Served(
+        Learning(model=tmp_path, lora=LoraSettings(rank=2, alpha=2)), Server(endpoint.url, "base", temperature=1.0)
+    )
+    with pytest.raises(PublishError) as error:
+        asyncio.run(host.publish("base", [], tmp_path))
+    assert problem in str(error.value)
+    assert str(error.value).endswith("name the address of a vLLM server, 0.32 or newer")
+    assert not endpoint.asked

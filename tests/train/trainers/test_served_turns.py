@@ -149,6 +149,22 @@ def test_a_group_that_is_too_slow_is_dropped_before_its_update_is_unloaded(serve
     assert draft.steps[3]["excluded/too_late"] == 4.0
 
 
+def test_no_more_groups_run_at_once_than_are_allowed(server: TorchServer, tmp_path: Path) -> None:
+    asked: list[str] = []
+    at_once: list[int] = []
+
+    def count(path: str, body: Any) -> None:
+        if path == "/v1/chat/completions" and not body.get("ignore_eos"):
+            asked.append(body["messages"][0]["content"])
+            time.sleep(0.05)
+            at_once.append(len(asked))
+            asked.remove(body["messages"][0]["content"])
+
+    server.before = count
+    improved(served(server, tmp_path, steps_per_turn=1, max_running=2), draft_in(tmp_path / "v2"), experience())
+    assert max(at_once) == 2
+
+
 def test_an_adapter_that_was_cut_off_by_a_kill_is_saved_again(server: TorchServer, tmp_path: Path) -> None:
     world = experience()
     with pytest.raises(Interrupted):
