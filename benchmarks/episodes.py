@@ -134,7 +134,7 @@ async def ours(store: Store, policy: ScriptedPolicy, all_tasks: Sequence[Task], 
     for at in range(0, len(all_tasks), GROUP):
         stage = f"round-{n_round}/{at}"
         group = all_tasks[at : at + GROUP]
-        planned = plan(group, run="bench", stage=stage, purpose=Purpose.run, policy_version=1)
+        planned = plan(group, run="bench", stage=stage, purpose=Purpose.run, policy_version=0)
         for attempt in await work.all(Ask(stage, tuple(planned), actor)):
             verdict = attempt.verdict
             assert (verdict.state, verdict.reward) == (RewardState.scored, 1.0), verdict

@@ -29,12 +29,13 @@ from agentloop.gate.live import GateBudget, roll_out
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
 from agentloop.gate.result import result_of
 from agentloop.gate.run import Run
-from agentloop.gate.trials import Storage, Trials
+from agentloop.gate.trials import Trials
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.reports.gate import write_gate_report
 from agentloop.rollout.actors import Actor
 from agentloop.store.store import Store
-from agentloop.types import Attempt, Message, RewardState, Task
+from agentloop.types import Message, RewardState, Task
+from agentloop.work.local import LocalWork
 
 MAX_CPU_MS = 10.0
 N_TASKS, K, N_CONCURRENT, N_CALLS, P = 200, 16, 8, 3, 0.9
@@ -75,14 +76,11 @@ def gate(folder: Path, all_tasks: Sequence[Task], seed: int) -> int:
     store = Store(folder / "traces" / "store.db")
     fold, run = Fold(header), Run(folder, header, bank(all_tasks), {}, store)
 
-    async def keep(attempt: Attempt) -> Attempt:
-        [stored] = store.put_attempts("gate", [attempt])
-        return stored
-
     for outcome in run.outcomes:
         fold.add(outcome)
-    trials = Trials(all_tasks, dict.fromkeys(Side, acting()), NoBoxes(), run=str(seed), storage=Storage(keep))
-    asyncio.run(roll_out(fold, trials, run, n_concurrent=N_CONCURRENT, budget=GateBudget()))
+    with LocalWork(NoBoxes(), store, max_concurrent=None, probes=False) as work:
+        trials = Trials(all_tasks, dict.fromkeys(Side, acting()), work, run=str(seed))
+        asyncio.run(roll_out(fold, trials, run, n_concurrent=N_CONCURRENT, budget=GateBudget()))
     run.close()
     store.close()
     result = result_of(fold)

@@ -25,7 +25,7 @@ from pathlib import Path
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import PolicyError
 from agentloop.gate.outcomes import Side
-from agentloop.gate.trials import Storage, Trials
+from agentloop.gate.trials import Trials
 from agentloop.mining.candidates import Signatures, candidates
 from agentloop.mining.mine import Mine, Mined
 from agentloop.policies.scripted import ScriptedPolicy, call_message
@@ -34,6 +34,7 @@ from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Limits, Message, Part, SandboxSpec, Split, Task, ToolCall
+from agentloop.work.local import LocalWork
 
 N_EACH, N_BAD = 6, 3
 MIN_ADMITTED, MAX_S = 0.9, 60.0
@@ -213,11 +214,7 @@ async def shown(fault: Fault, pool: SandboxPool) -> Attempt:
     kept: list[Attempt] = []
     actor = Actor("recorded", ToolLoop(), ScriptedPolicy(fault.script))
 
-    async def keep(attempt: Attempt) -> Attempt:
-        kept.append(attempt)
-        return attempt
-
-    trials = Trials([fault.task], {Side.baseline: actor}, pool, run="planted", storage=Storage(keep))
+    trials = Trials([fault.task], {Side.baseline: actor}, LocalWork(pool), run="planted", on_end=kept.append)
     for n in range(MAX_TRIES):
         outcome = await trials(fault.task.id, Side.baseline, n)
         if outcome.reward is not None and outcome.reward < 1:

@@ -116,7 +116,7 @@ def episodes(name: str, n_steps: int, *, processes: bool = False) -> float:
     """Whole episodes, through the agent and the lockstep."""
     spec = EnvironmentSpec(id=name, processes=processes)
     task = Task(id="t", instruction="play", environment=spec, limits=Limits(max_steps=n_steps + 1))
-    planned = plan([task], run="r", stage="s", purpose=Purpose.run, policy_version=1, group_size=N)
+    planned = plan([task], run="r", stage="s", purpose=Purpose.run, policy_version=0, group_size=N)
     started = time.perf_counter()
     actor = Actor("bench", GymLoop(), AtOnce())  # type: ignore[arg-type]
     done = asyncio.run(LocalWork(NoBoxes()).all(Ask("bench", tuple(planned), actor)))

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from secrets import token_bytes
 
-from agentloop.abilities import is_on_host, preflight
+from agentloop.abilities import is_on_host
 from agentloop.config.sections import SandboxSection
 from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config, place
 from agentloop.errors import AgentLoopError, ConfigError
@@ -18,23 +18,23 @@ from agentloop.gate.bank import Evals, Runner, evals_of
 from agentloop.gate.environment import Environment, environment_of
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.taped import SuiteTape, TapedTrials
-from agentloop.gate.trials import NO_STORAGE, Storage, Trials
+from agentloop.gate.trials import Trials
 from agentloop.harbor.images import images_for
 from agentloop.identity import Identity
 from agentloop.judge.checks import check_environments, check_verifiers
 from agentloop.protocols import Agent, SandboxBackend
 from agentloop.registry.refs import resolve
 from agentloop.rollout.actors import Actor
+from agentloop.rollout.retry import ONCE
 from agentloop.rollout.workplace import refuse_host_agent
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.store.commits import AttemptCommits
 from agentloop.store.redact import Redactor
 from agentloop.store.store import Store
 from agentloop.suites.names import HEAD, TASKS
 from agentloop.suites.suite import Suite, load_suite, where_suites_are
-from agentloop.types import Attempt, Task
-from agentloop.work.stored import usable_attempt
+from agentloop.types import Task
+from agentloop.work.local import LocalWork
 
 
 class NoTasks(AgentLoopError, LookupError):
@@ -154,42 +154,31 @@ async def rolling(
     tape is played or recorded.
     Raises ConfigError for an agent that cannot act, CapabilityError for boxes that cannot be made.
     """
-    for actors in sides.values():
-        for actor in actors.values():
-            await preflight(actor.agent)
     redactor = Redactor(token_bytes(32), known_secrets(project))
     pool = SandboxPool(backend)
     scorer = load_scorer(project)
     guess = scorer.guess if scorer else None
-
-    commits = AttemptCommits(store)
-
-    async def keep(attempt: Attempt) -> Attempt:
-        # An attempt that is stored and comes again counted nowhere, and was of no use: see `usable_attempt`.
-        return await commits.put_attempt(evidence, 0, attempt, anew=True)
-
-    storage = Storage(keep, partial(usable_attempt, store), f"{store.owner}/{evidence}")
-    with ExitStack() as images:
+    # Whoever asks the runner decides how many trials run at once, and which refusals end it.
+    work = LocalWork(pool, store, guess=guess, max_concurrent=None, probes=False)
+    once = LocalWork(pool, store, guess=guess, max_concurrent=None, probes=False, pauses_s=ONCE)
+    owner = f"{store.owner}/{evidence}"
+    with ExitStack() as resources:
+        resources.enter_context(work)
+        resources.enter_context(once)
         runners: dict[tuple[str, Side], Runner] = {}
         for one in suites:
             acting = {side: actors[one.evals.name] for side, actors in sides.items() if one.evals.name in actors}
-            tasks = images.enter_context(images_for(one.gated, backend))
-            seed_name = f"{run}/{one.evals.hash[:16]}"
-            make_trials = partial(Trials, tasks, pool=pool, run=seed_name, storage=storage, guess=guess)
-            trials: Runner = make_trials(acting)
+            tasks = resources.enter_context(images_for(one.gated, backend))
+            name = f"{run}/{one.evals.hash[:16]}"
+            trials = Trials(tasks, acting, work, run=name, stage=evidence, owner=owner)
             runners |= {(task, side): trials for task in one.evals.tasks for side in Side}
             if tapes and (tape := tapes.get(one.evals.name)):
-                runner: Runner = TapedTrials(
-                    partial(make_trials, storage=storage._replace(lookup=NO_STORAGE.lookup)),
-                    acting[tape.side],
-                    tape,
-                    one.evals.hash,
-                )
+                make_taped = partial(Trials, tasks, work=once, run=name, stage=evidence, owner=owner, anew=True)
+                runner = TapedTrials(make_taped, acting[tape.side], tape, one.evals.hash)
                 runners |= {(task, tape.side): runner for task in one.evals.tasks}
         try:
             yield _without_secrets(runners, redactor)
         finally:
-            commits.close()
             await pool.close()
 
 

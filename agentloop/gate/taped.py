@@ -9,7 +9,7 @@ may be played at all. A gate that plays one compares one banked trial a visit (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,7 +20,7 @@ from agentloop.identity import Identity
 from agentloop.protocols import Policy
 from agentloop.recordings.answers import Mode, PolicyRecording, RecordingPolicy, setting_hash
 from agentloop.rollout.actors import Actor
-from agentloop.rollout.retry import ONCE, repeated
+from agentloop.rollout.retry import repeated
 from agentloop.types import RewardState
 
 
@@ -58,14 +58,14 @@ class TapedTrials:
 
     def __init__(
         self,
-        make: Callable[..., Runner],
+        make: Callable[[Mapping[Side, Actor]], Runner],
         actor: Actor,
         recording: SuiteTape,
         suite_hash: str,
         *,
         pauses_s: Sequence[float] | None = None,
     ) -> None:
-        """make: gives a runner of the actors it gets by side, which tries nothing again when `pauses_s` is empty."""
+        """make: gives a runner of the actors it gets by side, which repeats no attempt and uses none that is stored."""
         self._make = make
         self._actor = actor
         self._recording = recording
@@ -96,7 +96,7 @@ class TapedTrials:
 
     def _trials(self, policy: Policy) -> Runner:
         """One attempt at a time, with `policy` in the actor's place: the pauses are ours."""
-        return self._make(dict.fromkeys(Side, replace(self._actor, policy=policy)), pauses_s=ONCE)
+        return self._make(dict.fromkeys(Side, replace(self._actor, policy=policy)))
 
     def _taped(self, task_id: str, trial: int) -> RecordingPolicy:
         """With the whole trial before it: a further attempt begins anew."""

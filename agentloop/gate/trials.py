@@ -1,26 +1,22 @@
-"""(task, side, trial) -> Outcome: one attempt at a task, stored, and reported in the gate's words.
+"""(task, side, trial) -> Outcome: one attempt at a task, asked for through `Work`, and reported in the gate's words.
 
-What was lost for our reasons is repeated (`rollout/retry.py`), and then handed on as lost: never as a 0.
+The gate decides which trial is next; `Work` repeats what was lost for our reasons (`rollout/retry.py`), and hands it on
+as lost: never as a 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 from agentloop.costs.totals import Price, spent, total
-from agentloop.failures.detectors.rules import Rule
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.printable import shortened
-from agentloop.protocols import Pool
 from agentloop.rollout.actors import Actor
-from agentloop.rollout.attempt import Crew, run_attempt
 from agentloop.rollout.plan import plan
 from agentloop.rollout.refusals import is_refused
 from agentloop.rollout.retry import is_lost
 from agentloop.types import (
     Attempt,
-    Episode,
     Failure,
     FailureType,
     Purpose,
@@ -30,31 +26,12 @@ from agentloop.types import (
     Trace,
     Verdict,
 )
+from agentloop.work.work import Ask, Work
 
 MAX_WORDS = 300
 """Characters kept of what a person reads of a trial; what an agent said may be long."""
 LIMITS = (StopReason.step_limit, StopReason.time_limit, StopReason.cost_limit)
 """Ends that the evidence of a failure does not name."""
-Keep = Callable[[Attempt], Awaitable[Attempt]]
-"""Stores an attempt; the attempt as it is stored."""
-
-
-async def keep_nothing(attempt: Attempt) -> Attempt:
-    """A Keep without a store."""
-    return attempt
-
-
-class Storage(NamedTuple):
-    """Where attempts are stored."""
-
-    keep: Keep = keep_nothing
-    lookup: Callable[[Task, Episode, Actor], Attempt | None] = lambda *_: None
-    """The attempt that is stored already, which is then not made again."""
-    owner: str = ""
-    """Of `plan`."""
-
-
-NO_STORAGE = Storage()
 
 
 class Trials:
@@ -64,54 +41,48 @@ class Trials:
         self,
         tasks: Sequence[Task],
         sides: Mapping[Side, Actor],
-        pool: Pool,
+        work: Work,
         *,
         run: str,
-        storage: Storage = NO_STORAGE,
-        guess: Rule | None = None,
-        pauses_s: Sequence[float] | None = None,
+        stage: str = "gate",
+        owner: str = "",
+        anew: bool = False,
+        on_end: Callable[[Attempt], None] = lambda _: None,
     ) -> None:
-        """run: decides every seed, with the task, the side and the trial. guess: of `Crew`. pauses_s: of `repeated`."""
+        """run: decides every seed, with the task, the side and the trial. stage, anew: of `Ask`. owner: of `plan`.
+
+        on_end: gets each attempt.
+        """
         self._tasks = {task.id: task for task in tasks}
         self._sides = sides
-        self._pool = pool
+        self._work = work
         self._run = run
-        self._storage = storage
-        self._guess = guess
-        self._pauses_s = pauses_s
+        self._stage = stage
+        self._owner = owner
+        self._anew = anew
+        self._on_end = on_end
 
     async def __call__(self, task_id: str, side: Side, trial: int) -> Outcome:
         """See `bank.Runner`. Raises PluginError and ConfigError for a task's own mistake."""
-        task = self._tasks[task_id]
         actor = self._sides[side]
-        lost: list[Attempt] = []
-        [(_, episode)] = plan(
-            [task],
+        planned = plan(
+            [self._tasks[task_id]],
             run=self._run,
             stage=f"{side}/{trial}",
             purpose=Purpose.evaluate,
             policy_version=actor.version,
-            owner=self._storage.owner,
+            owner=self._owner,
         )
-        attempt = self._storage.lookup(task, episode, actor)
-        if attempt is None:
-            crew = Crew(actor, self._pool, self._guess)
-            attempt = await run_attempt(task, episode, crew, pauses_s=self._pauses_s, on_lost=lost.append)
-            attempt = await self._storage.keep(attempt)
-        return with_lost(outcome_of(attempt, side, trial, actor.price), attempt, lost, actor.price)
-
-
-def with_lost(outcome: Outcome, attempt: Attempt, lost: Sequence[Attempt], price: Price) -> Outcome:
-    """`outcome` with the number of attempts that were lost, itself included, and the cost of all."""
-    n_lost = attempt.trace.n_lost + is_lost(attempt.episode)
-    cost_usd = total([*(cost_of(one, price) for one in lost), outcome.cost_usd])
-    return outcome.model_copy(update={"cost_usd": cost_usd, "n_lost": n_lost})
+        [attempt] = await self._work.all(Ask(self._stage, tuple(planned), actor, anew=self._anew))
+        self._on_end(attempt)
+        return outcome_of(attempt, side, trial, actor.price)
 
 
 def cost_of(attempt: Attempt, price: Price) -> float | None:
-    """What its answers and its judging cost; None where nobody knows."""
+    """What its answers, its judging and the attempts lost before it cost; None where nobody knows."""
     took = spent(attempt.trace, attempt.verdict)
-    return total([*map(price, took.answers), took.judging_usd])
+    own_usd = total([*map(price, took.answers), took.judging_usd])
+    return total([attempt.lost_usd, own_usd])
 
 
 def outcome_of(attempt: Attempt, side: Side, trial: int, price: Price) -> Outcome:
@@ -144,6 +115,7 @@ def outcome_of(attempt: Attempt, side: Side, trial: int, price: Price) -> Outcom
         duration_s=round(trace.duration_s, 3),
         started_at=trace.started_at,
         refused=is_refused(trace),
+        n_lost=trace.n_lost + is_lost(attempt.episode),
     )
 
 

@@ -12,7 +12,7 @@ from agentloop.costs.totals import price
 from agentloop.failures.taxonomy import OURS
 from agentloop.gate.outcomes import Outcome, Side, SuitePart, stored_outcome
 from agentloop.gate.promotion import MAX_INFRA, Comparison
-from agentloop.gate.trials import outcome_of, with_lost
+from agentloop.gate.trials import outcome_of
 from agentloop.loop.project import Project
 from agentloop.mining.failed_tasks import FAILED, Pinned, pin
 from agentloop.rollout.plan import plan
@@ -84,8 +84,7 @@ def of_candidate(project: Project, attempts: Iterable[Attempt], trial: int) -> l
 
 
 def _outcome(project: Project, attempt: Attempt, side: Side, trial: int) -> Outcome:
-    cost = price(project.config.prices)
-    return with_lost(outcome_of(attempt, side, trial, cost), attempt, (), cost)
+    return outcome_of(attempt, side, trial, price(project.config.prices))
 
 
 def compared_part(project: Project) -> SuitePart:

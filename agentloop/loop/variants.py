@@ -35,7 +35,6 @@ from agentloop.mining.parameters import expecting, substituted, substitutions
 from agentloop.output_files import write_text
 from agentloop.policies.scripted import oracle
 from agentloop.rollout.actors import SOLUTION, Actor
-from agentloop.rollout.attempt import Crew, run_attempt
 from agentloop.rollout.plan import plan
 from agentloop.rollout.retry import ONCE
 from agentloop.suites.names import HEAD, MUST_PASS
@@ -44,6 +43,8 @@ from agentloop.suites.writer import write_suite
 from agentloop.train.curriculum import VARIANT_OF, family_of
 from agentloop.train.trainers.rewriting import Rewriter, rewriter_of
 from agentloop.types import Purpose, Split, Task, content_hash
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask, Work
 
 RECORD = "variants.jsonl"
 """In the folder of variants: what each was made of, how, and the checks that it passed."""
@@ -142,6 +143,8 @@ class _Workbench:
             if task.solution and task.split is not Split.train
         }
         self._answers: dict[str, str | None] = {}
+        # Without the store: a task that may never be admitted leaves no trace in it.
+        self._work: Work = LocalWork(project.pool, probes=False, pauses_s=ONCE)
 
     async def make(self, origin: Task, by: str, number: int) -> None:
         """The variant `number` of a task in one of the two ways, if there is one; admitted, or counted."""
@@ -223,9 +226,9 @@ class _Workbench:
     async def _answer(self, task: Task) -> str | None:
         """The answer of the task's solution; None where it gives none."""
         if task.hash not in self._answers:
-            [(_, episode)] = plan([task], run="variants", stage="", purpose=Purpose.run, policy_version=0)
-            crew = Crew(Actor(SOLUTION, ToolLoop(), oracle([task])), self._project.pool)
-            attempt = await run_attempt(task, episode, crew, pauses_s=ONCE)
+            actor = Actor(SOLUTION, ToolLoop(), oracle([task]))
+            planned = plan([task], run="variants", stage="", purpose=Purpose.run, policy_version=actor.version)
+            [attempt] = await self._work.all(Ask("variants", tuple(planned), actor))
             self._answers[task.hash] = attempt.trace.answer
         return self._answers[task.hash]
 

@@ -5,27 +5,29 @@ from __future__ import annotations
 import shutil
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
 from agentloop.abilities import is_on_host, runs_program
 from agentloop.config.settings import known_secrets
 from agentloop.loop.project import Project
-from agentloop.rollout.actors import Actor
-from agentloop.rollout.attempt import Crew, roll_out
-from agentloop.rollout.fork import NoFork, fork
 from agentloop.rollout.plan import plan
+from agentloop.rollout.retry import ONCE
 from agentloop.store.redact import Redactor
 from agentloop.train.guard import Guard
 from agentloop.train.trainers.components import components_of
-from agentloop.types import Attempt, Completion, Component, Message, Overlay, Purpose, Step, Task, ToolSpec
+from agentloop.types import Attempt, Completion, Component, Message, Overlay, Purpose, Step, Task, ToolSpec, Trace
+from agentloop.work.fork import NoFork, fork
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask
 
 N_LOOKED_AT = 2
 """Tasks whose first request is looked at: a text that differs between them is no component."""
 
 
 class Workshop:
-    """See `abilities.Forks`, `abilities.Vets` and `abilities.ShowsTexts`."""
+    """See `abilities.Forks`, `abilities.Vets`, `abilities.ShowsTexts` and `abilities.ShowsTools`."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
@@ -67,17 +69,31 @@ class Workshop:
     async def texts(self, tasks: Sequence[Task]) -> list[Component]:
         """The texts that the agent sends with its first request, looked at by a policy that answers nothing."""
         traces = []
-        for task, episode in plan(
-            tasks[:N_LOOKED_AT], run="texts", stage="texts", purpose=Purpose.run, policy_version=0
-        ):
-            look = PromptProbe()
-            actor = self._project.present_actor()
-            crew = Crew(Actor("", actor.agent, look), self._project.pool, canaries=False)
-            rollout = await roll_out(task, episode, crew)
+        for task in tasks[:N_LOOKED_AT]:
+            look, trace = await self._look(task)
             message = Message(role="assistant")
-            step = Step(index=0, completion=Completion(message=message, finish_reason="stop"), tools=look.tools)
-            traces.append(rollout.trace.model_copy(update={"messages": look.messages, "steps": (step,)}))
+            definitions = tuple(tool.model_dump() for tool in look.tools)
+            step = Step(index=0, completion=Completion(message=message, finish_reason="stop"), tools=definitions)
+            traces.append(trace.model_copy(update={"messages": look.messages, "steps": (step,)}))
         return list(components_of(traces, Overlay()).values())
+
+    async def tools(self, tasks: Sequence[Task]) -> Sequence[ToolSpec] | None:
+        """Those that the agent sends with its first request; None where it sends none."""
+        for task in tasks[:1]:
+            look, _ = await self._look(task)
+            if look.messages:
+                return look.tools
+        return None
+
+    async def _look(self, task: Task) -> tuple[PromptProbe, Trace]:
+        """What a policy is sent first that answers nothing, and the trace of the attempt."""
+        # In this process and without the store: the probe is an object here, which the requests must reach.
+        work = LocalWork(self._project.pool, canaries=False, probes=False, pauses_s=ONCE)
+        present = self._project.present_actor()
+        [one] = plan([task], run="texts", stage="texts", purpose=Purpose.run, policy_version=present.version)
+        look = PromptProbe()
+        [attempt] = await work.all(Ask("texts", (one,), replace(present, policy=look), is_judged=False))
+        return look, attempt.trace
 
 
 class PromptProbe:
@@ -87,7 +103,7 @@ class PromptProbe:
 
     def __init__(self) -> None:
         self.messages: tuple[Message, ...] = ()
-        self.tools: tuple[dict[str, object], ...] = ()
+        self.tools: tuple[ToolSpec, ...] = ()
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
@@ -95,5 +111,5 @@ class PromptProbe:
         """See `protocols.Policy`."""
         if not self.messages:
             self.messages = tuple(messages)
-            self.tools = tuple(tool.model_dump() for tool in tools)
+            self.tools = tuple(tools)
         return Completion(message=Message(role="assistant"), finish_reason="stop")

@@ -33,11 +33,13 @@ from agentloop.mining.offline import offline_checks
 from agentloop.policies.scripted import oracle
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import SOLUTION, Actor
-from agentloop.rollout.fork import NoFork, fork
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Store
 from agentloop.suites.names import CASE
 from agentloop.types import FailureType, Imported, RewardState, Task, Trace, Verdict
+from agentloop.work.fork import NoFork, fork
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Work
 
 N_PASSING = 8
 """Stored runs that passed, looked at of one task."""
@@ -87,7 +89,7 @@ class Mine:
     n_concurrent: int = 4
     keep_rejected: Path | None = None
     pauses_s: Sequence[float] | None = None
-    """Of `Trials`."""
+    """Of `LocalWork`."""
     guess: Rule | None = None
     """Of `Crew`."""
     _audits: dict[str, TaskAudit] = field(default_factory=dict)
@@ -98,19 +100,20 @@ class Mine:
         """Each candidate that is no case yet, until `limit` were admitted. Raises what ends the program."""
         n = 0
         pool = SandboxPool(self.backend)
+        work = LocalWork(pool, guess=self.guess, max_concurrent=None, probes=False, pauses_s=self.pauses_s)
         try:
             for candidate in candidates:
                 if n == limit:
                     return
                 if candidate.trace.id in self.signatures.traces or (self.out / candidate.id / CASE).exists():
                     continue
-                mined = await self._mined(candidate, pool)
+                mined = await self._mined(candidate, work)
                 n += mined.folder is not None
                 yield mined
         finally:
             await pool.close()
 
-    async def _mined(self, candidate: Candidate, pool: SandboxPool) -> Mined:
+    async def _mined(self, candidate: Candidate, work: Work) -> Mined:
         started = time.perf_counter()
         task_id = candidate.task.id if candidate.task else ""
         same = self.signatures.of_task.get(task_id)
@@ -125,7 +128,7 @@ class Mine:
                 mined = replace(self._decided[start], case=self._case(candidate, FULL))
             else:
                 try:
-                    mined = await self._tried(candidate, kind, pool, first, started, mined)
+                    mined = await self._tried(candidate, kind, work, first, started, mined)
                 except NoFork as error:
                     return _without_fork(mined, str(error))
             if kind == FULL:
@@ -145,7 +148,7 @@ class Mine:
         return kinds
 
     async def _tried(
-        self, candidate: Candidate, kind: str, pool: SandboxPool, first: Check, started: float, before: Mined | None
+        self, candidate: Candidate, kind: str, work: Work, first: Check, started: float, before: Mined | None
     ) -> Mined:
         """before: the result of the full case, for a fork. Raises NoFork for a fork that cannot be made."""
         case = self._case(candidate, kind)
@@ -159,7 +162,7 @@ class Mine:
             case_in_draft = case_task(draft) if task else None
             checks = [first, admission.no_secrets(draft, case_in_draft, self.secrets)]
             if checks[-1].passed and task:
-                checks += await self._online(candidate, draft, pool)
+                checks += await self._online(candidate, draft, work)
             elif checks[-1].passed:
                 checks += await self._offline(candidate, case, draft)
             all_checks = all_six(checks)
@@ -190,13 +193,13 @@ class Mine:
             raise NoFork("nobody is known who failed")
         return await fork(task, candidate.trace, case.k, actor, self.backend, draft / SNAPSHOT)
 
-    async def _online(self, candidate: Candidate, draft: Path, pool: SandboxPool) -> list[Check]:
+    async def _online(self, candidate: Candidate, draft: Path, work: Work) -> list[Check]:
         """The checks that run something, the cheap ones first; none after one that failed."""
         assert candidate.task is not None  # noqa: S101 - of a case that is done again
         with images_for([candidate.task, case_task(draft)], self.backend) as (source, task):
-            return await self._tried_again(candidate, source, task, pool)
+            return await self._tried_again(candidate, source, task, work)
 
-    async def _tried_again(self, candidate: Candidate, source: Task, task: Task, pool: SandboxPool) -> list[Check]:
+    async def _tried_again(self, candidate: Candidate, source: Task, task: Task, work: Work) -> list[Check]:
         failing = self.failing(candidate)
         fixed = self.fixed(candidate)
         if failing is None:
@@ -207,7 +210,7 @@ class Mine:
         if not checks[-1].passed:
             return checks
 
-        fails = self._rolled(task, Side.baseline, failing, pool)
+        fails = self._rolled(task, Side.baseline, failing, work)
         checks.append(await admission.reproduces(fails, failing.ref, candidate.failure.type))
         if not checks[-1].passed:
             return checks
@@ -217,7 +220,7 @@ class Mine:
         if passing is None:
             why = "no policy to test how often it passes; name one with --fixed, or give the task a solution"
             return [*checks, Check(name="flake", passed=False, why=why)]
-        passes = self._rolled(task, Side.candidate, passing, pool)
+        passes = self._rolled(task, Side.candidate, passing, work)
         flaky, n_passed = await admission.flake(passes, passing.ref)
         evidence = (n_passed, passing.ref)
         if not n_passed:
@@ -228,10 +231,10 @@ class Mine:
             stored = await self._stored_pass(source)
         return [*checks, flaky, admission.solvable(*evidence, stored)]
 
-    def _rolled(self, task: Task, side: Side, actor: Actor, pool: SandboxPool) -> admission.Rolled:
+    def _rolled(self, task: Task, side: Side, actor: Actor, work: Work) -> admission.Rolled:
         """Trials as in a gate; none is stored."""
         run = f"mine/{task.hash}/{actor.ref}"
-        trials = Trials([task], {side: actor}, pool, run=run, guess=self.guess, pauses_s=self.pauses_s)
+        trials = Trials([task], {side: actor}, work, run=run, stage="mine")
         slots = asyncio.Semaphore(self.n_concurrent)
 
         async def one(number: int) -> Outcome:

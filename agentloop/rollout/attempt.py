@@ -15,18 +15,16 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from agentloop.abilities import is_on_host, received, runs_program, with_files
 from agentloop.errors import ConfigError
 from agentloop.failures.detectors.rules import Rule
 from agentloop.faults import event_of, fault_of, words_of
-from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes, wanted
+from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes
 from agentloop.judge.group import judge_group
 from agentloop.protocols import Policy, Pool, Sandbox
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import stable_id
-from agentloop.rollout.retry import is_worth_repeating, repeated
 from agentloop.rollout.workplace import handed_in, prepare, sandbox_tests, seen_by
 from agentloop.sandbox.absent import AbsentSandbox
 from agentloop.types import (
@@ -80,32 +78,6 @@ class Crew:
     """Looks at the sandbox of an attempt that ended by itself, before it is discarded."""
     on_judge: Callable[[], None] = lambda: None
     """Called when the agent is done, before anything of what it left is judged."""
-
-
-async def run_attempt(
-    task: Task,
-    episode: Episode,
-    crew: Crew,
-    *,
-    pauses_s: Sequence[float] | None = None,
-    on_lost: Callable[[Attempt], None] = lambda _: None,
-) -> Attempt:
-    """One attempt with its verdict, repeated where infrastructure ended it (`retry.py`).
-
-    on_lost: gets each attempt that was repeated. Raises PluginError and ConfigError for a task's own mistake, and what
-    ends the program.
-    """
-
-    async def once() -> Attempt:
-        with TemporaryDirectory(prefix="agentloop-") if wanted(task) else nullcontext() as folder:
-            rollout = await roll_out(task, episode, crew, folder=Path(folder) if folder else None)
-            [attempt] = await judge_rollouts([rollout], crew)
-            return attempt
-
-    *lost, attempt = await repeated(once, lambda one: is_worth_repeating(one.episode, one.trace), pauses_s)
-    for one in lost:
-        on_lost(one)
-    return attempt.model_copy(update={"trace": with_n_lost(attempt.trace, len(lost))})
 
 
 async def roll_out(

@@ -1,6 +1,6 @@
 """Experience without a project: attempts in this process, kept in memory. For tests of trainers, and for benchmarks.
 
-The attempts are real ones (`rollout/attempt.py`), with their verdicts; nothing is stored on disk, and nothing is
+The attempts are real ones (`work/local.py`), with their verdicts; nothing is stored on disk, and nothing is
 repeated, so that a trainer sees what the infrastructure lost.
 """
 
@@ -15,14 +15,15 @@ from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.progress import Silent
 from agentloop.protocols import Agent, Policy, SandboxBackend
 from agentloop.rollout.actors import Actor
-from agentloop.rollout.attempt import Crew, run_attempt
-from agentloop.rollout.fork import continued
 from agentloop.rollout.plan import plan
 from agentloop.rollout.retry import ONCE
 from agentloop.sandbox.absent import AbsentBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.train.guard import Guard
 from agentloop.types import Attempt, Component, Judged, Overlay, Purpose, Task
+from agentloop.work.fork import continued
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask, Work
 
 
 class MemoryExperience:
@@ -57,7 +58,8 @@ class MemoryExperience:
         self._agent = agent
         self._policy = policy
         self._texts = texts
-        self._pool = SandboxPool(backend or AbsentBackend(), min_idle=0)
+        pool = SandboxPool(backend or AbsentBackend(), min_idle=0)
+        self._work: Work = LocalWork(pool, canaries=False, probes=False, pauses_s=ONCE)
         self._stored = stored
         self._guard = Guard([*tasks, *validation, *held_out])
         self._requests: Counter[str] = Counter()
@@ -140,14 +142,13 @@ class MemoryExperience:
         acting = policy or self._policy
         if overlay is not None:
             acting = OverlaidPolicy(acting, overlay)
-        crew = Crew(Actor("memory", self._agent, acting), self._pool, canaries=False)
+        actor = Actor("memory", self._agent, acting, version=1)
         planned = plan(tasks, run="memory", stage=stage, purpose=Purpose.train, policy_version=1, group_size=group_size)
-        attempts: list[Attempt] = []
-        for task, episode in planned:
-            if episode.id not in self.done:
-                self.done[episode.id] = await run_attempt(task, episode, crew, pauses_s=ONCE)
-            attempts.append(self.done[episode.id])
-        return attempts
+        for one in planned:
+            id = one[1].id
+            if id not in self.done:  # one after the other, so that a scripted policy is asked in the order of the plan
+                [self.done[id]] = await self._work.all(Ask(stage, (one,), actor))
+        return [self.done[episode.id] for _, episode in planned]
 
 
 class MemoryDraft:

@@ -17,7 +17,6 @@ from statistics import fmean
 
 from agentloop.abilities import is_on_host
 from agentloop.errors import ConfigError, SandboxUnavailable, counted
-from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.gate.bank import Bank, Evals, bank_path, load_bank
 from agentloop.gate.environment import Environment
@@ -26,17 +25,20 @@ from agentloop.gate.flaky import active, read_quarantine
 from agentloop.gate.outcomes import Outcome, Settings, Side
 from agentloop.gate.suites import EvalSuite, evals_at
 from agentloop.gate.taped import SuiteTape, TapedTrials, refusal
-from agentloop.gate.trials import Storage, Trials
+from agentloop.gate.trials import Trials
 from agentloop.printable import clean
 from agentloop.protocols import Policy, SandboxBackend
 from agentloop.recordings.answers import SUFFIX, Mode, PolicyRecording, read_tape
 from agentloop.registry.refs import resolve
 from agentloop.rollout.actors import Actor
+from agentloop.rollout.retry import ONCE
 from agentloop.sandbox.ladder import make_backend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.place import run_store
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Trace, Verdict
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Work
 
 NONE = "none"
 BASELINE = "baseline"
@@ -244,26 +246,25 @@ class Session:
         """Whether answers come from a tape; each trial is then compared with that of the tape alone."""
         return self.mode is Mode.replay or (self.mode is Mode.auto and tape_path.is_file())
 
-    def _make_trials(self, suite: EvalSuite, actor: Actor) -> Callable[..., Trials]:
+    def _make_trials(self, suite: EvalSuite, actor: Actor) -> Callable[[Mapping[Side, Actor]], Trials]:
         run = f"pytest/{self.options.seed}/{actor.identity.hash[:16]}/{suite.evals.hash[:16]}"
 
-        def make(sides: Mapping[Side, Actor], pauses_s: Sequence[float]) -> Trials:
-            return Trials(
-                suite.suite.tasks,
-                sides,
-                self.pool,
-                run=run,
-                storage=Storage(self._keep),
-                guess=self._guess,
-                pauses_s=pauses_s,
-            )
+        def make(sides: Mapping[Side, Actor]) -> Trials:
+            # The store may have the attempts of an earlier session in the same folder: these are made anew.
+            tasks = suite.suite.tasks
+            return Trials(tasks, sides, self._work, run=run, stage="pytest", anew=True, on_end=self._note)
 
         return make
 
+    def _note(self, attempt: Attempt) -> None:
+        self._attempts[attempt.trace.id] = attempt
+
     @cached_property
-    def _guess(self) -> Rule | None:
+    def _work(self) -> Work:
+        """Repeats no attempt: `TapedTrials` does."""
         scorer = load_scorer(self.root)
-        return scorer.guess if scorer else None
+        guess = scorer.guess if scorer else None
+        return LocalWork(self.pool, self._store, guess=guess, max_concurrent=None, probes=False, pauses_s=ONCE)
 
     @cached_property
     def pool(self) -> SandboxPool:
@@ -289,12 +290,6 @@ class Session:
         if self.options.report is None:
             return None
         return self._open.enter_context(run_store(self.options.report / self.options.worker, self.root))
-
-    async def _keep(self, attempt: Attempt) -> Attempt:
-        if self._store is not None:  # which may have the attempt of an earlier session in the same folder
-            [attempt] = self._store.put_attempts("pytest", [attempt], anew=True)
-        self._attempts[attempt.trace.id] = attempt
-        return attempt
 
     # ------------------------------------------------------------------------------------ a test
 

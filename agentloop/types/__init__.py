@@ -8,7 +8,7 @@ file, a clock or the network; SQL rows in `store/tables.py` are the storage form
 
 from __future__ import annotations
 
-from agentloop.types.attempt import Attempt, Judged, verdict_key
+from agentloop.types.attempt import Attempt, Judged, Left, verdict_key
 from agentloop.types.decision import Action, Decision, EvalReport
 from agentloop.types.episode import AttemptPhase, Break, Episode, EpisodeState, Purpose, StopReason
 from agentloop.types.frozen import Frozen, content_hash
@@ -54,6 +54,7 @@ __all__ = [
     "Graded",
     "Imported",
     "Judged",
+    "Left",
     "Lesson",
     "Limits",
     "Lineage",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from agentloop.types.episode import Episode
@@ -9,6 +10,17 @@ from agentloop.types.frozen import Frozen, content_hash
 from agentloop.types.task import Task
 from agentloop.types.trace import Trace
 from agentloop.types.verdict import Verdict
+
+
+class Left(Frozen):
+    """What an attempt left in its sandbox, for a fork that goes on from there."""
+
+    outside: str = ""
+    """A file outside its working folder; "" where there is none."""
+    odd: str = ""
+    """What is in its working folder and no plain file, such as a link, and was not copied; "" for none."""
+    folder: Path | None = None
+    """A copy of its working folder; None where that cannot have changed, or its sandbox hands out no folders."""
 
 
 class Attempt(Frozen):
@@ -20,6 +32,10 @@ class Attempt(Frozen):
     verdict: Verdict
     judge_s: float = 0.0
     """Seconds that its verdict took; 0 where it was read from the store."""
+    lost_usd: float | None = 0.0
+    """What the attempts cost that were lost before it; None where nobody knows, 0 where it was read from the store."""
+    left: Left | None = None
+    """None where nobody asked for it (`work.Ask.leaves`)."""
 
     @property
     def pair(self) -> tuple[str, str]:

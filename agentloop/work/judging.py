@@ -6,16 +6,22 @@ import asyncio
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from agentloop.costs.totals import completions, total
 from agentloop.errors import AttemptConflict
+from agentloop.judge.artifacts import wanted
 from agentloop.judge.score import name_verifiers
 from agentloop.protocols import Policy
 from agentloop.rollout.attempt import Crew, Rollout, judge_rollouts, roll_out, with_n_lost
 from agentloop.rollout.plan import Planned
 from agentloop.store.commits import AttemptCommits
-from agentloop.types import Attempt, Task
+from agentloop.types import Attempt, RewardState, Task, Verdict
+from agentloop.work.leavings import Leavings
 from agentloop.work.work import Ask
 
 MAX_JUDGED = 8
@@ -32,25 +38,36 @@ class Judging:
         ask: Ask,
         crew: Crew,
         commits: AttemptCommits | None,
-        folder: Path,
+        resources: ExitStack,
         on_end: Callable[[Attempt], None],
         stored: Callable[[Planned], Attempt | None],
     ) -> None:
-        """commits: None stores nothing. folder: for files that verifiers ask for. on_end: gets each attempt that ended.
+        """commits: None stores nothing. resources: closed when the ask has ended.
 
-        An attempt has ended when it is on disk. stored: the usable attempt at an episode that is in the store by now.
+        on_end: gets each attempt that ended, which it has when it is on disk. stored: the usable attempt at an episode
+        that is in the store by now.
         """
+        self._leavings: Leavings | None = None
+        if ask.leaves is not None:
+            self._leavings = Leavings(ask.leaves)
+            crew = replace(crew, on_end=self._leavings.take)
         self._crew = crew
         self._commits = commits
-        self._folder = folder
+        self._resources = resources
         self._on_end = on_end
-        self._stage = ask.stage
+        self._ask = ask
         self._stored = stored
         self._positions = {episode.id: ask.first + n for n, (_, episode) in enumerate(ask.planned)}
         self._sizes = Counter(episode.group for _, episode in ask.planned)
         self._incomplete: defaultdict[str, list[Rollout]] = defaultdict(list)
+        self._lost_usd: dict[str, float | None] = {}
         self._slots = asyncio.Semaphore(MAX_JUDGED)
         self._longest_s = 0.0
+
+    @cached_property
+    def _folder(self) -> Path:
+        """For files that verifiers ask for; made when the first one does."""
+        return Path(self._resources.enter_context(TemporaryDirectory(prefix="agentloop-")))
 
     def end_stored(self, planned: Planned) -> Attempt | None:
         """End with the attempt that another process has stored since the start; None where nobody has."""
@@ -66,14 +83,21 @@ class Judging:
     async def roll_out(self, planned: Planned, policy: Policy | None = None) -> Rollout:
         """One attempt. policy: in place of the actor's."""
         task, episode = planned
-        shutil.rmtree(self._folder / episode.id, ignore_errors=True)  # of an attempt that was lost
-        return await roll_out(task, episode, self._crew, policy=policy, folder=self._folder / episode.id)
+        folder: Path | None = None
+        if self._ask.is_judged and wanted(task):
+            folder = self._folder / episode.id
+            shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was lost
+        return await roll_out(task, episode, self._crew, policy=policy, folder=folder)
 
-    async def end(self, rollout: Rollout, n_lost: int = 0) -> None:
-        """Judge and store a rollout, or keep it until its group is complete. n_lost: attempts lost before it."""
+    async def end(self, rollout: Rollout, lost: Sequence[Rollout] = ()) -> None:
+        """Judge and store a rollout, or keep it until its group is complete. lost: the attempts before it."""
         self._longest_s = max(self._longest_s, rollout.trace.duration_s)
-        rollout = replace(rollout, trace=with_n_lost(rollout.trace, n_lost))
-        if not compares_attempts(rollout.task):
+        if lost:
+            price = self._ask.actor.price
+            answers = [answer for one in lost for answer in completions(one.trace)]
+            self._lost_usd[rollout.episode.id] = total(map(price, answers))
+            rollout = replace(rollout, trace=with_n_lost(rollout.trace, len(lost)))
+        if not self._ask.is_judged or not compares_attempts(rollout.task):
             await self._judge([rollout])
             return
         group = rollout.episode.group
@@ -89,22 +113,41 @@ class Judging:
     async def _judge(self, rollouts: Sequence[Rollout]) -> None:
         ordered = sorted(rollouts, key=lambda one: self._positions[one.episode.id])
         async with self._slots:
-            attempts = await judge_rollouts(ordered, self._crew)
+            if self._ask.is_judged:
+                attempts = await judge_rollouts(ordered, self._crew)
+            else:
+                attempts = [_unjudged(one) for one in ordered]
         for one in ordered:
-            shutil.rmtree(self._folder / one.episode.id, ignore_errors=True)
-        for attempt in await asyncio.gather(*map(self._put, attempts)):
+            if one.artifacts is not None:
+                shutil.rmtree(self._folder / one.episode.id, ignore_errors=True)
+        for attempt in await asyncio.gather(*map(self._put, map(self._whole, attempts))):
             self._on_end(attempt)
+
+    def _whole(self, attempt: Attempt) -> Attempt:
+        """With what an attempt has beside its trace and its verdict."""
+        id = attempt.episode.id
+        left = self._leavings.left.get(id) if self._leavings is not None else None
+        if left is None and id not in self._lost_usd:
+            return attempt
+        return attempt.model_copy(update={"lost_usd": self._lost_usd.get(id, 0.0), "left": left})
 
     async def _put(self, attempt: Attempt) -> Attempt:
         if self._commits is None:
             return attempt
+        ask = self._ask
         try:
-            return await self._commits.put_attempt(self._stage, self._positions[attempt.episode.id], attempt)
+            position = self._positions[attempt.episode.id]
+            return await self._commits.put_attempt(ask.stage, position, attempt, anew=ask.anew)
         except AttemptConflict:  # another process made the same one meanwhile, and an attempt is never replaced
             stored = self._stored((attempt.task, attempt.episode))
             if stored is None:
                 raise
             return stored
+
+
+def _unjudged(rollout: Rollout) -> Attempt:
+    verdict = Verdict(trace_id=rollout.trace.id, state=RewardState.unscored, reward=None)
+    return Attempt(task=rollout.task, episode=rollout.episode, trace=rollout.trace, verdict=verdict)
 
 
 def compares_attempts(task: Task) -> bool:

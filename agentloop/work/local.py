@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import TracebackType
 from typing import Any, TypeVar
 
 from agentloop.abilities import preflight
@@ -34,8 +35,21 @@ from agentloop.work.work import Ask
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class _InLoop:
+    """What the asks of one event loop share."""
+
+    loop: asyncio.AbstractEventLoop
+    slots: AbstractAsyncContextManager[object]
+    """Of `max_concurrent`."""
+    checking: asyncio.Lock
+
+
 class LocalWork:
-    """See `work.Work`."""
+    """See `work.Work`.
+
+    Asks that are under way at once share commits; inside `with work:` all do, also those that follow one another.
+    """
 
     def __init__(
         self,
@@ -44,15 +58,15 @@ class LocalWork:
         *,
         guess: Rule | None = None,
         canaries: bool = True,
-        max_concurrent: int = 8,
+        max_concurrent: int | None = 8,
         probes: bool = True,
         pauses_s: Sequence[float] | None = None,
     ) -> None:
         """store: None keeps nothing. guess, canaries: of `Crew`.
 
-        max_concurrent: attempts at once over all asks, for a policy that does not answer in batches. probes: make a few
-        attempts before the others, until one has ended by itself, in this process or on disk. pauses_s: of
-        `retry.repeated`.
+        max_concurrent: attempts at once over all asks, for a policy that does not answer in batches; None is no limit,
+        for askers with a limit of their own. probes: make a few attempts before the others, until one has ended by
+        itself, in this process or on disk. pauses_s: of `retry.repeated`.
         """
         self._pool = pool
         self._store = store
@@ -63,7 +77,24 @@ class LocalWork:
         self._answers = not probes
         """Whether the policy is taken to answer."""
         self._checked: list[Agent] = []
-        self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+        self._in_loop: _InLoop | None = None
+        self._n_open = 0
+        """Asks under way, and blocks `with work:`."""
+        self._commits: AttemptCommits | None = None
+
+    def __enter__(self) -> LocalWork:
+        if self._n_open == 0 and self._store is not None:
+            self._commits = AttemptCommits(self._store)
+        self._n_open += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._n_open -= 1
+        if self._n_open == 0 and self._commits is not None:
+            self._commits.close()
+            self._commits = None
 
     async def all(self, ask: Ask) -> list[Attempt]:
         """See `work.Work`."""
@@ -88,34 +119,32 @@ class LocalWork:
         missing = [(task, episode) for task, episode in ask.planned if episode.id not in done]
         if missing:
             await self._check(ask.actor.agent)
-        crew = Crew(ask.actor, self._pool, self._guess, self._canaries)
-        commits = AttemptCommits(self._store) if self._store is not None else None
-        with TemporaryDirectory(prefix="agentloop-") as folder:
-            judging = Judging(ask, crew, commits, Path(folder), on_end, partial(self._stored, ask))
-            try:
-                for attempt in done.values():
-                    on_end(attempt)
-                if isinstance(ask.actor.policy, BatchPolicy):
-                    for cohort in self._cohorts(ask, missing):
-                        await self._in_lockstep(judging, cohort, ask.actor.policy)
-                elif done or await self._probe(judging, missing):  # an attempt that can be used shows that it answers
-                    await self._one_by_one(judging, missing)
-                await judging.end_rest()
-            finally:
-                if commits is not None:
-                    commits.close()
+        crew = Crew(ask.actor, self._pool, self._guess, self._canaries, on_judge=ask.on_judge)
+        with self, ExitStack() as resources:
+            judging = Judging(ask, crew, self._commits, resources, on_end, partial(self._stored, ask))
+            for attempt in done.values():
+                on_end(attempt)
+            if isinstance(ask.actor.policy, BatchPolicy):
+                for cohort in self._cohorts(ask, missing):
+                    await self._in_lockstep(judging, cohort, ask.actor.policy)
+            elif done or await self._probe(judging, missing):  # an attempt that can be used shows that it answers
+                await self._one_by_one(judging, missing)
+            await judging.end_rest()
 
     async def _check(self, agent: Agent) -> None:
         """Ask each agent once whether it can act. Raises ConfigError."""
-        if not any(one is agent for one in self._checked):
-            await preflight(agent)
-            self._checked.append(agent)
+        async with self._shared().checking:
+            if not any(one is agent for one in self._checked):
+                await preflight(agent)
+                self._checked.append(agent)
 
     def _continued(self, ask: Ask) -> dict[str, Attempt]:
         """Attempts of `ask` that are on disk and can be used; those that are made again are superseded."""
-        if self._store is None:
+        if self._store is None or ask.anew:
             return {}
         attempts = read_attempts(self._store, ask.planned)
+        if not attempts:
+            return {}
         identity = ask.actor.identity.hash or None
         usable = {name for name, attempt in attempts.items() if is_usable(attempt, identity)}
         whole = [unit for unit in self._units(ask) if all(episode.id in usable for _, episode in unit)]
@@ -125,7 +154,7 @@ class LocalWork:
         return {name: attempt for name, attempt in attempts.items() if name in whole_ids}
 
     def _stored(self, ask: Ask, planned: Planned) -> Attempt | None:
-        if self._store is None:
+        if self._store is None or ask.anew:
             return None
         return usable_attempt(self._store, *planned, ask.actor)
 
@@ -163,21 +192,24 @@ class LocalWork:
     async def _one_by_one(self, judging: Judging, missing: Iterable[Planned]) -> None:
         await together(self._one(judging, one) for one in missing)
 
-    def _slot(self) -> asyncio.Semaphore:
-        """Of `max_concurrent`, shared by every ask that is under way in this event loop."""
+    def _shared(self) -> _InLoop:
+        """Of this event loop."""
         loop = asyncio.get_running_loop()
-        if self._slots is None or self._slots[0] is not loop:
-            self._slots = (loop, asyncio.Semaphore(self._max_concurrent))
-        return self._slots[1]
+        if self._in_loop is None or self._in_loop.loop is not loop:
+            slots: AbstractAsyncContextManager[object] = nullcontext()
+            if self._max_concurrent is not None:
+                slots = asyncio.Semaphore(self._max_concurrent)
+            self._in_loop = _InLoop(loop, slots, asyncio.Lock())
+        return self._in_loop
 
     async def _one(self, judging: Judging, planned: Planned) -> Rollout | Attempt:
         async def once() -> Rollout | Attempt:
-            async with self._slot():
+            async with self._shared().slots:
                 return judging.end_stored(planned) or await judging.roll_out(planned)
 
         *lost, rollout = await repeated(once, lambda one: is_worth_repeating(one.episode, one.trace), self._pauses_s)
         if isinstance(rollout, Rollout):
-            await judging.end(rollout, n_lost=len(lost))
+            await judging.end(rollout, [one for one in lost if isinstance(one, Rollout)])
         return rollout
 
     # ------------------------------------------------------------------ a policy that answers in batches
@@ -194,13 +226,13 @@ class LocalWork:
 
     async def _in_lockstep(self, judging: Judging, cohort: Sequence[Planned], policy: BatchPolicy) -> None:
         todo = list(cohort)
-        n_tries = 0
+        lost: dict[str, list[Rollout]] = {episode.id: [] for _, episode in cohort}
 
-        async def once() -> list[Rollout]:
-            """Attempts at `todo`; those that were lost."""
-            nonlocal todo, n_tries
+        async def once() -> list[Planned]:
+            """Attempts at `todo`; the episodes whose attempts were lost."""
+            nonlocal todo
             lockstep = Lockstep(policy, len(todo))
-            lost = dict[str, Rollout]()
+            again = set[str]()
 
             async def one(index: int, planned: Planned) -> None:
                 seat = lockstep.seat(index)
@@ -208,19 +240,21 @@ class LocalWork:
                     rollout = await judging.roll_out(planned, seat)
                 finally:
                     seat.leave()
+                id = rollout.episode.id
                 if is_worth_repeating(rollout.episode, rollout.trace):
-                    lost[rollout.episode.id] = rollout
+                    again.add(id)
+                    lost[id].append(rollout)
                 else:
-                    await judging.end(rollout, n_lost=n_tries)
+                    await judging.end(rollout, lost[id])
 
             await together(one(index, planned) for index, planned in enumerate(todo))
-            todo = [one for one in todo if one[1].id in lost]
-            n_tries += 1
-            return list(lost.values())
+            todo = [one for one in todo if one[1].id in again]
+            return todo
 
-        *_, lost = await repeated(once, bool, self._pauses_s)
-        for rollout in lost:
-            await judging.end(rollout, n_lost=n_tries - 1)
+        await repeated(once, bool, self._pauses_s)
+        for _, episode in todo:
+            *before, last = lost[episode.id]
+            await judging.end(last, before)
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

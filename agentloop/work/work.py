@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from agentloop.rollout.actors import Actor
@@ -13,7 +14,10 @@ from agentloop.types import Attempt
 
 @dataclass(frozen=True)
 class Ask:
-    """Attempts that are asked for together. Asked for again, only those that are missing are made."""
+    """Attempts that are asked for together. Asked for again, only those that are missing are made.
+
+    Raises ValueError where an episode names another version than that of its actor.
+    """
 
     stage: str
     """The name under which they are stored."""
@@ -22,10 +26,31 @@ class Ask:
     actor: Actor
     first: int = 0
     """Position of the first of `planned` in its stage."""
+    anew: bool = False
+    """Make those that are stored already, too; the stored ones stay in the store as superseded traces."""
+    is_judged: bool = True
+    """Ask the verifiers; without them each verdict is `unscored`."""
+    leaves: Path | None = None
+    """Folder for what each attempt leaves in its sandbox (`Attempt.left`), under the id of its episode."""
+    on_judge: Callable[[], None] = lambda: None
+    """Called when the agent of an attempt is done, before anything of what it left is judged."""
+
+    def __post_init__(self) -> None:
+        version = self.actor.version
+        other = next((episode for _, episode in self.planned if episode.policy_version != version), None)
+        if other is not None:
+            raise ValueError(
+                f"episode {other.id} of task {other.task_id!r} names version {other.policy_version}, and its actor "
+                f"{self.actor.ref!r} is version {version}: plan it with the version of its actor"
+            )
 
 
 class Work(Protocol):
-    """Makes attempts; `local.py` does it in this process. The asker cannot tell where."""
+    """Makes attempts; `local.py` does it in this process. The asker cannot tell where.
+
+    Whoever cancels an ask ends its attempts that are under way: no sandbox of them is left. Those that have ended
+    are on disk, and are not made again. `testing/work.py` has the laws.
+    """
 
     def each(self, ask: Ask) -> AsyncIterator[Attempt]:
         """The attempts as they end, each of them on disk.

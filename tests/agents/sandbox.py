@@ -83,7 +83,9 @@ async def attempts(
 ) -> list[Attempt]:
     """All of `planned` in this process, repeated without a pause."""
     work = LocalWork(pool, max_concurrent=max_concurrent, probes=False, pauses_s=(0.0, 0.0))
-    return await work.all(Ask("test", tuple(planned), Actor("test", agent, policy)))
+    version = max((episode.policy_version for _, episode in planned), default=0)
+    actor = Actor("test", agent, policy, version=version)
+    return await work.all(Ask("test", tuple(planned), actor))
 
 
 def calls(*made: tuple[str, str], error: str | None = None) -> Message:

@@ -19,7 +19,9 @@ from agentloop.gate.trials import Trials
 from agentloop.identity import Identity
 from agentloop.recordings.answers import Mode, PolicyRecording
 from agentloop.rollout.actors import Actor
+from agentloop.rollout.retry import ONCE
 from agentloop.types import Completion, ExecResult, Message, Part, RewardState, Task, ToolSpec
+from agentloop.work.local import LocalWork
 
 TASK = Task(id="t", instruction="say", verifiers=(Part(kind="exact", options={"expected": "up"}),))
 
@@ -52,8 +54,8 @@ class Stage:
         self.bank = tuple(asyncio.run(self.all(recorded, Side.baseline)))
 
     def gate(self, model: Model, mode: Mode, **changed: object) -> TapedTrials:
-        def make(sides: Mapping[Side, Actor], pauses_s: Sequence[float]) -> Trials:
-            return Trials([TASK], sides, self.pool, run="r", pauses_s=pauses_s)
+        def make(sides: Mapping[Side, Actor]) -> Trials:
+            return Trials([TASK], sides, LocalWork(self.pool, probes=False, pauses_s=ONCE), run="r")
 
         options = {"identity": "p1", "suite_hash": "h1", "bank": getattr(self, "bank", ()), "pauses_s": (), **changed}
         version = Identity(str(options.pop("identity")), {})

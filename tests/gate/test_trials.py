@@ -12,7 +12,7 @@ import pytest
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import ModelRefused, UpstreamUnavailable
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.gate.trials import Storage, Trials
+from agentloop.gate.trials import Trials
 from agentloop.policies.scripted import ScriptedPolicy, call_message, oracle
 from agentloop.protocols import Policy
 from agentloop.rollout.actors import Actor
@@ -20,6 +20,7 @@ from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Limits, Message, Part, RewardState, SandboxSpec, Task
+from agentloop.work.local import LocalWork
 
 pytestmark = pytest.mark.usefixtures("bubblewrap")
 
@@ -40,21 +41,18 @@ def task(folder: Path, **other: object) -> Task:
 
 
 def roll(actor: Actor, one: Task, *keys: tuple[Side, int], kept: list[Attempt] | None = None) -> list[Outcome]:
-    async def keep(attempt: Attempt) -> Attempt:
-        if kept is not None:
-            kept.append(attempt)
-        return attempt
+    ended = kept if kept is not None else list[Attempt]()
 
-    async def work() -> list[Outcome]:
+    async def rolled() -> list[Outcome]:
         pool = SandboxPool(BubblewrapBackend())
         try:
-            sides = dict.fromkeys(Side, actor)
-            trials = Trials([one], sides, pool, run="r", storage=Storage(keep), pauses_s=(0.0, 0.0))
+            work = LocalWork(pool, probes=False, pauses_s=(0.0, 0.0))
+            trials = Trials([one], dict.fromkeys(Side, actor), work, run="r", on_end=ended.append)
             return [await trials(one.id, side, trial) for side, trial in keys]
         finally:
             await pool.close()
 
-    return asyncio.run(work())
+    return asyncio.run(rolled())
 
 
 def test_a_trial_is_judged_priced_and_stored(tmp_path: Path) -> None:

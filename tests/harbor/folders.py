@@ -12,11 +12,12 @@ from agentloop.audit.tasks import command_of
 from agentloop.policies.scripted import ScriptedPolicy, call_message, oracle
 from agentloop.protocols import Agent, SandboxBackend
 from agentloop.rollout.actors import ORACLE, Actor
-from agentloop.rollout.attempt import Crew, run_attempt
 from agentloop.rollout.plan import plan
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.suites.suite import load_suite
 from agentloop.types import Attempt, Message, Purpose, Task
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask
 
 PASS = "#!/bin/sh\n[ -f /app/done ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
 SOLVE = "#!/bin/sh\nmkdir -p /app\ntouch /app/done\n"
@@ -68,9 +69,10 @@ def attempted(task: Task, actor: Actor, backend: SandboxBackend, *, canaries: bo
 
     async def attempt() -> Attempt:
         pool = SandboxPool(backend, min_idle=0)
-        [(_, episode)] = plan([task], run="test", stage="test", purpose=Purpose.run, policy_version=0)
+        planned = plan([task], run="test", stage="test", purpose=Purpose.run, policy_version=0)
         try:
-            return await run_attempt(task, episode, Crew(actor, pool, canaries=canaries))
+            [attempt] = await LocalWork(pool, canaries=canaries).all(Ask("test", tuple(planned), actor))
+            return attempt
         finally:
             await pool.close()
 

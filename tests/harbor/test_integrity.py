@@ -18,6 +18,7 @@ from agentloop.rollout.actors import ORACLE
 from agentloop.rollout.reasons import why
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import Attempt, FailureType, RewardState
+from agentloop.work.local import LocalWork
 
 from .folders import attempted, cheater, load, make_task, solver
 
@@ -235,7 +236,7 @@ def test_a_gate_counts_an_agent_that_tampers_as_failed(bubblewrap: SandboxBacken
     solve = f"#!/bin/sh\necho 42 > /app/out; {trojan}\n"
     task = load(make_task(tmp_path / "t", toml="", test=test, solve=solve, image=root))
     acting = {Side.candidate: resolve(ORACLE, tmp_path, [task], "tasks")}
-    trials = Trials([task], acting, SandboxPool(bubblewrap), run="test")
+    trials = Trials([task], acting, LocalWork(SandboxPool(bubblewrap)), run="test")
     outcome = asyncio.run(trials("t", Side.candidate, 0))
     assert (outcome.state, outcome.reward, outcome.n_lost) == (RewardState.scored, 0.0, 0)
     assert outcome.failure == "outcome.reward_hack"

@@ -18,11 +18,12 @@ from agentloop.judge.verifiers.files import FilesVerifier
 from agentloop.policies.scripted import oracle
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import Actor
-from agentloop.rollout.attempt import Crew, run_attempt
 from agentloop.rollout.plan import plan
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import Part, Purpose, RewardState, SandboxSpec, Task, Verdict
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask
 
 CHECK = """\
 import os, subprocess, sys
@@ -53,9 +54,9 @@ def after(
     async def run() -> Verdict:
         pool = SandboxPool(backend, min_idle=0)
         try:
-            crew = Crew(Actor("oracle", ToolLoop(), oracle([task])), pool)
-            [(_, episode)] = plan([task], run="r", stage="s", purpose=Purpose.run, policy_version=1)
-            attempt = await run_attempt(task, episode, crew)
+            actor = Actor("oracle", ToolLoop(), oracle([task]))
+            planned = plan([task], run="r", stage="s", purpose=Purpose.run, policy_version=0)
+            [attempt] = await LocalWork(pool).all(Ask("s", tuple(planned), actor))
             assert attempt.trace.error is None
             return attempt.verdict
         finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.gate.outcomes import Side
-from agentloop.gate.trials import Storage, Trials
+from agentloop.gate.trials import Trials
 from agentloop.mining.candidates import Signatures, candidates
 from agentloop.mining.case import read_cases
 from agentloop.mining.mine import Mine, Mined
@@ -20,6 +20,7 @@ from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Store
 from agentloop.suites.writer import write_suite
 from agentloop.types import Attempt, Limits, Message, Part, SandboxSpec, Split, Task
+from agentloop.work.local import LocalWork
 
 
 def acting(name: str, policy: Policy) -> Actor:
@@ -85,11 +86,7 @@ def rolled(task: Task, actor: Actor, backend: SandboxBackend, n: int) -> list[At
     async def go() -> list[Attempt]:
         pool, kept = SandboxPool(backend), list[Attempt]()
 
-        async def keep(attempt: Attempt) -> Attempt:
-            kept.append(attempt)
-            return attempt
-
-        trials = Trials([task], {Side.baseline: actor}, pool, run="recorded", storage=Storage(keep))
+        trials = Trials([task], {Side.baseline: actor}, LocalWork(pool), run="recorded", on_end=kept.append)
         try:
             for number in range(n):
                 await trials(task.id, Side.baseline, number)

@@ -14,6 +14,10 @@ VERIFIERS = {("judge/artifacts.py", "fresh"), ("harbor/verification.py", "verifi
 """Make sandboxes without an agent, from what one left."""
 PROBES = {("audit/cheats.py", "start_one_of_each")}
 """Run nothing in a sandbox."""
+WORK = {"work/judging.py", "work/local.py"}
+"""Roll out and judge what `Work` is asked for."""
+ROLLING = {"roll_out", "judge_rollouts"}
+"""Of `rollout/attempt.py`."""
 
 
 def makers(package: str) -> Iterator[tuple[str, str]]:
@@ -42,3 +46,24 @@ def test_one_function_leases_a_sandbox_for_an_attempt() -> None:
 def test_the_command_line_rolls_out_nothing() -> None:
     """The sandbox that a user's own pytest test gets as a fixture has no agent."""
     assert {name for name, _ in makers("cli/agentloop_cli")} <= {"pytest_own.py"}
+
+
+def callers(package: str) -> set[str]:
+    """Files that use a function of ROLLING."""
+    folder = ROOT / package
+    files = set[str]()
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_import = isinstance(node, ast.ImportFrom) and node.module == "agentloop.rollout.attempt"
+            if is_import and ROLLING & {one.name for one in node.names}:
+                files.add(path.relative_to(folder).as_posix())
+            if isinstance(node, ast.Attribute) and node.attr in ROLLING:
+                files.add(path.relative_to(folder).as_posix())
+    return files
+
+
+@pytest.mark.slow
+def test_whoever_wants_an_attempt_asks_work_for_it() -> None:
+    """Loop, run, bank, gate, audit, mining, forks, variants, Harbor and pytest: none rolls out by itself."""
+    assert callers("agentloop") == WORK
+    assert callers("cli/agentloop_cli") == set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from agents.sandbox import MemoryPool, MemorySandbox, calls, playing
 from policies.test_lockstep import Echo
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.errors import ConfigError, ModelRefused, SandboxGone, StoreError
+from agentloop.errors import ConfigError, ModelRefused, SandboxGone, StoreError, UpstreamUnavailable
+from agentloop.gate.outcomes import Side
+from agentloop.gate.trials import Trials, outcome_of
 from agentloop.identity import Identity
 from agentloop.policies.lockstep import Request
 from agentloop.policies.scripted import ScriptedPolicy
@@ -155,6 +158,58 @@ def test_attempts_that_were_lost_are_made_again_and_those_before_are_counted(sto
     again = make(store, asked, MemoryPool(die))
     assert [one.trace.n_lost for one in again] == [0, 2, 0, 0, 0, 0]
     assert store.attempts([gone])[gone].reward == 1.0
+
+
+class Costly(Counting):
+    """Looks once, then submits 7. Its endpoint is gone after the first look, and after the second."""
+
+    async def complete(self, messages: Sequence[Message], tools: object, *, max_tokens: int, seed: int) -> Completion:
+        self.seeds.append(seed)
+        if not any(message.role == "tool" for message in messages):
+            return Completion(message=calls(("shell", '{"command": "ls"}')), finish_reason="stop", cost_usd=0.25)
+        if len(self.seeds) < 5:
+            raise UpstreamUnavailable("the endpoint is gone")
+        return Completion(message=SAY, finish_reason="stop", cost_usd=0.5)
+
+
+def test_an_attempt_says_what_those_cost_that_were_lost_before_it(store: Store) -> None:
+    asked = ask(Costly(), TASKS[:1], size=1)
+    asked = replace(asked, actor=replace(asked.actor, price=lambda answer: answer.cost_usd))
+    [attempt] = make(store, asked)
+    assert (attempt.trace.n_lost, attempt.lost_usd) == (2, 0.5), "two looks"
+    outcome = outcome_of(attempt, Side.candidate, 0, asked.actor.price)
+    assert (outcome.n_lost, outcome.cost_usd) == (2, 0.5 + 0.25 + 0.5)
+
+
+def test_every_stored_trace_names_the_version_of_its_actor(store: Store) -> None:
+    """Another version in the plan is refused before anything runs."""
+    work = LocalWork(MemoryPool(), store)
+    actor = Actor("v3", ToolLoop(), Counting(), version=3)
+    outcome = asyncio.run(Trials(TASKS, {Side.candidate: actor}, work, run="r")("t0", Side.candidate, 0))
+    assert outcome.trace_id is not None
+    _, trace, _ = store.trace(outcome.trace_id)
+    assert trace.policy_version == 3
+    of_nobody = plan(TASKS, run="r", stage="s", purpose=Purpose.run, policy_version=0)
+    with pytest.raises(ValueError, match="names version 0, and its actor 'v3' is version 3"):
+        Ask("s", tuple(of_nobody), actor)
+
+
+def test_what_is_asked_for_anew_is_made_again_and_the_stored_one_stays_superseded(store: Store) -> None:
+    asked = ask(Counting(), TASKS[:1], size=1)
+    [first] = make(store, asked)
+    policy = Counting()
+    again = replace(asked, actor=replace(asked.actor, policy=policy), anew=True)
+    [second] = make(store, again)
+    assert (len(policy.seeds), store.n_traces()) == (1, 2)
+    assert [row.id for row in store.stage_traces("s")] == [second.trace.id]
+    assert first.trace.id != second.trace.id
+
+
+def test_nobody_judges_what_is_asked_for_without_a_verdict() -> None:
+    bad = Task(id="t", instruction="?", verifiers=(Part(kind="nobody:installed"),))
+    [attempt] = make(None, replace(ask(Counting(), [bad], size=1), is_judged=False))
+    assert (attempt.verdict.state, attempt.verdict.scores) == (RewardState.unscored, ())
+    assert attempt.trace.answer == "7"
 
 
 @pytest.mark.parametrize("n_missing", [0, 3])

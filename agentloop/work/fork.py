@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from agentloop.abilities import Folders
 from agentloop.errors import ConfigError
 from agentloop.policies.scripted import ScriptedPolicy
-from agentloop.protocols import Sandbox, SandboxBackend
+from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import Actor
-from agentloop.rollout.attempt import Crew, roll_out
 from agentloop.rollout.plan import plan
+from agentloop.rollout.retry import ONCE
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.types import Completion, Episode, Message, Purpose, Step, Task, Trace
-
-WORK = "/work"
-MAX_BYTES = 1 << 20
-MAX_FILES = 500
-"""Of a snapshot: it is read by people and kept in git."""
-LEFT_OVER = "find /tmp -mindepth 1 ! -type d 2>/dev/null | head -n 1"
+from agentloop.types import Completion, Left, Message, Purpose, Step, Task, Trace
+from agentloop.work.leavings import WORK
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask
 
 
 class NoFork(ConfigError):
@@ -41,18 +38,12 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
     why = _why_not(task, steps, k)
     if why:
         raise NoFork(why)
-    seen: list[str] = []
-
-    async def look(_: Task, __: Episode, box: Sandbox) -> None:
-        seen.append((await box.exec(LEFT_OVER)).stdout.strip())
-        if isinstance(box, Folders) and not task.sandbox.read_only:  # else it is as the task's files are
-            manifest = await box.download(WORK, snapshot, max_bytes=MAX_BYTES, max_entries=MAX_FILES)
-            seen.append(manifest.skipped[0] if manifest.skipped else "")
-
     pool = SandboxPool(backend, min_idle=0)  # of its own: what others left in a box that is shared is not this run's
     planned = plan([task], run=trace.id, stage=f"fork@{k}", purpose=Purpose.run, policy_version=actor.version)
+    repeats = replace(actor, policy=_repeats(steps))
     try:
-        again = await roll_out(task, planned[0][1], Crew(actor, pool, on_end=look), policy=_repeats(steps))
+        work = LocalWork(pool, probes=False, pauses_s=ONCE)
+        [again] = await work.all(Ask("fork", tuple(planned), repeats, is_judged=False, leaves=snapshot.parent))
     finally:
         await pool.close()
     if again.trace.error:
@@ -60,12 +51,14 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
     for before, now in zip(steps, again.trace.steps, strict=False):
         if _gave(before) != _gave(now):
             raise NoFork(f"step {before.index} gives something else when it is done again, so its state is lost")
-    if seen[0]:
-        raise NoFork(f"it left {seen[0]}, which is outside its working folder")
-    if seen[1:] and seen[1]:
-        raise NoFork(f"it left {seen[1]}, which is no plain file")
+    left = again.left or Left()
+    if left.outside:
+        raise NoFork(f"it left {left.outside}, which is outside its working folder")
+    if left.odd:
+        raise NoFork(f"it left {left.odd}, which is no plain file")
     spec = task.sandbox
-    if len(seen) > 1:
+    if left.folder is not None:
+        os.replace(left.folder, snapshot)
         _drop_empty(snapshot)
         spec = spec.model_copy(update={"files": snapshot})
     return continued(task.model_copy(update={"sandbox": spec}), steps)
