@@ -150,7 +150,7 @@ class LessonIndex:
 
     def __init__(self, lessons: Sequence[Lesson]) -> None:
         self._lessons = lessons
-        kinds = [_words(lesson.applies_to) for lesson in lessons]
+        kinds = [stems(lesson.applies_to) for lesson in lessons]
         n_with = Counter(word for kind in kinds for word in kind)
         self._weights = {word: math.log(1 + len(kinds) / n) for word, n in n_with.items()}
         """By word; the fewer lessons have it, the more it counts."""
@@ -166,7 +166,7 @@ class LessonIndex:
         Equally near lessons come in the order of the overlay.
         """
         shared: dict[int, list[float]] = {}
-        for word in _words(first) & self._weights.keys():
+        for word in stems(first) & self._weights.keys():
             for i in self._by_word[word]:
                 shared.setdefault(i, []).append(self._weights[word])
         ranked = sorted((-math.fsum(weights) / self._norms[i], i) for i, weights in shared.items())
@@ -198,6 +198,6 @@ def _spliced(passage: Passage, places: Sequence[tuple[int, int, Component]]) -> 
     return tuple(texts)
 
 
-def _words(text: str) -> frozenset[str]:
-    """Stems of the words of a text."""
+def stems(text: str) -> frozenset[str]:
+    """Beginnings of the words of a text that say something about it."""
     return frozenset(word[:STEM] for word in WORDS.findall(text.lower()) if word not in COMMON)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from agentloop.loop.experience import ProjectExperience
 from agentloop.store.feedback import TraceFeedback
-from agentloop.train.trainers.feedback import described, stored_evidence
-from agentloop.types import Imported, Message, StopReason, Trace
+from agentloop.train.trainers.feedback import described, evidence_of_each
+from agentloop.types import Component, Imported, Message, StopReason, Trace
 
 from .mini import make_mini, opened
 
-NAMES = ("instructions", "tool.pay", "tool.refund")
+COMPONENTS = {name: Component(name=name, text="") for name in ("instructions", "tool.pay", "tool.refund")}
 WORDS = "The agent used Refund twice; the customer repaid with key sk-live-0123456789abcdefghij0123."
 
 
@@ -28,7 +28,7 @@ def test_words_of_people_are_evidence_for_the_tool_that_they_name(tmp_path: Path
         store.put_feedback(store.project, trace.id, TraceFeedback("local", 0.0, WORDS, is_self_reported=False))
         store.put_feedback(store.project, trace.id, TraceFeedback("key:a", 1.0, "pay went well"))
         experience = ProjectExperience(project, 2, None)
-        evidence = stored_evidence(experience.stored(), NAMES, experience)
+        evidence = evidence_of_each(experience.stored(), COMPONENTS, experience)
     assert [(each.component, each.type) for each in evidence] == [("tool.refund", "people")]
     assert "| The agent used Refund twice" in described(evidence)
     assert "sk-live" not in described(evidence)

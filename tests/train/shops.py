@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agentloop.demo.shop import ShopModel, World
+from agentloop.demo.shop import ShopAgent, ShopModel, World
 from agentloop.progress import Silent
 from agentloop.protocols import SandboxBackend
 from agentloop.testing.experience import MemoryDraft, MemoryExperience
 from agentloop.train.trainers.gepa import Gepa
-from agentloop.types import PolicyVersion, Split, VersionKind
+from agentloop.types import Component, PolicyVersion, Split, VersionKind
 
 PARENT = PolicyVersion(
     number=1,
@@ -43,14 +43,21 @@ class Lines(Silent):
         return "\n".join(self.lines)
 
 
-def experience_of(world: World, *, n_validation: int = 12, backend: SandboxBackend | None = None) -> MemoryExperience:
-    """The world's tasks, a few of each split."""
+def experience_of(
+    world: World,
+    *,
+    n_validation: int = 12,
+    backend: SandboxBackend | None = None,
+    agent: ShopAgent | None = None,
+    texts: Sequence[Component] | None = None,
+) -> MemoryExperience:
+    """The world's tasks, a few of each split. agent, texts: in place of the world's."""
     return MemoryExperience(
         world.tasks(Split.train, 24),
         world.tasks(Split.validation, n_validation),
-        world.agent(),
+        agent or world.agent(),
         ShopModel(),
-        texts=world.texts(),
+        texts=world.texts() if texts is None else texts,
         held_out=world.tasks(Split.heldout, 20),
         backend=backend,
     )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import calendar
 import random
 import re
 from pathlib import Path
 
 import pytest
 
-from agentloop.demo.shop import ShopModel, ShopRewriter, World
+from agentloop.demo.shop import SYSTEM, ShopAgent, ShopModel, ShopRewriter, World
 from agentloop.errors import ConfigError, PolicyError, SandboxError, SandboxGone
 from agentloop.registry.folders import read_evidence
 from agentloop.sandbox.absent import AbsentBackend, AbsentSandbox
 from agentloop.testing.experience import MemoryDraft, MemoryExperience
-from agentloop.train.trainers.components import read_overlay
-from agentloop.types import Completion, Judged, Message, SandboxSpec, Split
+from agentloop.train.trainers.components import components_of, read_overlay
+from agentloop.types import Completion, Judged, Message, Overlay, SandboxSpec, Split, StopReason, Task, Trace
 from agentloop.types.overlay import TOOL
 from tests.train.shops import Lines, draft_in, experience_of, improved
 
@@ -223,6 +224,36 @@ def test_with_stored_traces_alone_the_candidate_is_unproven(tmp_path: Path) -> N
     assert improved(draft, experience) == "unproven: nothing here can be run again"
     assert read_overlay(draft.folder).components
     assert not experience.done
+
+
+class Dated(ShopAgent):
+    """Tells the model the day, another one for each order."""
+
+    def first_messages(self, task: Task) -> tuple[Message, ...]:
+        """See `protocols.Agent`."""
+        system, *rest = super().first_messages(task)
+        return (system.model_copy(update={"content": f"{system.content} Today is {day_of(task)}."}), *rest)
+
+
+def day_of(task: Task) -> str:
+    """A weekday that follows from the number of an order."""
+    return calendar.day_name[int(task.id[-3:]) % 7]
+
+
+def test_a_prompt_with_a_date_is_improved(tmp_path: Path) -> None:
+    agent = Dated(WORLD)
+    traces = [
+        Trace(id=task.id, messages=agent.first_messages(task), stop_reason=StopReason.no_tool_call)
+        for task in WORLD.tasks(Split.train, 24)
+    ]
+    texts = [each for each in WORLD.texts() if each.name.startswith(TOOL)]
+    texts += components_of(traces, Overlay()).values()
+    draft = draft_in(tmp_path)
+    assert improved(draft, experience_of(WORLD, agent=agent, texts=texts)) is not None
+    [instructions] = [each for each in read_overlay(draft.folder).components if each.name == "instructions"]
+    assert instructions.original == SYSTEM
+    assert all(each.value in instructions.text for each in WORLD.conventions if each.tool == "close")
+    assert draft.figures["validation_after"] >= draft.figures["validation_before"] + 0.4
 
 
 def test_options_are_checked() -> None:

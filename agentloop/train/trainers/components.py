@@ -1,22 +1,24 @@
 """Texts that an agent reads -> components that can be rewritten, and the overlay that puts new texts in their place.
 
 The texts come from the parent's overlay, from traces (a program's requests show its prompt and its tools), or from
-experience that can show them. A text that differs between tasks is no component.
+experience that can show them. Of a system prompt that differs between traces, the sections that all of them share are
+components (`sections.py`); a tool description that differs is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from agentloop.errors import ConfigError
+from agentloop.train.trainers.sections import pieces, prompts_of, sections_of
 from agentloop.types import Component, Lesson, Overlay, Trace
 from agentloop.types.overlay import INSTRUCTIONS, TOOL
 
 OVERLAY = "overlay.json"
 """The file in the folder of a version."""
-INSTRUCTS = ("system", "developer")
 
 
 def read_overlay(folder: Path) -> Overlay:
@@ -33,13 +35,37 @@ def read_overlay(folder: Path) -> Overlay:
 
 
 def components_of(
-    traces: Iterable[Trace], parent: Overlay, visible: Sequence[Component] = (), *, tools: bool = True
+    traces: Sequence[Trace],
+    parent: Overlay,
+    visible: Sequence[Component] | None = None,
+    *,
+    tools: bool = True,
 ) -> dict[str, Component]:
-    """Name -> component as it stands now. visible: in place of what traces show. tools: tool descriptions, too."""
-    components = {each.name: each for each in (*(visible or _seen(traces)), *parent.components)}
-    if not any(name.partition(".")[0] == INSTRUCTIONS for name in components):
-        components[INSTRUCTIONS] = Component(name=INSTRUCTIONS, text="")
+    """Name -> component as it stands now. visible: in place of what traces show. tools: tool descriptions, too.
+
+    Components of `parent` whose original the agent no longer sends are left out. Without any for the instructions, the
+    agent has some, of which nothing can be replaced; for an agent without instructions the component is empty.
+    """
+    if visible is None:
+        prompts = prompts_of(traces, _instructions(parent.components))
+        texts = [prompt.text for prompt in prompts]
+        before = [each for each in parent.components if _is_sent(each, texts)]
+        sections = _named(sections_of(prompts, [each.original for each in _instructions(before)]), before)
+        if not any(texts) and not _instructions(before):
+            sections = [Component(name=INSTRUCTIONS, text="")]
+        others = _described_alike(traces)
+    else:
+        texts = [each.original for each in _instructions(visible)]
+        before = [each for each in parent.components if _is_sent(each, texts)]
+        sections = _beside(_instructions(visible), before)
+        others = [each for each in visible if each.name.startswith(TOOL)]
+    components = {each.name: each for each in (*sections, *others, *before)}
     return {name: each for name, each in sorted(components.items()) if tools or not name.startswith(TOOL)}
+
+
+def has_instructions(components: Iterable[str]) -> bool:
+    """Whether one of the names is that of instructions, whole or a section."""
+    return any(name.partition(".")[0] == INSTRUCTIONS for name in components)
 
 
 def overlay_of(
@@ -54,13 +80,46 @@ def overlay_of(
     return parent.model_copy(update={"components": tuple(changed), "lessons": (*parent.lessons, *lessons)})
 
 
-def _seen(traces: Iterable[Trace]) -> list[Component]:
-    """What every one of `traces` shows with the same words."""
+def _instructions(components: Iterable[Component]) -> list[Component]:
+    return [each for each in components if has_instructions([each.name])]
+
+
+def _is_sent(component: Component, texts: Sequence[str]) -> bool:
+    """Whether `component` stands for something in one of the system prompts `texts`; True where none was seen."""
+    if not any(texts) or not has_instructions([component.name]):
+        return True
+    if not component.original:
+        return "" in texts
+    return any(component.original in text for text in texts)
+
+
+def _named(sections: Sequence[str], before: Sequence[Component]) -> list[Component]:
+    """A component for each of `sections`, with names that those `before` have not."""
+    if len(sections) == 1 and not _instructions(before):
+        return [Component(name=INSTRUCTIONS, original=sections[0], text=sections[0])]
+    taken = {each.name for each in before}
+    names = (name for n in count(1) if (name := f"{INSTRUCTIONS}.{n}") not in taken)
+    return [Component(name=name, original=text, text=text) for name, text in zip(names, sections, strict=False)]
+
+
+def _beside(visible: Sequence[Component], before: Sequence[Component]) -> list[Component]:
+    """Those of `visible`; of one that has a text of `before`, what is left without that."""
+    apart = [each.original for each in _instructions(before) if each.original]
+    taken = {each.name for each in before}
+    whole: list[Component] = []
+    rest: list[str] = []
+    for each in visible:
+        if each.name not in taken and not any(text in each.original or each.original in text for text in apart):
+            whole.append(each)
+        else:
+            rest += pieces(each.original, apart)
+    return [*whole, *_named(rest, [*before, *whole])]
+
+
+def _described_alike(traces: Sequence[Trace]) -> list[Component]:
+    """The tools that every one of `traces` describes with the same words."""
     texts: dict[str, set[str]] = {}
     for trace in traces:
-        prompt = next((message.content for message in trace.messages if message.role in INSTRUCTS), None)
-        if prompt is not None:
-            texts.setdefault(INSTRUCTIONS, set()).add(prompt)
         for step in trace.steps[:1]:
             for tool in step.tools:
                 name, description = _described(tool)

@@ -1,19 +1,21 @@
 """Failed attempts -> evidence by component: what went wrong, where, in quoted words, and what people say.
 
-A failure belongs to the description of the tool whose call went wrong, and to the instructions where no call did. Words
-of verifiers are left out: they may quote the expected answer.
+A failure belongs to the description of the tool whose call went wrong, and to the instructions where no call did: to
+the section of them that has most words in common with it. Words of verifiers are left out: they may quote the expected
+answer.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentloop.abilities import words_of_people
 from agentloop.failures.taxonomy import OURS
-from agentloop.types import Attempt, FailureType, Judged, Step, ToolCall, ToolResult, Trace, Verdict
+from agentloop.overlays import stems
+from agentloop.types import Attempt, Component, FailureType, Judged, Step, ToolCall, ToolResult, Trace, Verdict
 from agentloop.types.overlay import INSTRUCTIONS, TOOL
 
 MAX_SHOWN = 12
@@ -38,8 +40,10 @@ class Evidence:
     """Words of the trace or of a person."""
 
 
-def evidence_of(attempt: Attempt | Judged, names: Iterable[str], feedback: Sequence[str] = ()) -> list[Evidence]:
-    """Everything that went wrong in an attempt, by the component of `names` that may mend it; none for a success.
+def evidence_of(
+    attempt: Attempt | Judged, components: Mapping[str, Component], feedback: Sequence[str] = ()
+) -> list[Evidence]:
+    """Everything that went wrong in an attempt, by the component that may mend it; none for a success.
 
     feedback: what people wrote about it.
     """
@@ -47,28 +51,37 @@ def evidence_of(attempt: Attempt | Judged, names: Iterable[str], feedback: Seque
     trace = attempt.trace
     if verdict.reward is None or verdict.reward >= 1:
         return []
-    components = set(names)
     first = next((message.content for message in trace.messages if message.role == "user"), "")
     evidence: list[Evidence] = []
     for failure in verdict.failures:
         if failure.type.is_infra:
             continue
         call, result = _call_at(trace, failure.step)
-        name = _component(call, components)
         quotes = (failure.evidence, *_words_of(call, result))
+        name = _component(call, quotes, components)
         evidence.append(Evidence(name, failure.type.value, trace.id, failure.step, first, quotes))
     for words in dict.fromkeys((*_of_people(verdict), *feedback)):
         evidence.append(Evidence(_mentioned(words, components), "people", trace.id, None, first, (words,)))
     if not evidence:
         answer = trace.answer or trace.error or ""
         kind = FailureType.unclassified.value
-        evidence.append(Evidence(_fallback(components), kind, trace.id, None, first, (answer,)))
+        evidence.append(Evidence(_section((answer,), components), kind, trace.id, None, first, (answer,)))
     return evidence
 
 
-def stored_evidence(stored: Iterable[Judged], names: Collection[str], experience: object) -> list[Evidence]:
-    """Everything that went wrong in stored traces, with the feedback on each that `experience` has."""
-    return [each for judged in stored for each in evidence_of(judged, names, words_of_people(experience, judged.trace))]
+def evidence_of_each(
+    judged: Iterable[Attempt | Judged], components: Mapping[str, Component], experience: object = None
+) -> list[Evidence]:
+    """Everything that went wrong in several attempts that one of `components` may mend.
+
+    experience: has the feedback of people on each.
+    """
+    return [
+        evidence
+        for each in judged
+        for evidence in evidence_of(each, components, words_of_people(experience, each.trace))
+        if evidence.component in components
+    ]
 
 
 def by_component(evidence: Iterable[Evidence]) -> dict[str, list[Evidence]]:
@@ -140,16 +153,18 @@ def _words_of(call: ToolCall | None, result: ToolResult | None) -> tuple[str, ..
     return (*words, f"result: {result.content}")
 
 
-def _component(call: ToolCall | None, names: set[str]) -> str:
-    if call is not None and f"{TOOL}{call.name}" in names:
+def _component(call: ToolCall | None, quotes: Sequence[str], components: Mapping[str, Component]) -> str:
+    if call is not None and f"{TOOL}{call.name}" in components:
         return f"{TOOL}{call.name}"
-    return _fallback(names)
+    return _section(quotes, components)
 
 
-def _fallback(names: set[str]) -> str:
-    """The instructions, whole or the first section of them."""
-    sections = sorted(name for name in names if name.partition(".")[0] == INSTRUCTIONS)
-    return sections[0] if sections else min(names, default=INSTRUCTIONS)
+def _section(quotes: Sequence[str], components: Mapping[str, Component]) -> str:
+    """The instructions; of several sections the one with most of the words of `quotes`, else the longest."""
+    sections = [each for each in components.values() if each.name.partition(".")[0] == INSTRUCTIONS]
+    words = stems(" ".join(quotes)) if len(sections) > 1 else frozenset()
+    ranked = sorted(sections, key=lambda each: (-len(words & stems(each.text)), -len(each.original), each.name))
+    return ranked[0].name if ranked else INSTRUCTIONS
 
 
 def _of_people(verdict: Verdict) -> list[str]:
@@ -161,10 +176,10 @@ def _of_people(verdict: Verdict) -> list[str]:
     ]
 
 
-def _mentioned(words: str, names: set[str]) -> str:
+def _mentioned(words: str, components: Mapping[str, Component]) -> str:
     """The tool that `words` name, else the instructions."""
-    tools = sorted(name for name in names if name.startswith(TOOL) and _has_word(words, name.removeprefix(TOOL)))
-    return tools[0] if tools else _fallback(names)
+    tools = sorted(name for name in components if name.startswith(TOOL) and _has_word(words, name.removeprefix(TOOL)))
+    return tools[0] if tools else _section((words,), components)
 
 
 def _has_word(words: str, name: str) -> bool:

@@ -19,8 +19,8 @@ from agentloop.config.settings import Config
 from agentloop.errors import ConfigError
 from agentloop.protocols import Draft, Experience, Policy
 from agentloop.train.guard import Guard
-from agentloop.train.trainers.components import components_of, read_overlay
-from agentloop.train.trainers.feedback import by_component, clusters, stored_evidence
+from agentloop.train.trainers.components import components_of, has_instructions, read_overlay
+from agentloop.train.trainers.feedback import by_component, clusters, evidence_of_each
 from agentloop.train.trainers.rewriting import Rewriter, request_for, rewriter_of
 from agentloop.train.trainers.turn import Effort, OverlayTurn
 from agentloop.types import Attempt, Component, Judged, Overlay, PolicyVersion, Rehearsal, VersionKind
@@ -31,6 +31,11 @@ N_FIRST = 2
 """Attempts that show an agent's texts, where nothing else does."""
 OURS = "agentloop"
 """Source of the traces of attempts."""
+NOTHING_SHARED = (
+    "gepa: the system prompts of the traces have no sentence in common, so the instructions stay as they are; train on "
+    "traces of one agent, as with `agentloop train 'agent:NAME'`, or let the agent send what changes as a message of "
+    "the user"
+)
 
 
 class GepaProject(Protocol):
@@ -91,6 +96,10 @@ class Gepa:
         overlay = read_overlay(_folder_of(parent, draft))
         stored = self._stored(experience, others=True)
         components = await self._components(experience, overlay, stored, asks=True)
+        if not has_instructions(components):
+            draft.progress.say(NOTHING_SHARED)
+        if not components:
+            return None
         rewriter = self._new_rewriter(experience, components)
         turn = OverlayTurn(self._effort, rewriter, draft, experience, overlay, components, stored)
         if not experience.tasks:
@@ -102,7 +111,9 @@ class Gepa:
         overlay = read_overlay(_folder_of(parent, draft))
         stored = self._stored(experience)
         components = await self._components(experience, overlay, stored)
-        evidence = stored_evidence(stored, components, experience)
+        if not has_instructions(components):
+            draft.progress.say(NOTHING_SHARED)
+        evidence = evidence_of_each(stored, components, experience)
         request = None
         for name, pieces in list(by_component(evidence).items())[:1]:
             request = request_for(components[name], pieces)
@@ -150,7 +161,7 @@ class Gepa:
         self, experience: Experience, overlay: Overlay, stored: Sequence[Judged], *, asks: bool = False
     ) -> dict[str, Component]:
         """Texts as experience shows them, else as traces do. asks: make a few attempts where no trace exists."""
-        visible: Sequence[Component] = ()
+        visible: Sequence[Component] | None = None
         traces = [judged.trace for judged in stored]
         if isinstance(experience, ShowsTexts) and experience.tasks:
             visible = await experience.texts()

@@ -62,7 +62,7 @@ def _pairs(attempts: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
         if reward is not None and reward < 1:
             failed.setdefault(attempt.task.id, attempt)
         elif before is not None:
-            evidence = evidence_of(before, ())
+            evidence = evidence_of(before, {})
             pairs.setdefault((evidence[0].type, evidence[0].quotes[0]), (before, attempt))
     return list(pairs.values())
 

@@ -17,7 +17,7 @@ from gepa.core.adapter import EvaluationBatch, ProposalFn
 from gepa.core.state import GEPAState
 
 from agentloop.train.trainers.evaluations import BudgetSpent, Evaluations, reward_of
-from agentloop.train.trainers.feedback import Evidence, by_component, evidence_of
+from agentloop.train.trainers.feedback import Evidence, by_component, evidence_of_each
 from agentloop.train.trainers.repair import Repair, repair
 from agentloop.train.trainers.rewriting import Rewriter
 from agentloop.types import Attempt, Task
@@ -203,8 +203,7 @@ class OverlaySearch:
         return best, repaired.is_good
 
     def _evidence(self, attempts: Sequence[Attempt]) -> list[Evidence]:
-        names = self._evaluations.components
-        return [each for attempt in attempts for each in evidence_of(attempt, names)]
+        return evidence_of_each(attempts, self._evaluations.components)
 
     def _is_over(self, gepa_state: GEPAState[Any, Any]) -> bool:
         """Whether many iterations brought no new attempt, or the rewriter gives no texts."""

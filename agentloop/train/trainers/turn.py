@@ -14,7 +14,7 @@ from agentloop.registry.folders import write_evidence
 from agentloop.train.trainers.budget import Budget
 from agentloop.train.trainers.components import OVERLAY, overlay_of
 from agentloop.train.trainers.evaluations import Evaluations, key_of
-from agentloop.train.trainers.feedback import by_component, stored_evidence
+from agentloop.train.trainers.feedback import by_component, evidence_of_each
 from agentloop.train.trainers.lessons import learn_lessons
 from agentloop.train.trainers.rewriting import Rewriter
 from agentloop.types import Component, Judged, Lesson, Overlay
@@ -59,7 +59,7 @@ class OverlayTurn:
         self._components = components
         self._stored = stored
         self._rewriter = rewriter
-        self._evidence = stored_evidence(stored, components, experience)
+        self._evidence = evidence_of_each(stored, components, experience)
 
     async def proven(self) -> str | None:
         """Search on the train tasks; the best candidate on validation becomes the version."""
