@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from agentloop.protocols import Draft, Experience, GroupVerifier, Sandbox, Verifier
-from agentloop.types import Attempt, Component, ExecResult, Message, PolicyVersion, Rehearsal, SandboxSpec, Task, Trace
+from agentloop.types import (
+    Attempt,
+    Component,
+    ExecResult,
+    Message,
+    PolicyVersion,
+    Rehearsal,
+    SandboxSpec,
+    Task,
+    ToolSpec,
+    Trace,
+)
 
 # --------------------------------------------------------------------------------------------------- of sandboxes
 
@@ -349,6 +360,15 @@ class ShowsTexts(Protocol):
 
     async def texts(self) -> Sequence[Component]:
         """Instructions and tool descriptions, each with an `original` equal to its `text`."""
+        ...
+
+
+@runtime_checkable
+class ShowsTools(Protocol):
+    """Experience that has the tools that the agent is offered, where its traces do not show them."""
+
+    async def tools(self) -> Sequence[ToolSpec] | None:
+        """None where the agent asked nothing, so that they are unknown."""
         ...
 
 

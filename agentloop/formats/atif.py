@@ -14,7 +14,7 @@ from agentloop.errors import FormatError
 from agentloop.formats.atif_export import OWN, ROOT, totals, write
 from agentloop.formats.atif_steps import AtifSteps
 from agentloop.formats.fields import Fields, keep_unheard, make, read_each, scores
-from agentloop.formats.steps import trace_id
+from agentloop.formats.steps import trace_id, with_tools
 from agentloop.protocols import Records
 from agentloop.types import Imported, Score, StopReason, SubTrace, Trace
 
@@ -74,7 +74,7 @@ def _trajectory(fields: Fields, record: Any, parent_id: str, depth: int) -> tupl
             "id": parent_id,
             "source": AtifFormat.name,
             "messages": steps.first,
-            "steps": steps.steps,
+            "steps": with_tools(agent, "tool_definitions", steps.steps),
             "children": list(_children(fields, record, parent_id, depth, steps.callers)),
         },
     )

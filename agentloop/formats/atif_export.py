@@ -56,6 +56,8 @@ def _trajectory(trace: Trace, place: dict[str, Any]) -> dict[str, Any]:
     agent = {"name": trace.agent or "unknown", "version": "unknown"}
     if len(models) == 1:
         agent |= _filled(model_name=models.pop())
+    if trace.steps:
+        agent |= _filled(tool_definitions=list(trace.steps[0].tools) or None)
     steps: list[dict[str, Any]] = [_message(message) for message in trace.messages]
     for step in trace.steps:
         steps += [_message(message) for message in step.heard]

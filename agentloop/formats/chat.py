@@ -14,7 +14,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.fields import Fields, read_each, score, text_at, unheard
-from agentloop.formats.steps import Steps, trace_id
+from agentloop.formats.steps import Steps, trace_id, with_tools
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
 
@@ -38,13 +38,14 @@ class ChatFormat:
         steps = Steps()
         add_messages(steps, fields)
         worth = score(fields, "reward", f"{self.name}:reward")
+        own_steps = with_tools(fields, "functions", with_tools(fields, "tools", steps.done()))
         return Imported(
             trace=Trace(
                 id=trace_id(self.name, record),
                 source=self.name,
                 task_id=fields.text("task_id"),
                 messages=steps.first,
-                steps=steps.done(),
+                steps=own_steps,
                 stop_reason=StopReason.unknown,
             ),
             scores=tuple(worth),

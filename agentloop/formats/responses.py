@@ -12,7 +12,7 @@ from agentloop.errors import FormatError
 from agentloop.formats.fields import Fields, as_list, keep_unheard, read_one
 from agentloop.formats.items import Items
 from agentloop.formats.items_parts import NOTHING, are_items
-from agentloop.formats.steps import Steps, trace_id
+from agentloop.formats.steps import Steps, trace_id, with_tools
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, Step, StopReason, Trace
 
@@ -60,6 +60,7 @@ class ResponsesFormat:
         add_input(steps, fields, response)
         add_items(steps, response, "output", model)
         values, own_steps = ending(response, steps)
+        own_steps = with_tools(response, "tools", own_steps)
         return Imported(
             trace=Trace(
                 id=trace_id(self.name, record), source=self.name, messages=steps.first, steps=own_steps, **values

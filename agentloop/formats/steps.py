@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from agentloop.formats.fields import Fields
 from agentloop.types import Completion, Message, Step, ToolCall, ToolResult, content_hash
 
 _Request = tuple[dict[str, Any], dict[str, list[ToolCall]]]
@@ -116,6 +117,15 @@ class Steps:
     def unheard(self) -> tuple[Message, ...]:
         """The messages after the last answer."""
         return tuple(self._heard)
+
+
+def with_tools(fields: Fields, key: str, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps, of which the first has the tool definitions at `key`. These stay in `left` if they are no objects."""
+    definitions = fields.peek(key)
+    if not steps or not isinstance(definitions, list) or not all(isinstance(each, dict) for each in definitions):
+        return tuple(steps)
+    fields.take(key)
+    return (steps[0].model_copy(update={"tools": (*steps[0].tools, *definitions)}), *steps[1:])
 
 
 def _first(calls: dict[str, list[ToolCall]], call_id: str) -> ToolCall:

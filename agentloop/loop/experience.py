@@ -36,6 +36,7 @@ from agentloop.types import (
     StageKey,
     StageKind,
     Task,
+    ToolSpec,
     Trace,
     VersionKind,
     content_hash,
@@ -194,6 +195,10 @@ class ProjectExperience:
     async def texts(self) -> Sequence[Component]:
         """See `abilities.ShowsTexts`."""
         return await self._workshop.texts(self.tasks)
+
+    async def tools(self) -> Sequence[ToolSpec] | None:
+        """See `abilities.ShowsTools`."""
+        return await self._workshop.tools(self.tasks)
 
     async def _gather(
         self,

@@ -138,6 +138,7 @@ def test_every_field_has_its_place(tmp_path: Path) -> None:
     assert trace.stop_reason is StopReason.unknown
     assert trace.messages == (Message(role="system", content="be careful"), Message(role="user", content="look here"))
     first, second = trace.steps
+    assert (list(first.tools), second.tools) == (RECORD["agent"]["tool_definitions"], ())
     assert first.completion == Completion(
         message=Message(
             role="assistant",
@@ -185,7 +186,6 @@ def test_what_has_no_place_is_kept(tmp_path: Path) -> None:
     assert raw.keys() == {
         "schema_version",
         "agent.version",
-        "agent.tool_definitions",
         "steps[0].timestamp",
         "steps[1].message",
         "steps[2].reasoning_effort",
@@ -283,6 +283,7 @@ TRACE = Trace(
                 ToolResult(call_id="c2", name="other", content="x", ok=True),
                 ToolResult(call_id="none", name="bash", content="y", ok=True),
             ),
+            tools=({"type": "function", "function": {"name": "bash"}},),
             started_at=datetime(2026, 1, 1, 10, tzinfo=UTC),
             duration_s=1.5,
         ),

@@ -41,7 +41,19 @@ def test_messages_become_steps_and_the_rest_is_kept(tmp_path: Path) -> None:
     first, second = trace.steps
     assert (first.completion.message.tool_calls[0].arguments, first.results[0].content) == ('{"command": "ls"}', "a\nb")
     assert ([m.content for m in second.heard], second.completion.message.content) == (["and?"], "two files")
-    assert found.raw.keys() == {"messages[1].content", "messages[5].annotations", "tools"}
+    assert (list(first.tools), second.tools) == (RECORD["tools"], ())
+    assert found.raw.keys() == {"messages[1].content", "messages[5].annotations"}
+
+
+def test_tools_that_no_answer_could_call_and_those_that_are_none_are_kept(tmp_path: Path) -> None:
+    question = {"messages": RECORD["messages"][:2], "tools": RECORD["tools"]}
+    (found,) = read(tmp_path, json.dumps(question))
+    assert isinstance(found, Imported)
+    assert found.raw["tools"] == RECORD["tools"]
+    (found,) = read(tmp_path, json.dumps({**RECORD, "tools": ["shell"], "functions": [{"name": "old"}]}))
+    assert isinstance(found, Imported)
+    assert found.raw["tools"] == ["shell"]
+    assert found.trace.steps[0].tools == ({"name": "old"},)
 
 
 def test_calls_that_share_an_id_keep_their_results(tmp_path: Path) -> None:

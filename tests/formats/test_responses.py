@@ -107,6 +107,7 @@ def test_a_response_object(tmp_path: Path) -> None:
     assert trace.messages == (Message(role="system", content="be brief"), Message(role="user", content="rain"))
     before, step = trace.steps
     assert (before.copied, before.completion.model, before.results[0].content) == (True, None, "dry")
+    assert (list(before.tools), step.tools) == (RESPONSE["tools"], ())
     message = step.completion.message
     assert (message.reasoning, message.content) == ("ask", "wait")
     assert message.tool_calls[0].arguments == "{bad"
@@ -125,7 +126,6 @@ def test_a_response_object(tmp_path: Path) -> None:
         "output[1].content[0]": {"annotations": [{"url": "u"}]},
         "output[2].id": "fc_1",
         "output[3].server_label": "dice",
-        "tools": RESPONSE["tools"],
         "usage.output_tokens_details": {"reasoning_tokens": 2},
     }
 

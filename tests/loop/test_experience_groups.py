@@ -105,3 +105,14 @@ def test_attempts_have_the_verdicts_of_now_as_a_resumed_turn_has(tmp_path: Path)
             await project.pool.close()
 
         asyncio.run(go())
+
+
+def test_the_tools_of_the_agent_are_those_of_its_first_request(tmp_path: Path) -> None:
+    with opened(make_mini(tmp_path / "mini")) as project:
+
+        async def go() -> list[str] | None:
+            tools = await ProjectExperience(project, 2, None).tools()
+            await project.pool.close()
+            return None if tools is None else [tool.name for tool in tools]
+
+        assert asyncio.run(go()) == ["shell", "submit"]

@@ -5,6 +5,7 @@ Groups that fail whole carry no gradient, so such a pool would never recover by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from random import Random
 
@@ -13,7 +14,7 @@ from agentloop.train.data.admission import Admission
 from agentloop.train.data.renderer import Renderer
 from agentloop.train.data.row import Row
 from agentloop.train.data.text_rows import text_rows_of
-from agentloop.types import Purpose
+from agentloop.types import Purpose, ToolSpec
 
 N_REVIVAL = 4
 """Stored successes that are imitated for each group in which every attempt failed."""
@@ -24,10 +25,14 @@ MAX_STORED = 64
 class Revival:
     """What has passed before in each pool."""
 
-    def __init__(self, experience: Experience, renderer: Renderer, admission: Admission) -> None:
+    def __init__(
+        self, experience: Experience, renderer: Renderer, admission: Admission, tools: Sequence[ToolSpec] = ()
+    ) -> None:
+        """tools: of traces that do not say what the agent was offered."""
         self._experience = experience
         self._renderer = renderer
         self._admission = admission
+        self._tools = tools
         self._passed: dict[str, list[Row]] = {}
 
     def rows(self, pool: str, rng: Random, draft: Draft) -> list[Row]:
@@ -49,5 +54,5 @@ class Revival:
         own = (judged for judged in stored if judged.task is not None)
         rows: list[Row] = []
         for judged in islice(own, MAX_STORED):
-            rows += text_rows_of(judged, self._renderer, self._admission).rows
+            rows += text_rows_of(judged, self._renderer, self._admission, tools=self._tools).rows
         return rows

@@ -49,7 +49,7 @@ from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.revival import Revival
 from agentloop.train.trainers.training import GOES_BACK, Training
 from agentloop.train.trainers.updates import Updates
-from agentloop.types import Attempt, PolicyVersion
+from agentloop.types import Attempt, PolicyVersion, ToolSpec
 
 N_SAMPLE = 16
 """Rows of a step on which a server that gets its update is checked."""
@@ -72,7 +72,9 @@ class RolledTurn:
         parent: PolicyVersion,
         draft: Draft,
         experience: Experience,
+        tools: Sequence[ToolSpec] = (),
     ) -> None:
+        """tools: of stored traces that do not say what the agent was offered."""
         self.training = training
         self._learning = training.learning
         self._host = host
@@ -81,7 +83,7 @@ class RolledTurn:
         self._draft = draft
         self._experience = experience
         self._curriculum = Curriculum(experience.tasks, training.state.rates[-1])
-        self._revival = Revival(experience, host.renderer(), admission)
+        self._revival = Revival(experience, host.renderer(), admission, tools)
         self._updates = Updates(
             training.trainable,
             self._learning.max_lag,

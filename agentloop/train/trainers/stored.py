@@ -15,6 +15,7 @@ from agentloop.train.data.text_rows import text_rows_of
 from agentloop.train.figures import EXCLUDED, RATE, ROWS, counts
 from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.training import GOES_BACK, Training, parts
+from agentloop.types import ToolSpec
 
 DEFAULTS = {"sft": "reward>=1"}
 """Filter of the stored traces of a kind, where a person named none: what is imitated should have passed."""
@@ -28,13 +29,21 @@ class StoredTurn:
     """One turn."""
 
     def __init__(
-        self, training: Training, host: Host, admission: Admission, draft: Draft, experience: Experience
+        self,
+        training: Training,
+        host: Host,
+        admission: Admission,
+        draft: Draft,
+        experience: Experience,
+        tools: Sequence[ToolSpec] = (),
     ) -> None:
+        """tools: of traces that do not say what the agent was offered."""
         self._training = training
         self._host = host
         self._admission = admission
         self._draft = draft
         self._experience = experience
+        self._tools = tools
 
     def run(self) -> str:
         """All updates that are not made yet; the version's note. Raises TrainingError."""
@@ -80,7 +89,7 @@ class StoredTurn:
                 cut = rows_of(judged, self._admission)
             else:
                 # Ids of another model's tokenizer would be noise, so the words are rendered anew.
-                cut = text_rows_of(judged, renderer, self._admission)
+                cut = text_rows_of(judged, renderer, self._admission, tools=self._tools)
             rows += cut.rows
             pairs[judged.trace.id] = judged.pair
             dropped.update({str(reason): n for reason, n in cut.excluded.items()})

@@ -6,11 +6,12 @@ version; at a server that samples at random, on the same groups.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+from agentloop.abilities import ShowsTools
 from agentloop.config.sections import AlarmSection
 from agentloop.errors import counted
 from agentloop.protocols import Draft, Experience
@@ -22,7 +23,7 @@ from agentloop.train.trainers.learning import STORED_ONLY, Learning
 from agentloop.train.trainers.rolled import RolledTurn
 from agentloop.train.trainers.stored import StoredTurn
 from agentloop.train.trainers.training import Training
-from agentloop.types import PolicyVersion, VersionKind, content_hash
+from agentloop.types import PolicyVersion, ToolSpec, VersionKind, content_hash
 
 VALIDATION = "validation"
 """Name of the figure that says how a version does on the validation split."""
@@ -78,10 +79,11 @@ class WeightsTrainer:
         await experience.resume(training.state.episodes if training.is_resumed else None)
         context = self._learning.max_row_tokens or training.trainable.context
         admission = replace(self._admission, max_tokens=context, models=self._host.models(draft.number))
+        tools = await self._tools(draft, experience)
         if self.name in STORED_ONLY or experience.filter or not experience.tasks:
-            note = StoredTurn(training, self._host, admission, draft, experience).run()
+            note = StoredTurn(training, self._host, admission, draft, experience, tools).run()
         else:
-            note = await RolledTurn(training, self._host, admission, parent, draft, experience).run()
+            note = await RolledTurn(training, self._host, admission, parent, draft, experience, tools).run()
         dropped = training.state.dropped
         if dropped:
             draft.progress.say(f"not trained: {exclusions_line(dropped)}")
@@ -102,6 +104,15 @@ class WeightsTrainer:
         if experience.n_validation:
             draft.measure(**{VALIDATION: await self._validate(name, experience)})
         return f"{self.name.upper()}, {note}, {counted(training.state.n_updates, 'update')}"
+
+    async def _tools(self, draft: Draft, experience: Experience) -> Sequence[ToolSpec]:
+        """What the agent is offered, which the served prompt has, for traces that do not say it."""
+        if self._host.answers_in_process or not isinstance(experience, ShowsTools):
+            return ()  # the tiny policy's format has no tools
+        tools = await experience.tools()
+        if tools is None:
+            draft.progress.say("the agent asked the policy nothing, so traces that list no tools are read without any")
+        return tools or ()
 
     async def _validate(self, name: str, experience: Experience) -> float:
         """Mean reward on the validation split, which decides when to stop and nothing else."""

@@ -10,8 +10,11 @@ import pytest
 
 from agentloop.config.sections import AlarmSection
 from agentloop.registry.artifacts import WEIGHTS, weights_hash
+from agentloop.testing.experience import MemoryExperience
 from agentloop.train.data.admission import judged_of
-from agentloop.types import Judged, RewardState, Split
+from agentloop.train.data.renderer import ChatRenderer, Renderer
+from agentloop.train.trainers.hosts import InProcess
+from agentloop.types import Judged, Message, RewardState, Split, ToolSpec
 
 from .world import Lines, draft_in, experience, first_weights, hash_of, improved, trainer
 
@@ -81,3 +84,44 @@ def test_stored_ids_of_another_model_or_of_an_unknown_distribution_do_not_train(
         assert improved(trainer(kind, parent), draft, world) is not None
         assert draft.steps[1].get(f"excluded/{reason}", 0) == (len(refused) if is_refused else 0)
         assert bool({trace for trace, _ in draft.pairs} & refused) != is_refused
+
+
+class ToolRenderer(ChatRenderer):
+    """As a chat template that writes the tools into the prompt."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+        names = " ".join(tool.name for tool in tools)
+        return super().prompt([Message(role="system", content=names), *messages], ())
+
+
+class ElsewhereWithTools(InProcess):
+    """A host whose template shows tools, as that of a served model does."""
+
+    answers_in_process = False
+
+    def renderer(self) -> Renderer:
+        return ToolRenderer(self._loaded.chat)
+
+    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
+        self.texts = [self._loaded.chat.decode(ids) for ids in sequences]
+
+
+class Equipped(MemoryExperience):
+    """Its agent is offered one tool."""
+
+    async def tools(self) -> Sequence[ToolSpec]:
+        return [ToolSpec(name="shell", description="", parameters={})]
+
+
+def test_words_are_learned_behind_the_tools_of_the_trace_else_of_the_agent(tmp_path: Path) -> None:
+    parent = first_weights(tmp_path / "v1")
+    silent, says = traces(parent, tmp_path / "other")[:2]
+    first = says.trace.steps[0].model_copy(update={"tools": ({"name": "calc", "parameters": {}},)})
+    says = says._replace(trace=says.trace.model_copy(update={"steps": (first, *says.trace.steps[1:])}))
+    made = trainer("sft", parent)
+    made._host = host = ElsewhereWithTools(made._learning, 1.0)
+    draft = draft_in(tmp_path / "v2")
+    base = experience()
+    world = Equipped(base.tasks, base._validation, base._agent, base._policy, stored=[silent, says])
+    assert improved(made, draft, world) is not None
+    assert [("shell" in text, "calc" in text) for text in host.texts] == [(True, False), (False, True)]
