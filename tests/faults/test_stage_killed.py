@@ -1,4 +1,4 @@
-"""A stage of the loop that is killed and started again asks for the attempts that are missing, and for no other."""
+"""A stage of the loop that is killed, and started again, asks for the missing attempts alone: an endpoint counts."""
 
 from __future__ import annotations
 
@@ -13,44 +13,30 @@ from agentloop.config.settings import STORE
 from agentloop.store.store import Store
 
 from .command import Running
+from .endpoint import MAX_IN_PROGRESS, N_CONCURRENT, N_REQUESTS, SETTLE_S, Endpoint, committed, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 
-SETTINGS = '[project]\nname = "mini"\nsuite = "evals/mini"\n[policy]\nkind = "scripted"\nscript = "asks.py:make"\n'
-GATE = "[gate]\ntrials = 2\n"
-ASKS = '''\
-"""Reads the file that it is asked for, and notes each request."""
-import time
-from pathlib import Path
-
-from agentloop.policies.scripted import ScriptedPolicy, call_message
-
-
-def make(tasks):
-    def script(messages, rng):
-        with Path("requests.log").open("a") as log:
-            log.write(f"{messages[0].content} {rng.random()} {len(messages)}\\n")
-        time.sleep(0.02)
-        if messages[-1].role == "tool":
-            return call_message("submit", answer=messages[-1].content.strip())
-        return call_message("shell", command=f"cat {messages[0].content.split()[-1][:-1]}")
-
-    return ScriptedPolicy(script, name="asks")
-'''
-N_ATTEMPTS, N_REQUESTS = N_TRAIN + 2 * N_HELDOUT, 2
-"""Attempts of the loop, and requests of each."""
+SETTINGS = """\
+[project]
+name = "mini"
+suite = "evals/mini"
+[policy]
+kind = "openai"
+model = "m"
+base_url = "{url}"
+max_concurrent = {n_concurrent}
+[gate]
+trials = {trials}
+"""
+LOOP = ("loop", ".", "--sandbox", "bubblewrap")
 
 
-def lay(folder: Path) -> Path:
+def lay(folder: Path, endpoint: Endpoint, trials: int) -> Path:
     make_mini(folder)
-    (folder / "agentloop.toml").write_text(SETTINGS + GATE)
-    (folder / "asks.py").write_text(ASKS)
+    settings = SETTINGS.format(url=endpoint.url, n_concurrent=N_CONCURRENT, trials=trials)
+    (folder / "agentloop.toml").write_text(settings)
     return folder
-
-
-def requests(folder: Path) -> list[str]:
-    log = folder / "requests.log"
-    return log.read_text().splitlines() if log.exists() else []
 
 
 def stored(folder: Path) -> list[tuple[str, int | None, str, float | None]]:
@@ -63,24 +49,34 @@ def stored(folder: Path) -> list[tuple[str, int | None, str, float | None]]:
         store.close()
 
 
-def test_a_killed_stage_goes_on_with_the_missing_attempts(tmp_path: Path) -> None:
-    whole = lay(tmp_path / "whole")
-    status, _ = Running("loop", ".", "--sandbox", "bubblewrap", cwd=whole).finish()
-    assert (status, len(requests(whole))) == (0, N_REQUESTS * N_ATTEMPTS)
-    cut = lay(tmp_path / "cut")
-    for n_more in (30, 40):
-        n_committed = len(stored(cut)) if (cut / STORE).exists() else 0
-        n_before = len(requests(cut))
-        running = Running("loop", ".", "--sandbox", "bubblewrap", cwd=cut)
-        end = time.monotonic() + 60
-        while len(requests(cut)) < n_before + n_more and time.monotonic() < end and running.process.poll() is None:
-            time.sleep(0.01)
-        assert running.end(signal.SIGKILL)[0] == -signal.SIGKILL
-        assert len(stored(cut)) > n_committed, "attempts are committed while their stage is under way"
-    committed, n_before = stored(cut), len(requests(cut))
-    assert len(committed) < N_ATTEMPTS
-    status, _ = Running("loop", ".", "--sandbox", "bubblewrap", cwd=cut).finish()
-    assert status == 0
-    assert len(requests(cut)) - n_before == N_REQUESTS * (N_ATTEMPTS - len(committed))
-    assert set(committed) <= set(stored(cut)), "nothing that was committed has changed"
-    assert stored(cut) == stored(whole)
+@pytest.mark.parametrize(("n_kills", "trials"), [(2, 2), pytest.param(20, 8, marks=pytest.mark.soak)])
+def test_a_killed_stage_repeats_no_attempt_that_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_kills: int, trials: int
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    n_attempts = N_TRAIN + trials * N_HELDOUT
+    with serving() as endpoint:
+        whole = lay(tmp_path / "whole", endpoint, trials)
+        assert Running(*LOOP, cwd=whole).finish()[0] == 0
+        assert (endpoint.n_requests, len(endpoint.begun)) == (N_REQUESTS * n_attempts, n_attempts)
+        endpoint.forget()
+        folder = lay(tmp_path / "cut", endpoint, trials)
+        on_disk: dict[str, int] = {}
+        begun: dict[int, int] = {}
+        for kill in range(1, n_kills + 1):
+            running = Running(*LOOP, cwd=folder)
+            endpoint.wait_for(N_REQUESTS * n_attempts * kill // (n_kills + 1), running)
+            assert running.end(signal.SIGKILL)[0] == -signal.SIGKILL
+            time.sleep(SETTLE_S)
+            before, on_disk = on_disk, committed(folder)
+            assert before.items() < on_disk.items(), "attempts are committed during their stage, and none is lost"
+            assert begun == {seed: endpoint.begun[seed] for seed in begun}, "none on disk is asked for again"
+            assert len(endpoint.begun) - len(on_disk) <= MAX_IN_PROGRESS
+            begun = {seed: endpoint.begun[seed] for seed in on_disk.values()}
+        rows, n_requests = stored(folder), endpoint.n_requests
+        assert Running(*LOOP, cwd=folder).finish()[0] == 0
+        assert endpoint.n_requests - n_requests == N_REQUESTS * (n_attempts - len(on_disk))
+        assert begun == {seed: endpoint.begun[seed] for seed in begun}, "none on disk is asked for again"
+        assert sum(endpoint.begun.values()) - n_attempts <= n_kills * MAX_IN_PROGRESS
+        assert set(rows) <= set(stored(folder)), "nothing that was committed has changed"
+        assert stored(folder) == stored(whole)
