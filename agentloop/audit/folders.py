@@ -1,4 +1,4 @@
-"""An audit of folders: suites of either kind, and projects, one after the other."""
+"""Audits folders one after the other: suites of either kind, and projects."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from agentloop.suites.suite import load_suites
 
 
 class AuditDisplay(Protocol):
-    """What an audit reports while it runs."""
+    """Receives the progress of an audit."""
 
     def start(self, stage: str, total: int) -> None:
-        """A stage of `total` attempts begins."""
+        """A stage with `total` attempts begins."""
         ...
 
     def running(self, what: str) -> None:
@@ -36,13 +36,13 @@ class AuditDisplay(Protocol):
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """How hard to try."""
+    """Options of an audit."""
 
     n_oracle: int = N_ORACLE
-    """Attempts with each task's own solution."""
+    """Number of attempts with each task's own solution."""
     n_concurrent: int = 2
     quick: bool = False
-    """Try each solution once, and no cheat."""
+    """True tries each solution once, and no cheat."""
 
 
 def audit_folders(
@@ -72,5 +72,5 @@ def audit_folders(
 
 
 def _suite_of(path: Path) -> Path:
-    """The suite of a project, or the path as it is."""
+    """The suite of a project, or the path itself."""
     return suite_folder(path, load_config(path)) if (path / CONFIG_FILE).is_file() else path

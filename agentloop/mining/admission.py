@@ -1,15 +1,15 @@
-"""The six checks that make a failed trace a regression case, each with the numbers that it rests on.
+"""The six checks that turn a failed trace into a regression case, each with the numbers that support it.
 
     reproduces   the policy that failed fails again, more often than not
-    solvable     somebody passes: the task's own solution, the fixed policy, or a run that is stored
-    sound        the verifiers give the solution 1, and nothing to nobody and to every cheat that is known
+    solvable     something passes: the task's own solution, the fixed policy, or a stored run
+    sound        the verifiers give 1 to the solution, and 0 to doing nothing and to every known cheat
     flake        the policy that passes does so nearly always
-    novel        few cases have this failure yet
-    no_secrets   nothing in the case looks like a secret, and nothing was one
+    novel        few cases have this failure so far
+    no_secrets   nothing in the case looks like a secret, and nothing was redacted
 
-Replays stop as soon as they have decided. They are looked at a few times, at numbers that are fixed beforehand, and
-the risk is divided among the looks, so each bound holds though it was looked for more than once. A trial without a
-reward is no evidence of anything; when too many have none, the check fails and says why.
+Replays stop as soon as they have decided. They are evaluated a few times, at fixed numbers of trials, and the risk is
+divided among the evaluations, so each bound holds despite repeated looks. A trial without a reward is no evidence. If
+too many trials have none, the check fails with that reason.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from agentloop.store.redact import Redactor
 from agentloop.types import FailureType, Frozen, Task
 
 LOOKS, ALPHA = (9, 18, 36), 0.01
-"""Replays of the policy that failed, and the risk of admitting a fault that shows every other time or less."""
+"""Replays of the policy that failed, and the risk of admitting a failure that occurs in half of its runs or fewer."""
 MIN_FAILS = 0.5
-"""Share of replays that fail, which the lower bound must exceed."""
+"""Share of failing replays that the lower bound must exceed."""
 PASS_LOOKS, PASS_ALPHA = (16, 32), 0.05
 MAX_FLAKE = 0.25
 """Share of trials that the passing policy loses, which the upper bound must not exceed: 0 of 16, or 2 of 32."""
 MAX_LOST = 0.2
-"""Share of trials without a reward above which nothing is said."""
+"""Share of trials without a reward above which nothing is decided."""
 MAX_SCANNED = 16 << 20
 _MARK = re.compile(r"\[redacted:([a-z_]+):")
 
 Rolled = Callable[[range], Awaitable[Sequence[Outcome]]]
-"""Numbers of trials -> what came of them."""
+"""Numbers of trials -> their outcomes."""
 
 
 class Check(Frozen):
-    """What came of one check."""
+    """The result of one check."""
 
     name: str
     passed: bool | None
-    """None for one that was not made, because another had failed before."""
+    """None for a check that was skipped because another had failed."""
     why: str
-    """One line."""
+    """The reason, in one line."""
     numbers: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -60,13 +60,13 @@ NAMES = ("reproduces", "solvable", "sound", "flake", "novel", "no_secrets")
 
 
 def all_six(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """In the order of NAMES, with those that were not made."""
+    """All checks in the order of NAMES, including skipped ones."""
     by_name = {check.name: check for check in checks}
     return tuple(by_name.get(name) or Check(name=name, passed=None, why="not made") for name in NAMES)
 
 
 async def reproduces(roll: Rolled, who: str, failure: FailureType) -> Check:
-    """Whether the policy that failed fails more often than not. roll: its trials; failure: what it was."""
+    """Whether the policy that failed fails more often than not. roll: its trials; failure: the original failure."""
     seen = _Counted()
     lost = ""
     for numbered in _stages(LOOKS):
@@ -89,7 +89,7 @@ async def reproduces(roll: Rolled, who: str, failure: FailureType) -> Check:
 
 
 async def flake(roll: Rolled, who: str) -> tuple[Check, int]:
-    """(whether the policy that passes does so nearly always, how often it passed)."""
+    """(whether the passing policy passes nearly always, number of passes)."""
     seen = _Counted()
     lost = ""
     for numbered in _stages(PASS_LOOKS):
@@ -111,7 +111,7 @@ async def flake(roll: Rolled, who: str) -> tuple[Check, int]:
 
 
 def sound(result: TaskAudit) -> Check:
-    """Whether the verifiers can be trusted. `solvable` is the check for a missing solution."""
+    """Whether the verifiers can be trusted. `solvable` checks for a missing solution."""
     problems = [one for one in result.problems if result.oracle or not one.startswith("not known")]
     numbers = {
         "solution": result.oracle, "nothing": result.empty, "random": result.random, "cheats": result.n_cheats,
@@ -129,7 +129,7 @@ def sound(result: TaskAudit) -> Check:
 
 
 def solvable(n_passed: int, who: str, stored: str | None) -> Check:
-    """n_passed: how often `who` passed. stored: the id of a stored run that passes when it is judged again."""
+    """n_passed: passes of `who`. stored: id of a stored run that passes when it is judged again."""
     numbers = {"policy": who, "passed": n_passed, "trace": stored}
     if n_passed:
         return Check(name="solvable", passed=True, why=f"{who} passed {n_passed} times", numbers=numbers)
@@ -141,7 +141,8 @@ def solvable(n_passed: int, who: str, stored: str | None) -> Check:
 
 
 def novel(n_covered: int, max_alike: int, same: str | None = None) -> Check:
-    """n_covered: cases of the same signature; max_alike: how many are enough; same: a case of the same task."""
+    """n_covered: cases with the same signature; max_alike: maximum of these; same: an existing case of the same
+    task."""
     if same is not None:
         return Check(name="novel", passed=False, why=f"case {same} asks the same task", numbers={"same": same})
     numbers = {"alike": n_covered, "at_most": max_alike}
@@ -152,9 +153,9 @@ def novel(n_covered: int, max_alike: int, same: str | None = None) -> Check:
 
 
 def no_secrets(draft: Path, task: Task | None, secrets: Iterable[str]) -> Check:
-    """Whether all files of the case, and those that its box and verifiers start with, are clean, names included.
+    """Whether all files of the case, and the files of its sandbox and verifiers, are free of secrets, including names.
 
-    What was redacted before it was stored counts as well: where it was, a person has to look. No secret is quoted.
+    Redacted text fails the check as well, because a person has to look at it. No secret is quoted.
     """
     redactor = Redactor(b"case", secrets)
     secrets_in: dict[str, list[str]] = {}
@@ -193,7 +194,7 @@ def _files(draft: Path, task: Task | None) -> list[tuple[str, Path]]:
 
 
 class _Counted:
-    """Trials as they come."""
+    """Trials as they arrive."""
 
     def __init__(self) -> None:
         self.n = self.n_failed = self.n_lost = 0
@@ -214,7 +215,7 @@ class _Counted:
                     self.types.append(outcome.failure)
 
     def too_many_lost(self) -> str:
-        """Why the trials decide nothing; "" when they do."""
+        """Why the trials decide nothing; "" if they do."""
         n_total = self.n + self.n_lost
         if self.n_lost <= MAX_LOST * n_total:
             return ""
@@ -226,7 +227,7 @@ def _stages(looks: Sequence[int]) -> list[range]:
 
 
 def _hopeless(seen: _Counted, last: int) -> bool:
-    """Whether more replays could not show it, or hardly: to stop early for this takes nothing from the risk."""
+    """True if more replays could hardly succeed. Stopping early for this reason does not add to the risk."""
     left = max(0, last - seen.n - seen.n_lost)
     low, _ = clopper_pearson(seen.n_failed + left, seen.n + left, ALPHA / len(LOOKS))
     return low <= MIN_FAILS or seen.n_failed < MIN_FAILS / 2 * seen.n

@@ -1,8 +1,8 @@
-"""Failed traces -> candidates for cases: one of each kind of failure first.
+"""Selects failed traces as candidates for cases, one of each kind of failure first.
 
-A failure's signature is its type, its detector, the tool and the words that show it, without what varies in them
-(`failures/analysis/templates.py`). The largest signature comes first, and before a second trace of any the first of all
-others. Nothing here runs anything; what becomes of a candidate is decided in `mine.py`.
+A failure's signature consists of its type, its detector, the tool and the quoted words without their variable parts
+(`failures/analysis/templates.py`). The largest signature comes first, and every signature gets one trace before any
+gets a second. Nothing here runs anything; `mine.py` decides about each candidate.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from agentloop.store.store import Store
 from agentloop.types import Failure, Imported, RewardState, Task, Trace, Verdict
 
 MAX_ALIKE = 3
-"""Cases of one failure signature; further ones would say the same again."""
+"""Maximum number of cases with one failure signature. Further ones would repeat the others."""
 TRIES = 3
-"""Traces of a signature that are tried for each case of it that may be, unless they are asked for by their ids."""
+"""Number of traces of a signature to try for each possible case, unless traces are requested by id."""
 
 
 class Signatures:
-    """Which failures are alike, those of cases and those of traces; fed in one order, they are the same each time."""
+    """Detects similar failures, of cases and of traces. Equal input order gives equal results."""
 
     def __init__(self, cases: Sequence[MinedCase] = (), max_alike: int = MAX_ALIKE) -> None:
-        """max_alike: cases of one signature at most."""
+        """max_alike: maximum number of cases with one signature."""
         self._templates = Templates()
         self.max_alike = max_alike
         self.n_passed_over = 0
-        """Failed traces that were left out: their signature has enough cases, or was tried often enough."""
+        """Failed traces that were skipped, because their signature has enough cases or was tried often enough."""
         self.n_cases: Counter[tuple[Kind, int]] = Counter()
         self.traces = {case.trace for case in cases}
-        """Of which there are cases, whatever these are called."""
+        """Traces that have a case."""
         self.of_task = {case.task: case.id for case in cases if case.kind == FULL}
-        """Task -> the case that asks it again from its start: another one would be the same."""
+        """Task -> the case that repeats it from its start. A second one would be identical."""
         for case in cases:
             self.n_cases[self.of(case.failure, case.detector, case.tool, case.evidence)] += 1
 
     def of(self, kind: str, detector: str, tool: str | None, evidence: str) -> tuple[Kind, int]:
-        """Equal for failures that are alike."""
+        """Equal for similar failures."""
         named = Kind(str(kind), detector.partition("@")[0], tool)
         return named, self._templates.add(named, evidence)
 
@@ -55,18 +55,18 @@ class Candidate(NamedTuple):
     trace: Trace
     verdict: Verdict
     failure: Failure
-    """The critical one."""
+    """The critical failure."""
     tool: str | None
     task: Task | None
-    """None for a trace of no task here."""
+    """None if the trace's task is unknown here."""
     imported: Imported | None
     signature: tuple[Kind, int]
     n_alike: int
-    """Failed traces of the signature."""
+    """Number of failed traces with this signature."""
 
     @property
     def id(self) -> str:
-        """Of the case to be."""
+        """Id of the future case."""
         return case_id(self.task.id if self.task else self.trace.task_id or "trace", self.failure.type, self.trace.id)
 
 
@@ -80,11 +80,11 @@ def candidates(
     every: bool = False,
     project: str | None = None,
 ) -> Iterator[Candidate]:
-    """Scored failures of a store, read one after another. tasks: by id. ids: only these traces.
+    """Scored failures of a store, one after another. tasks: by id. ids: only these traces.
 
-    every: also of signatures that have enough cases, or have been tried often enough.
+    every: include signatures that have enough cases or were tried often enough.
 
-    Raises ConfigError for a filter that is none.
+    Raises ConfigError for an invalid filter.
     """
     alike: dict[tuple[Kind, int], list[FailureLabel]] = {}
     wanted = set(ids)

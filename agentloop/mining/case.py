@@ -1,20 +1,20 @@
-"""A regression case: a folder that says what failed, how it fails again, and why that can be believed.
+"""A regression case: a folder that states what failed, how to reproduce it, and why that can be believed.
 
     evals/regressions/CASE/
-        case.toml        what happened, in words and in keys; whose trace it was; the kind of case
-        suite.toml       the box and the limits                       } a suite of one task (`suite.py`): of an
-        tasks.jsonl      the instruction, the verifiers, the solution } `offline` case there is none
-        CASE/            of a Harbor task, its folder in place of these two
-        prefix.jsonl     of a fork, the turns that it goes on from, one a line
-        snapshot/        of a fork, what these turns left in the working folder
-        files/           what the box starts with, where it did not lie beside the cases already
-        cassette.jsonl   the calls of the failed run up to the step that failed, and what they gave
-        trace.json       of an offline case, the whole trace
+        case.toml        the failure, in words and in keys; the origin of its trace; the kind of case
+        suite.toml       the sandbox and the limits                   } a suite of one task (`suite.py`); an
+        tasks.jsonl      the instruction, the verifiers, the solution } `offline` case has none
+        CASE/            for a Harbor task, its folder instead of these two
+        prefix.jsonl     for a fork, the turns before the fork, one per line
+        snapshot/        for a fork, the working folder after these turns
+        files/           the sandbox's initial files, unless they were beside the cases already
+        cassette.jsonl   the failed run's calls up to the failing step, with their results
+        trace.json       for an offline case, the whole trace
         evidence.json    the checks that it passed, with their numbers (`admission.py`)
 
-Kinds: `full` begins where the task does; `fork@k` goes on from step k of the failed run; `offline` runs nothing, and
-holds a detector to what it found. Everything is text and small, paths are relative, and equal cases have equal bytes.
-Nothing here runs a policy.
+Kinds: `full` starts from the beginning of the task; `fork@k` continues the failed run from step k; `offline` runs
+nothing and checks that a detector still finds the failure. Everything is small text, paths are relative, and equal
+cases have equal bytes. Nothing here runs a policy.
 """
 
 from __future__ import annotations
@@ -38,43 +38,43 @@ from agentloop.suites.writer import toml_value, write_suite
 from agentloop.types import FailureType, Frozen, Imported, Part, Split, Step, Task, Trace, content_hash
 
 REGRESSIONS = Path("evals") / "regressions"
-"""Folder, in a project, of cases that were admitted."""
+"""Folder of admitted cases in a project."""
 CASSETTE, EVIDENCE, TRACE = "cassette.jsonl", "evidence.json", "trace.json"
 SNAPSHOT, FILES, VERIFIERS = "snapshot", "files", "verifiers"
 FULL, OFFLINE = "full", "offline"
 MAX_BYTES = 2 << 20
-"""Of a whole case: it is to be read in a pull request."""
+"""Maximum size of a whole case, because people read it in a pull request."""
 MAX_WORDS = 2000
-"""Characters kept of one tool's result in the cassette, which is for people."""
+"""Maximum number of characters of one tool's result in the cassette, which is for people."""
 
 
 class MinedCase(Frozen):
-    """What case.toml says, in its order."""
+    """The contents of case.toml, in order."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
-    """Also the folder's name, and the task's id in the suite of cases."""
+    """Also the name of the folder, and the id of the task in the suite of cases."""
     kind: str = Field(pattern=r"^(full|offline|fork@[1-9][0-9]*)$")
     sentence: str
-    """What happened, for a person."""
+    """The failure in words."""
     failure: FailureType
     step: int | None = None
-    """Index of the failing step; None when the whole trace is meant."""
+    """Index of the failing step; None for the whole trace."""
     evidence: str = ""
-    """Quoted from the trace."""
+    """Quote from the trace."""
     detector: str
     tool: str | None = None
     """The tool whose call failed."""
     task: str
-    """Id of the task, which is not trained on any more; for an offline case, its name in the source."""
+    """Id of the task, which is excluded from training; for an offline case, its name in the source."""
     suite: str = ""
     trace: str
     """Id of the failed trace."""
     source: str = "agentloop"
-    """The format of the trace."""
+    """Format of the trace."""
     policy: str = ""
     """The policy that failed, as a REF."""
     verifiers: tuple[str, ...] = ()
-    """`name@version` of each, when the case was admitted."""
+    """`name@version` of each verifier at the time of admission."""
     image: str = ""
     tags: tuple[str, ...] = (MUST_PASS,)
 
@@ -86,7 +86,7 @@ class MinedCase(Frozen):
 
 
 def case_id(task: str, failure: FailureType, trace: str) -> str:
-    """`wrong_arguments-max-a3-1a2b3c4d`: the same for the same trace."""
+    """`wrong_arguments-max-a3-1a2b3c4d`: always the same for one trace."""
     words = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{failure.value.rpartition('.')[2]}-{task}").strip("-.")
     return f"{words[:80]}-{content_hash([task, failure.value, trace])[:8]}"
 
@@ -96,7 +96,7 @@ def case_id(task: str, failure: FailureType, trace: str) -> str:
 
 @contextmanager
 def drafted(out: Path, name: str) -> Iterator[Path]:
-    """A new folder in `out`, removed after the block: files in it have the same relative paths as those of a case."""
+    """A new folder in `out`, removed after the block. Its files have the same relative paths as those of a case."""
     folder = out.resolve() / f".{name}.draft"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -109,10 +109,10 @@ def drafted(out: Path, name: str) -> Iterator[Path]:
 def write_case(
     draft: Path, case: MinedCase, trace: Trace, *, task: Task | None, imported: Imported | None = None
 ) -> None:
-    """Write a case, without its evidence, to the folder `draft`, which is beside the case's own.
+    """Writes a case, without its evidence, to the folder `draft` beside the future case.
 
-    task: the task of the case; None for an offline one. imported: its trace with its raw fields. Files of the task
-    outside the folder of the cases are copied. Raises ConfigError for a case of more than MAX_BYTES.
+    task: the task of the case; None for an offline one. imported: its trace with its raw fields. Copies files of the
+    task from outside the folder of cases. Raises ConfigError for a case larger than MAX_BYTES.
     """
     text = "".join(
         f"{key} = {toml_value(value)}\n"
@@ -135,7 +135,7 @@ def write_case(
 
 
 def put_case(draft: Path, folder: Path, evidence: Mapping[str, Any]) -> None:
-    """Make the draft the case in the new folder `folder`, whole or not at all, and the cases a suite."""
+    """Turns the draft into the case in the new folder `folder`, atomically, and the cases into a suite."""
     write_text(draft / EVIDENCE, json.dumps(evidence, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft.rename(folder)
@@ -156,7 +156,7 @@ def _cassette(steps: Sequence[Step], last: int) -> Iterator[str]:
 
 
 def _beside(task: Task, draft: Path) -> Task:
-    """`task` with everything that it needs in the folder of suites that the case is in, copied if it was not."""
+    """`task` with all of its files inside the folder of cases, copied if necessary."""
     home = draft.parent.parent
     spec = task.sandbox
     if spec.files is not None and not spec.files.is_relative_to(home):
@@ -166,7 +166,7 @@ def _beside(task: Task, draft: Path) -> Task:
 
 
 def _part_beside(part: Part, home: Path, folder: Path) -> Part:
-    """A verifier that is kept in a file, or has a folder of tests."""
+    """A verifier in a file, or with a folder of tests, moved inside the folder of cases."""
     file, _, name = part.kind.rpartition(":")
     tests = part.options.get("tests")
     if file.endswith(".py") and not Path(file).is_relative_to(home):
@@ -197,7 +197,7 @@ def _copied(source: Path, target: Path) -> Path:
 
 
 def read_case(folder: Path) -> MinedCase:
-    """What the case in `folder` says. Raises ConfigError: one line with file and key."""
+    """Reads the case in `folder`. Raises ConfigError: one line with file and key."""
     path = folder / CASE
     try:
         case = MinedCase.model_validate(read_toml(path))
@@ -214,12 +214,12 @@ def read_case(folder: Path) -> MinedCase:
 
 
 def read_cases(out: Path) -> list[MinedCase]:
-    """Those in the folder `out`, by name; none where there is no such folder. Raises ConfigError."""
+    """The cases in the folder `out`, by name; none if the folder is missing. Raises ConfigError."""
     return [read_case(path.parent) for path in sorted(out.glob(f"*/{CASE}"))]
 
 
 def case_task(folder: Path) -> Task:
-    """The task of the case, or of the draft of one, in `folder`. Raises ConfigError for one that is offline."""
+    """The task of the case or draft in `folder`. Raises ConfigError for an offline case."""
     if not has_task(folder):
         raise ConfigError(f"{folder} has no task to be done; it is an offline case")
     return load_suite(folder).tasks[0]

@@ -1,8 +1,7 @@
 """The tasks that champions failed, from which `mine.py` makes regression cases.
 
-They are a suite like any other (`suite.py`), in the heldout split so that no trainer gets them, plus
-`failures.jsonl`: for each task the failure, its step, and a quote that shows it. Nothing here has been
-reproduced; a regression case (`case.py`) has.
+They form a suite (`suite.py`) in the heldout split, so that no trainer sees them, plus `failures.jsonl`: for each task
+the failure, its step, and a quote. Nothing here has been reproduced; a regression case (`case.py`) has.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from agentloop.suites.writer import write_suite
 from agentloop.types import FailureType, Frozen, RewardState, Split, Task, Trace, Verdict, content_hash
 
 FAILED = Path("evals") / "failed"
-"""Folder, in a project, of the tasks that a champion failed; `agentloop mine` reads it."""
+"""Folder, in a project, of the tasks that a champion failed. `agentloop mine` reads it."""
 FAILURES = "failures.jsonl"
 
 
 class Pinned(Frozen):
-    """A failed trace to remember, and the verdict that says why it failed.
+    """A failed trace to remember, with its verdict.
 
-    Raises ValidationError (a ValueError) for a trace that was not scored, which is not the policy's failure,
-    and for one with the full reward, which is no failure.
+    Raises ValidationError (a ValueError) for a trace that was not scored, which is not the policy's failure, and for
+    one with the full reward, which is no failure.
     """
 
     trace: Trace
@@ -57,9 +56,9 @@ class FailedTask(Frozen):
     task_id: str
     failure: FailureType
     evidence: str
-    """Quoted from the trace; empty when the failure could not be classified."""
+    """Quote from the trace; empty for an unclassified failure."""
     step: int | None
-    """Index of the failing step; None when the whole trace is meant."""
+    """Index of the failing step; None for the whole trace."""
     trace_id: str
     policy_version: int
     """The version that failed."""

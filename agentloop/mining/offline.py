@@ -1,8 +1,8 @@
-"""An offline case holds our detectors to what they found in a trace; it asks nothing of any policy.
+"""An offline case checks that our detectors still find the failure in a stored trace. It runs no policy.
 
-For a trace that came from elsewhere there is no box and no task here, so nothing can be done again. What can be asked
-again, for nothing and with the same answer each time, is whether the rules still say of this run what they said when
-the case was admitted: same type, same step. A change of a detector that loses it is what such a case catches.
+A trace from elsewhere has no sandbox and no task here, so it cannot run again. But one question can be asked again at
+no cost: whether the rules still report the same type at the same step as when the case was admitted. Such a case
+catches a change of a detector that loses the failure.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from agentloop.types import Failure, Imported, RewardState, Verdict
 
 
 def failure_in(imported: Imported) -> Failure | None:
-    """The failure that decides a run, as the rules find it now; its outcome is the one that is recorded."""
+    """The critical failure by the current rules, given the recorded outcome."""
     verdict = imported.verdict or Verdict(trace_id=imported.trace.id, state=RewardState.unscored, reward=None)
     return classified_imported(imported, verdict.state, verdict.reward).critical
 
 
 def lost(case: MinedCase, imported: Imported) -> str | None:
-    """What the rules say in place of what they said, in words; None where they still say it."""
+    """How the rules' current result differs from the case, in words; None if it does not."""
     now = failure_in(imported)
     if now is None:
         return f"no rule finds {case.failure} in it now"
@@ -33,12 +33,12 @@ def lost(case: MinedCase, imported: Imported) -> str | None:
 
 
 def recheck(out: Path) -> dict[str, str | None]:
-    """Each offline case in `out` -> what was lost of it. Raises ConfigError."""
+    """Offline case in `out` -> the difference. Raises ConfigError."""
     return {case.id: lost(case, read_trace(out / case.id)) for case in read_cases(out) if case.kind == OFFLINE}
 
 
 def offline_checks(case: MinedCase, draft: Path, passing: Sequence[Imported]) -> list[Check]:
-    """The checks of an offline case but for `novel` and `no_secrets`. passing: runs of the same task that passed."""
+    """The checks of an offline case except `novel` and `no_secrets`. passing: successful runs of the same task."""
     imported = read_trace(draft)
     why = lost(case, imported)
     reproduces = Check(
@@ -67,7 +67,7 @@ def offline_checks(case: MinedCase, draft: Path, passing: Sequence[Imported]) ->
 
 
 def _before(case: MinedCase, imported: Imported) -> str:
-    """The complaint about a detector that finds the failure already in the run before its step; empty without one."""
+    """A message about a detector that finds the failure in the run before its step; empty otherwise."""
     if case.step is None:
         return ""
     trace = imported.trace

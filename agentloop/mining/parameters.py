@@ -1,8 +1,8 @@
-"""Tasks that differ from another in one parameter: a number or the name of a file, wherever the task has it.
+"""Variants of a task with one parameter changed: a number or a file name, everywhere the task contains it.
 
-A parameter stands in the instruction and in a command of the solution, as a word of its own. Both change, and the texts
-in the verifiers' options. The files stay as they are, because the tasks of a split share them, so a file's name becomes
-that of another file beside it. The value that a verifier expects becomes the answer of the changed solution.
+A parameter occurs in the instruction and in a command of the solution, as a whole word. Both change, and so does text
+in the verifiers' options. The files stay the same, because the tasks of a split share them, so a file name is replaced
+by that of another file beside it. The verifier then expects the answer of the changed solution.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from agentloop.train.guard import NUMBERS
 from agentloop.types import Part, Task
 
 MAX_VALUES = 4
-"""Other values of one parameter that are tried."""
+"""Maximum number of other values to try for one parameter."""
 MAX_FILES = 2000
 _NUMBER = re.compile(r"(?<![\w./-])\d{1,9}(?![\w/-]|\.\d)")
 FOLDERS = frozenset({TESTS, TASK_FOLDER})
-"""Options that name a place on this machine."""
+"""Options that name a folder on this machine."""
 
 
 class Substitution(NamedTuple):
-    """A parameter and its new value."""
+    """A parameter with its new value."""
 
     old: str
     new: str
 
 
 def substitutions(task: Task, rng: random.Random) -> list[Substitution]:
-    """New values of each parameter of `task`, as `rng` draws them; a value of each before a second of any."""
+    """New values for the parameters of `task`, drawn by `rng`: one value of each parameter before a second of any."""
     commands = "\n".join(task.solution)
     values = {old: _numbers(int(old), rng) for old in _NUMBER.findall(task.instruction) if _word(old).search(commands)}
     values |= {old: others for old, others in _files(task, rng).items() if _word(old).search(commands)}
@@ -41,7 +41,7 @@ def substitutions(task: Task, rng: random.Random) -> list[Substitution]:
 
 
 def substituted(task: Task, change: Substitution) -> Task:
-    """`task` with another value, in all of its texts; what its verifiers expect is not yet right."""
+    """`task` with another value in all of its text. Its verifiers still expect the old answer."""
     pattern = _word(change.old)
 
     def changed(value: Any) -> Any:
@@ -61,7 +61,7 @@ def substituted(task: Task, change: Substitution) -> Task:
 
 
 def expecting(task: Task, before: str, after: str) -> Task:
-    """`task`, whose verifiers expect `after` where they expected `before`: the answers of two solutions."""
+    """`task` with verifiers that expect `after` instead of `before`, the answers of the two solutions."""
 
     def option(name: str, value: Any) -> Any:
         if isinstance(value, str) and value.strip() == before.strip():
@@ -79,18 +79,18 @@ def expecting(task: Task, before: str, after: str) -> Task:
 
 
 def _word(literal: str) -> re.Pattern[str]:
-    """`literal` as a word of its own, which a full stop may end; `$5` of a shell is none."""
+    """Matches `literal` as a whole word, possibly before a full stop. A shell's `$5` does not match."""
     return re.compile(rf"(?<![\w$-])(?<!\w[./]){re.escape(literal)}(?![\w-]|[./]\w)")
 
 
 def _numbers(old: int, rng: random.Random) -> list[str]:
-    """Of the same size; never 0, which is mostly no question."""
+    """Numbers of the same size; never 0, which rarely makes sense."""
     near = [n for n in range(max(1, old // 2), 2 * old + 4) if n != old][:MAX_FILES]
     return [str(n) for n in rng.sample(near, min(MAX_VALUES, len(near)))]
 
 
 def _files(task: Task, rng: random.Random) -> dict[str, list[str]]:
-    """Each file that the instruction names -> other files beside it, of the same ending."""
+    """Each file that the instruction names -> other files beside it with the same suffix."""
     root = task.sandbox.files
     if root is None:
         return {}

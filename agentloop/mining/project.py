@@ -1,4 +1,4 @@
-"""Cases mined from the failed traces of a project: which traces, who failed, who passes now, and where cases go."""
+"""Mines cases from the failed traces of a project: selects traces, policies and the folder for cases."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Split
 
 Choice = Callable[[Candidate], Actor | None]
-"""The actor that a candidate is tried with; None is nobody."""
+"""The actor for a candidate; None for none."""
 
 
 @dataclass(frozen=True)
 class MineOptions:
-    """What mining is asked for."""
+    """Options of mining."""
 
     project: Path
     out: Path
     """Folder of cases."""
     policy: str | None = None
-    """REF of who failed; None is the version that made each trace."""
+    """REF of the policy that failed; None means the version that made each trace."""
     fixed: str | None = None
-    """REF of who passes; None is the live version, or the tasks' solutions."""
+    """REF of the policy that passes; None means the live version, or the tasks' solutions."""
     alike: int = 3
-    """Cases of one kind of failure at most."""
+    """Maximum number of cases for one kind of failure."""
     n_concurrent: int = 4
     keep_rejected: Path | None = None
-    """Folder for cases that were not admitted."""
+    """Folder for rejected cases."""
     tenant: str | None = None
 
 
 @dataclass(frozen=True)
 class FailureSelection:
-    """Which stored failures are tried."""
+    """Selects stored failures."""
 
     ids: Sequence[str] = ()
-    """Whole ids; none is all."""
+    """Whole ids; empty means all."""
     filter: str = ""
     every: bool = False
-    """Also those that are like enough cases, or were tried often enough."""
+    """True includes failures that have enough similar cases, or were tried often enough."""
 
 
 class ProjectMining:
-    """One run over a project's store. `done` has what was tried, also after an interruption."""
+    """One run over a project's store. `done` has the results so far, also after an interruption."""
 
     def __init__(self, options: MineOptions, store: Store) -> None:
         self.options = options
@@ -65,16 +65,16 @@ class ProjectMining:
         self.trained: frozenset[str] = frozenset()
         """Ids of the train tasks."""
         self.n_passed_over = 0
-        """Failed traces whose kind has cases enough."""
+        """Number of failed traces whose kind has enough cases."""
         self._store = store
 
     @property
     def admitted(self) -> list[Mined]:
-        """Those that became cases."""
+        """The admitted candidates."""
         return [mined for mined in self.done if mined.folder is not None]
 
     def ids(self, traces: Sequence[str], filter: str) -> list[str]:
-        """Whole ids of `traces`; default: of the champions' failures, unless there is a filter. Empty means all.
+        """Whole ids of `traces`. Default: the champions' failures, unless there is a filter. Empty means all.
 
         traces: ids or unique prefixes.
         """
@@ -91,7 +91,7 @@ class ProjectMining:
         limit: int | None = None,
         on_mined: Callable[[Mined], None] = lambda _: None,
     ) -> None:
-        """Try failed traces until `limit` cases are admitted."""
+        """Tries failed traces until `limit` cases are admitted."""
         options = self.options
         suite = _suite(options.project)
         tasks = {task.id: task for task in suite.tasks} if suite else {}
@@ -129,7 +129,7 @@ class ProjectMining:
         self.n_passed_over = signatures.n_passed_over
 
     def _choices(self, suite: Suite | None) -> tuple[Choice, Choice]:
-        """(the policy that failed on a candidate, the one that passes now); each is loaded once."""
+        """(the policy that failed on a candidate, the policy that passes now). Each is loaded once."""
         policy = self.options.policy
         fixed = self.options.fixed
         live = Registry(self._store).live()
@@ -158,7 +158,7 @@ class ProjectMining:
 
 
 def _suite(project: Path) -> Suite | None:
-    """The project's suite; None without one, and in a folder that is not a project and has only traces."""
+    """The project's suite; None without one, and for a folder that only has traces."""
     if not (project / CONFIG_FILE).is_file():
         return None
     config = load_config(project)

@@ -1,21 +1,23 @@
-"""Model cassettes: the answers of a bank's trials, kept so that a candidate that asks the same pays nothing.
+"""Recorded answers of a baseline's attempts, so that a candidate that sends equal requests costs nothing.
 
     evals/NAME/baseline/REF.tape.jsonl     exchanges (`exchanges.py`): each message once, then each trial's answers
 
-An answer is found by everything that decides it (`request_key`), within one trial of one task: K trials stay K
-different answers, whatever their seeds. Conversations go along with the recorded one up to the first difference, and
-are the policy's own from there. This is a coupling of the candidate with one banked trial, so four things hold it up:
+An answer is found by everything that determines it (`request_key`), within one trial of one task: K trials stay K
+different answers, whatever their seeds. A conversation follows the recording up to the first difference, and comes from
+the policy after it. This couples the candidate with one recorded trial, which is valid only under four conditions:
 
-- The comparison is with that same trial alone, whether it played to its end or diverged: a gate of one banked trial a
-  visit. To compare those that diverge with others of the bank is biased: they are the ones that go another way.
-- A divergence goes on from where it happened. To start the episode anew would drop the prefixes that diverge.
-- The identity stands for the answers' distribution. A name behind which weights or code change is no identity, so a
-  tape is played for the same contents alone (`taped.refusal`).
-- What ran is judged. Equal requests do not prove equal ends: the last action's result is in no request. Nothing has to
-  run only where task, version and environment are as they were (`PolicyRecording.covers`).
+- A candidate's trial is compared only with the recorded trial that it follows, whether it diverged or not: the gate
+uses one recorded trial per visit. A comparison of diverging trials with others would be biased, because diverging
+trials are those that act differently.
+- A diverged trial continues from the point of divergence. A restart would drop the prefixes that diverge.
+- The identity determines the distribution of answers. A name behind which weights or code change is no identity, so a
+recording is replayed only for equal contents (`taped.refusal`).
+- What ran is judged. Equal requests do not prove equal results, because no request contains the last action's result.
+The run can be skipped only if task, version and environment are unchanged (`PolicyRecording.covers`).
 
-Sandboxes are not recorded here (`sandboxes.py`): where tools run, a result that differs is a difference of the next
-request. Neither is what only training needs. A conversation that goes live sees marks where answers had secrets.
+Sandboxes are not recorded here (`sandboxes.py`): where tools run, a different result makes the next request differ.
+Data that only training needs is not recorded either. A conversation that continues live contains redaction marks in
+place of secrets.
 """
 
 from __future__ import annotations
@@ -43,33 +45,33 @@ SUFFIX = ".tape.jsonl"
 MESSAGE = "message"
 SETTING = "setting"
 ANSWER = "answer"
-"""Kinds of exchanges: a message of conversations, what a trial ran under, an answer in it."""
+"""Kinds of exchanges: a message of conversations, the conditions of a trial, an answer in it."""
 UNKEPT = {"message", "prompt_token_ids", "logprobs"}
-"""Of a completion: said elsewhere, or of use to training only."""
+"""Fields of a completion that are not recorded: they are stored elsewhere, or only training needs them."""
 
 
 class Mode(StrEnum):
-    """Who answers."""
+    """The source of answers."""
 
     live = "live"
-    """The policy."""
+    """The policy answers."""
     record = "record"
-    """The policy, and its answers are kept."""
+    """The policy answers, and its answers are recorded."""
     replay = "replay"
-    """The tape alone; nothing is ever asked of the policy."""
+    """Only the recording answers; the policy is never called."""
     auto = "auto"
-    """The tape up to the first difference, then the policy to the episode's end."""
+    """The recording answers up to the first difference, then the policy until the end of the episode."""
 
 
 class Diverged(UpstreamUnavailable):
-    """A request that the tape has no answer to, where nobody else may be asked."""
+    """A request without a recorded answer, in a mode in which the policy may not be called."""
 
 
 class RecordedAnswer(Frozen):
-    """One answer, and the request that it was given to."""
+    """One answer with its request."""
 
     request: str
-    """Its key."""
+    """The key of the request."""
     heard: tuple[str, ...]
     """Ids of the request's messages."""
     answered: str
@@ -78,10 +80,10 @@ class RecordedAnswer(Frozen):
 
 
 class RecordedAttempt(Frozen):
-    """One finished episode's answers, in the order in which they were given."""
+    """The answers of one finished episode, in order."""
 
     setting: str
-    """Hash of everything that decides the episode; see `setting_hash`."""
+    """Hash of everything that determines the episode; see `setting_hash`."""
     answers: tuple[RecordedAnswer, ...] = Field(min_length=1)
 
 
@@ -90,17 +92,17 @@ class PolicyRecording:
     """The answers of one policy to the trials of a suite."""
 
     messages: dict[str, Message] = field(default_factory=dict)
-    """By id; as they were, or as they were redacted."""
+    """Messages by id, redacted if they were redacted."""
     trials: dict[tuple[str, int], RecordedAttempt] = field(default_factory=dict)
-    """By (task id, number of the trial in the bank)."""
+    """By (task id, number of the trial in the baseline)."""
 
     def covers(self, task_id: str, trial: int, setting: str) -> bool:
-        """Whether the trial need not be run: it is on the tape, and all that decides it is as it was."""
+        """True if the trial need not run: it is recorded, and everything that determines it is unchanged."""
         attempt = self.trials.get((task_id, trial))
         return attempt is not None and attempt.setting == setting
 
     def keep(self, taped: RecordingPolicy, setting: str) -> None:
-        """Take over what a finished episode recorded, in place of what the trial had. One that broke is not kept."""
+        """Stores the recording of a finished episode, replacing an earlier one. A broken episode is not stored."""
         if taped.recorded:
             self.messages |= taped.heard
             self.trials[taped.task_id, taped.trial] = RecordedAttempt(setting=setting, answers=tuple(taped.recorded))
@@ -120,18 +122,20 @@ class RecordingPolicy:
         mode: Mode,
         on_divergence: Literal["live", "stop"] = "live",
     ) -> None:
-        """identity: hash of whatever decides the policy's answers: weights or model, endpoint, sampling, source.
+        """identity: hash of everything that determines the policy's answers: weights or model, endpoint, sampling,
+        source.
 
-        on_divergence: what a difference does in the mode `auto`.
+        on_divergence: what happens after a difference in the mode `auto`.
         """
         self.name = policy.name
         self.task_id = task_id
         self.trial = trial
         self.mode = mode
         self.diverged: str | None = None
-        """The first difference from the tape, for a person; None while there is none."""
+        """The first difference from the recording, as a message; None without one."""
         self.played: list[Completion] = []
-        """As they were recorded, tokens and price included: an agent's own limits must bite where they did."""
+        """Completions as recorded, including tokens and price, so that an agent's own limits apply at the same
+        points."""
         self.n_live = 0
         self.recorded: list[RecordedAnswer] = []
         self.heard: dict[str, Message] = {}
@@ -139,9 +143,9 @@ class RecordingPolicy:
         self._identity = identity
         self._recording = recording
         self.stops = mode is Mode.replay or (mode is Mode.auto and on_divergence == "stop")
-        """Whether a difference ends the episode."""
+        """True if a difference ends the episode."""
         self._ids: dict[str, str] = {}
-        """Id of an answer as it was played -> as it was recorded: they differ where a secret was redacted."""
+        """Id of an answer as replayed -> id as recorded. They differ if a secret was redacted."""
         self._seen: dict[int, tuple[Message, str]] = {}
         self._answers: tuple[RecordedAnswer, ...] = ()
         if mode in (Mode.replay, Mode.auto) and (attempt := recording.trials.get((task_id, trial))):
@@ -150,13 +154,13 @@ class RecordingPolicy:
 
     @property
     def whole(self) -> bool:
-        """Whether every answer came from the tape, and all of the tape's were asked for."""
+        """True if every answer came from the recording, and all of its answers were used."""
         return bool(self.played) and self.diverged is None and self.n_live == 0 and self._replies.is_used_up
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`. Raises Diverged where nobody else may be asked."""
+        """See `protocols.Policy`. Raises Diverged if the policy may not be called."""
         ids = [self._id(message) for message in messages]
         key = request_key(self._identity, ids, tools, max_tokens)
         if self.mode in (Mode.replay, Mode.auto):
@@ -183,7 +187,7 @@ class RecordingPolicy:
         return answer.completion
 
     def _id(self, message: Message) -> str:
-        """As it was recorded. Agents hand the same messages over turn after turn, and hashing them takes its time."""
+        """The recorded id. Agents send the same messages turn after turn, and hashing them takes time."""
         entry = self._seen.get(id(message))
         if entry is None or entry[0] is not message:
             content_id = message_id(message)
@@ -203,12 +207,13 @@ class RecordingPolicy:
 
 
 def message_id(message: Message) -> str:
-    """32 hex digits of the whole message, with what was thought and sampled: policies may read those, too."""
+    """32 hex digits of the whole message, including reasoning and sampled tokens, because policies may read those,
+    too."""
     return hashlib.sha256(message.model_dump_json().encode()).hexdigest()[:32]
 
 
 def request_key(identity: str, heard: Sequence[str], tools: Sequence[ToolSpec], max_tokens: int) -> str:
-    """32 hex digits of everything that decides the distribution of an answer; no seed is among it.
+    """32 hex digits of everything that determines the distribution of an answer, which excludes the seed.
 
     heard: ids of the messages, before any redaction.
     """
@@ -217,9 +222,10 @@ def request_key(identity: str, heard: Sequence[str], tools: Sequence[ToolSpec], 
 
 
 def setting_hash(*parts: object) -> str:
-    """Of what decides a whole episode beside chance: the task with its files, the identity, the environment.
+    """Hash of everything but chance that determines a whole episode: the task with its files, the identity, the
+    environment.
 
-    parts: each as JSON can say it. The version of agentloop, whose agent and verifiers they are, is added.
+    parts: values that JSON can represent. The version of agentloop is added, because its agent and verifiers take part.
     """
     return content_hash([__version__, *parts])
 
@@ -228,7 +234,7 @@ def setting_hash(*parts: object) -> str:
 
 
 def read_tape(path: Path) -> PolicyRecording:
-    """The tape at `path`. Raises ConfigError: one line with file, line and the next move."""
+    """Reads the recording at `path`. Raises ConfigError: one line with file, line and the next move."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such tape; record one, or ask the policy: --agentloop-mode=live")
     recording = PolicyRecording()
@@ -257,7 +263,7 @@ def read_tape(path: Path) -> PolicyRecording:
 
 
 def write_tape(path: Path, recording: PolicyRecording, redactor: Redactor) -> None:
-    """Put `recording` at `path`, whole or not at all, with secrets redacted and messages that no trial has left out."""
+    """Writes `recording` to `path` atomically, with secrets redacted and unused messages removed."""
     write_text(path, "".join(exchange.line() for exchange in _exchanges(recording, redactor)))
 
 
@@ -281,7 +287,8 @@ def _exchanges(recording: PolicyRecording, redactor: Redactor) -> Iterator[Excha
 
 
 def _answer(exchange: Exchange, earlier: list[RecordedAnswer], messages: dict[str, Message]) -> RecordedAnswer:
-    """Of a request are in the file how many messages it shares with the conversation before, and the others' ids."""
+    """An answer. The file stores how many messages its request shares with the previous conversation, and the ids of
+    the others."""
     before = (*earlier[-1].heard, earlier[-1].answered) if earlier else ()
     heard = (*before[: exchange.request["shared"]], *exchange.request["heard"])
     answered = exchange.result["message"]
@@ -298,7 +305,7 @@ def _n_shared(before: Sequence[str], heard: Sequence[str]) -> int:
 
 
 def _redacted(message: Message, redactor: Redactor) -> dict[str, Any]:
-    """Without secrets; sampled tokens spell them, so they go with them."""
+    """The message without secrets and without sampled tokens, which would spell them."""
     row = message.model_dump(mode="json", exclude_defaults=True)
     spelt = {key: value for key, value in row.items() if key != "token_ids"}
     clean: dict[str, Any] = orjson.loads(redactor.json(orjson.dumps(spelt)))

@@ -1,9 +1,9 @@
-"""The file of a recording, and the rule by which a reply is found.
+"""The file format of a recording, and the rule by which a reply is found.
 
-A line is one exchange: {scope, seq, op, asks, request, result or error, sha256}. `scope` says whose it is: an attempt
-at a task, or a lease of a sandbox. `asks` is the hash of everything that decides the reply: for a model's answer the
-policy, the conversation and the tools; for a sandbox's result the request and all that the lease asked before.
-`sha256` is the line's own.
+Each line is one exchange: {scope, seq, op, asks, request, result or error, sha256}. `scope` names its owner: an attempt
+at a task, or a lease of a sandbox. `asks` is the hash of everything that determines the reply: for a model's answer the
+policy, the conversation and the tools; for a sandbox's result the request and all earlier requests of the lease.
+`sha256` is the line's own hash.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ Reply = TypeVar("Reply")
 
 
 def digest(value: object) -> str:
-    """SHA-256 (hex) of a value's canonical JSON; a lone surrogate in a command is no obstacle."""
+    """SHA-256 (hex) of a value's canonical JSON. It supports lone surrogates."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request and its reply: a result, or the error that was raised."""
+    """One request and its reply: a result, or a raised error."""
 
     scope: Scope
     seq: int
-    """From 0 in its scope."""
+    """Number within its scope, from 0."""
     op: str
     asks: str
     request: Mapping[str, Any] = field(default_factory=dict)
     result: Any = None
     error: list[str] | None = None
-    """Name of the error's class, its message, and its cause where it has one."""
+    """Name of the error's class, its message, and its cause if it has one."""
 
     def line(self) -> str:
-        """As it stands in the file."""
+        """The line in the file."""
         row = self._row()
         return json.dumps({**row, "sha256": digest(row)}) + "\n"
 
@@ -55,9 +55,9 @@ class Exchange:
 
 
 def read_exchanges(path: Path, error: type[AgentLoopError]) -> Iterator[Exchange]:
-    """Those of the file at `path`. A last line without an end was cut off by its writer's death, and is left out.
+    """The exchanges in the file at `path`. An unterminated last line, which a killed writer leaves, is ignored.
 
-    Raises `error` for a line that is not as it was written.
+    Raises `error` for a line that was changed.
     """
     with boundary(error, "a recording cannot be read", file=path):
         whole, _, _ = path.read_bytes().rpartition(b"\n")
@@ -71,7 +71,7 @@ def read_exchanges(path: Path, error: type[AgentLoopError]) -> Iterator[Exchange
 
 
 def _exchange(text: bytes) -> Exchange | None:
-    """None for a line that is no exchange, or was changed."""
+    """The exchange; None for a line that is invalid or was changed."""
     try:
         row = json.loads(text)
         sha256 = row.pop("sha256")
@@ -85,7 +85,7 @@ def _exchange(text: bytes) -> Exchange | None:
 
 
 class Replies(Generic[Reply]):
-    """The replies of one scope. The n-th request that is equal gets the n-th of them."""
+    """The replies of one scope. The n-th equal request gets the n-th reply."""
 
     def __init__(self, recorded: Iterable[tuple[str, Reply]] = ()) -> None:
         """recorded: (`asks`, reply) in their order."""
@@ -95,11 +95,11 @@ class Replies(Generic[Reply]):
             self.add(asks, reply)
 
     def add(self, asks: str, reply: Reply) -> None:
-        """One more reply to an equal request."""
+        """Adds a reply to an equal request."""
         self._replies[asks].append(reply)
 
     def next(self, asks: str) -> Reply | None:
-        """None where nothing, or no more, was recorded for this request."""
+        """The next reply; None if none is left for this request."""
         n_before = self._n_asked[asks]
         self._n_asked[asks] += 1
         if n_before >= self.n_recorded(asks):
@@ -107,11 +107,11 @@ class Replies(Generic[Reply]):
         return self._replies[asks][n_before]
 
     def n_recorded(self, asks: str) -> int:
-        """How often this request was recorded."""
+        """Number of recorded replies to this request."""
         return len(self._replies.get(asks, ()))
 
     def n_asked(self, asks: str) -> int:
-        """How often it was asked for since."""
+        """Number of times this request was made since."""
         return self._n_asked[asks]
 
     def __iter__(self) -> Iterator[tuple[str, Reply]]:
@@ -119,5 +119,5 @@ class Replies(Generic[Reply]):
 
     @property
     def is_used_up(self) -> bool:
-        """Whether every reply was asked for."""
+        """True if every reply was used."""
         return all(self._n_asked[asks] >= len(replies) for asks, replies in self._replies.items())

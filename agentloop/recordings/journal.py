@@ -1,11 +1,11 @@
-"""The recording of a lease: what it asked a sandbox for, in order, and what the sandbox returned.
+"""The recording of a lease: its requests to a sandbox, in order, and the sandbox's replies.
 
-    FOLDER/recording.json           the backend's name and what its sandboxes were made of
+    FOLDER/recording.json           the backend's name and the material of its sandboxes
     FOLDER/LEASE.jsonl              a lease's first attempt; LEASE.2.jsonl is the second
     FOLDER/blobs/SHA256             bytes that came out of sandboxes
 
-Lines are exchanges (`exchanges.py`): the first has the sandbox's spec, the last is `close`. A line is written when its
-reply is there, whole and at once: a recorder that is killed leaves at most a last line that was cut off.
+Lines are exchanges (`exchanges.py`): the first has the sandbox's spec, the last is `close`. A line is written at once
+when its reply arrives, so a killed recorder leaves at most one incomplete last line.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ Request = Mapping[str, Any]
 CREATE = "create"
 CLOSE = "close"
 MAX_SHOWN = 160
-"""Characters of a request that a message quotes."""
+"""Maximum number of characters of a request that a message quotes."""
 
 
 def journal_path(folder: Path, lease: str, attempt: int) -> Path:
-    """Where attempt number `attempt`, from 1, of a lease is recorded."""
+    """The file for attempt number `attempt`, from 1, of a lease."""
     name = lease_name(lease)
     return folder / (f"{name}.jsonl" if attempt == 1 else f"{name}.{attempt}.jsonl")
 
 
 def lease_name(lease: str) -> str:
-    """What does not belong in a file name, replaced; as `sandbox.Lease` does."""
+    """The lease's name with characters replaced that file names cannot contain, as in `lease.Lease`."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", lease)[:200]
 
 
 class Journal(Protocol):
-    """One lease's journal, being written (`JournalWriter`) or being played (`JournalReader`)."""
+    """One lease's journal, which is written (`JournalWriter`) or replayed (`JournalReader`)."""
 
     def begin(self, request: Request) -> None:
-        """The sandbox, as it was asked for; before anything else."""
+        """Records the requested sandbox. Call it first."""
         ...
 
     async def call(self, op: str, request: Request, do: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer to a request, as JSON; `do` gets it from the sandbox. Raises what it raises."""
+        """The reply to a request, as JSON. `do` gets it from the sandbox. Raises whatever `do` raises."""
         ...
 
     def tell(self, op: str, request: Request, do: Callable[[], None]) -> None:
-        """The same for what has no answer."""
+        """The same for a request without a reply."""
         ...
 
     def close(self, *, is_whole: bool) -> None:
-        """The lease is over; is_whole: it came to its own end, so nothing may be missing from the journal."""
+        """Ends the lease. is_whole: it reached its own end, so the journal must be complete."""
         ...
 
 
 class JournalWriter:
-    """Writes a new journal beside a sandbox that works."""
+    """Writes a new journal beside a working sandbox."""
 
     def __init__(self, folder: Path, lease: str) -> None:
-        """Raises SandboxError when the folder cannot be written."""
+        """Raises SandboxError if the folder cannot be written."""
         self._n = 0
         self._file = -1
         self._before = ""
@@ -103,7 +103,8 @@ class JournalWriter:
 
     @contextmanager
     def _line(self, op: str, request: Request) -> Iterator[dict[str, Any]]:
-        """The answer is put into what this yields; a sandbox that fails is an answer too, and so is no answer."""
+        """The caller puts the reply into the yielded value. An error of the sandbox is a reply, too, and so is no
+        reply."""
         seq = self._n
         self._n += 1
         asks = self._before = digest([op, dict(request), self._before])
@@ -138,7 +139,7 @@ class JournalWriter:
 
 
 class JournalReader:
-    """Answers from a journal, and takes no answer for another question."""
+    """Answers from a journal, and only equal requests."""
 
     def __init__(self, path: Path) -> None:
         """Raises SandboxError for a file that is no journal, or was changed."""
@@ -204,7 +205,7 @@ class Blobs:
         self._folder = folder / "blobs"
 
     def put(self, data: bytes) -> str:
-        """The name under which `get` has it. Raises SandboxError when it cannot be written."""
+        """Stores bytes and returns their name for `get`. Raises SandboxError if they cannot be written."""
         name = hashlib.sha256(data).hexdigest()
         with boundary(SandboxError, "the recording cannot be written", folder=self._folder):
             self._folder.mkdir(exist_ok=True)
@@ -214,7 +215,7 @@ class Blobs:
         return name
 
     def get(self, name: str) -> bytes:
-        """Raises SandboxError when it is not there, or not what it was."""
+        """Raises SandboxError if the file is missing or was changed."""
         with boundary(SandboxError, "the recording is not whole", folder=self._folder):
             data = (self._folder / name).read_bytes()
         if hashlib.sha256(data).hexdigest() != name:

@@ -1,9 +1,9 @@
-"""Record what episodes do in their sandboxes, and run them again without any sandbox.
+"""Records what episodes do in their sandboxes, and replays them without any sandbox.
 
-`Recording` wraps a backend; its sandboxes work as before and keep a journal of each lease. `ReplayBackend`
-makes sandboxes that answer from those journals, byte for byte, and raise ReplayMismatch as soon as an
-episode asks for something else than it did. What is recorded: commands, sessions, files in and out,
-the network's opening and closing. Not recorded, and refused: processes and terminals with streams.
+`Recording` wraps a backend: its sandboxes work as before and keep a journal of each lease. `ReplayBackend` creates
+sandboxes that answer from those journals, byte for byte, and raise ReplayMismatch as soon as an episode makes another
+request. It records commands, sessions, files in and out, and network changes. It refuses processes and terminals with
+streams, which are not recorded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Recording:
     """A backend whose sandboxes keep journals in `folder`. See `protocols.SandboxBackend`."""
 
     def __init__(self, backend: SandboxBackend, folder: Path) -> None:
-        """Raises ConfigError when the folder has the recording of another backend, or cannot be written."""
+        """Raises ConfigError if the folder contains a recording of another backend, or cannot be written."""
         self.name = backend.name
         self.isolation = backend.isolation
         self._backend = backend
@@ -65,7 +65,7 @@ class Recording:
         return self._backend.probe()
 
     async def create(self, spec: SandboxSpec) -> RecordedSandbox:
-        """See `protocols.SandboxBackend`. Raises CapabilityError for sandboxes that are not of our making."""
+        """See `protocols.SandboxBackend`. Raises CapabilityError for sandboxes of other packages."""
         sandbox = await self._backend.create(spec)
         if not isinstance(sandbox, SupervisedSandbox):
             await sandbox.close()
@@ -76,12 +76,12 @@ class Recording:
 
 
 class ReplayBackend:
-    """Sandboxes without an engine, which answer from the journals in `folder`. See `protocols.SandboxBackend`."""
+    """Sandboxes that answer from the journals in `folder` without an engine. See `protocols.SandboxBackend`."""
 
     name = "replay"
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigError when there is no recording."""
+        """Raises ConfigError if there is no recording."""
         self._folder = Path(folder)
         self.isolation: str = _about(self._folder)["isolation"]
         self._attempts: Counter[str] = Counter()
@@ -92,12 +92,12 @@ class ReplayBackend:
         return None
 
     async def create(self, spec: SandboxSpec) -> RecordedSandbox:
-        """See `protocols.SandboxBackend`; whether the spec is the recorded one is seen when a lease begins."""
+        """See `protocols.SandboxBackend`. The spec is compared with the recorded one when a lease begins."""
         self._n_sandboxes += 1
         return RecordedSandbox(f"replay-{self._n_sandboxes}", self.isolation, spec, self._folder, self._play)
 
     def _play(self, lease: str) -> JournalReader:
-        """A lease's next attempt; after the last one, that one again."""
+        """A lease's next attempt. After the last one, the last one again."""
         self._attempts[lease] += 1
         for attempt in range(self._attempts[lease], 0, -1):
             path = journal_path(self._folder, lease, attempt)
@@ -107,7 +107,7 @@ class ReplayBackend:
 
 
 class RecordedSandbox:
-    """A sandbox whose answers are written to a journal, or read from one when no sandbox runs."""
+    """A sandbox whose replies are written to a journal, or read from one without a sandbox."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class RecordedSandbox:
         open_journal: Callable[[str], Journal],
         sandbox: SupervisedSandbox | None = None,
     ) -> None:
-        """open_journal: the journal of a lease, to be written or played."""
+        """open_journal: the journal of a lease, for writing or replaying."""
         self.id = sandbox_id
         self.isolation = isolation
         # Where the files are is this machine's business; what is in them shows in what commands print.
@@ -132,14 +132,14 @@ class RecordedSandbox:
 
     @property
     def gone(self) -> bool:
-        """See `sandbox.SharedBox`."""
+        """See `lease.SharedSandbox`."""
         return self._sandbox is not None and self._sandbox.gone
 
     @contextmanager
     def leased(self, lease: str) -> Iterator[None]:
-        """For the length of the block the sandbox, or that share of it, is `lease`'s. See `pool.KnowsLeases`.
+        """The lease of the sandbox, or of a share of it, during the block. See `pool.KnowsLeases`.
 
-        Raises ReplayMismatch when the lease has no journal, and when it ends well before its journal does.
+        Raises ReplayMismatch if the lease has no journal, or ends successfully before its journal does.
         """
         self._lease = lease_name(lease)
         journal = self._begin(self._lease)
@@ -153,7 +153,7 @@ class RecordedSandbox:
     async def exec(
         self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = NO_LEASE
     ) -> ExecResult:
-        """See `sandbox.SharedBox`. Raises ReplayMismatch."""
+        """See `lease.SharedSandbox`. Raises ReplayMismatch."""
 
         async def run() -> Any:
             done = await self._real.exec(command, timeout_s=timeout_s, max_output=max_output, lease=lease)
@@ -164,11 +164,11 @@ class RecordedSandbox:
         return ExecResult(**await self._journal(lease).call("exec", request, run))
 
     def start(self, command: str, *, lease: str = NO_LEASE) -> Process:
-        """Refused with CapabilityError."""
+        """Raises CapabilityError."""
         raise CapabilityError(NO_STREAMS)
 
     def terminal(self, command: str, *, rows: int = 24, columns: int = 80) -> Process:
-        """Refused with CapabilityError."""
+        """Raises CapabilityError."""
         raise CapabilityError(NO_STREAMS)
 
     def session(self) -> RecordedSession:
@@ -225,7 +225,7 @@ class RecordedSandbox:
         self._journal().tell("kill_all", {}, lambda: self._real.kill_all())
 
     def discard(self, lease: str) -> None:
-        """See `sandbox.SharedBox`."""
+        """See `lease.SharedSandbox`."""
         if self._sandbox:
             self._sandbox.discard(lease)
 
@@ -242,7 +242,8 @@ class RecordedSandbox:
         return self._sandbox
 
     def _journal(self, lease: str = NO_LEASE) -> Journal:
-        """Leases of a shared sandbox have one each; a sandbox with a single lease says that one's name to nobody."""
+        """The journal of a lease. Leases of a shared sandbox have one each; a sandbox with a single lease ignores the
+        name."""
         name = self._lease if lease in (NO_LEASE, "") else lease
         return self._journals[name] if name in self._journals else self._begin(name)
 
@@ -253,7 +254,7 @@ class RecordedSandbox:
 
 
 class RecordedSession:
-    """What a `ShellSession` is to its users."""
+    """Has the interface of `ShellSession`."""
 
     def __init__(self, journal: Journal, number: int, session: ShellSession | None) -> None:
         self._journal = journal
@@ -277,7 +278,7 @@ class RecordedSession:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """What the recording is one of. Raises ConfigError."""
+    """The description of a recording. Raises ConfigError."""
     file = folder / ABOUT
     try:
         header = json.loads(file.read_text())
@@ -295,7 +296,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def _packed(path: Path, name: str | None = None) -> bytes:
-    """An archive that is the same for the same contents. A file's own name counts, too, unless one is given."""
+    """An archive with equal bytes for equal contents. A file's own name counts, too, unless `name` is set."""
 
     def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = entry.mtime = 0
@@ -309,7 +310,7 @@ def _packed(path: Path, name: str | None = None) -> bytes:
 
 
 def _unpack(packed: bytes, target: Path) -> None:
-    """The inverse, to a new path: whole, or not at all. Raises PathError when something is there."""
+    """Unpacks to a new path, whole or not at all. Raises PathError if the path exists."""
     if os.path.lexists(target):
         raise PathError(f"{target} is there already; name a path that is not")
     target.parent.mkdir(parents=True, exist_ok=True)
