@@ -165,6 +165,10 @@ class PublishError(TrainingError):
     """A server that cannot take a trained version, or that does not answer as it was trained."""
 
 
+class ServerBusy(PublishError):
+    """A server that cannot take a version now: it has no free slot, or gives no answer."""
+
+
 @contextmanager
 def boundary(kind: type[AgentLoopError], what: str, **context: object) -> Iterator[None]:
     """Blame whatever escapes the block on the boundary it crossed.

@@ -24,6 +24,7 @@ from agentloop.gateway.routes import Routes, Upstream
 from agentloop.policies.litellm import list_price, load_litellm
 from agentloop.registry.acting import served_by
 from agentloop.registry.moves import check_version
+from agentloop.registry.on_demand import OnDemand
 from agentloop.registry.routing import serving_of
 from agentloop.registry.versions import Registry
 from agentloop.store.pruning import RetentionLimits, pruning
@@ -93,9 +94,11 @@ def _routes(project: Path, store: Store, urls: Sequence[str]) -> Routes | None:
 
     if not upstreams:
         return None
-    serving = serving_of(Registry(store), served_by(project, upstreams))
+    registry = Registry(store)
+    serving = serving_of(registry, served_by(project, upstreams))
     aliases = {alias.name: alias.to for alias in settings.alias}
-    return Routes(upstreams, aliases, serving, began=store.version_of_trace)
+    load = OnDemand(project, registry).load
+    return Routes(upstreams, aliases, serving, began=store.version_of_trace, load=load)
 
 
 def _host_of(url: str) -> str:

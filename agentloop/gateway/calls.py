@@ -96,11 +96,15 @@ class Calls:
             finally:
                 self._room.give(len(raw))
         except NoRoute as error:
-            await reply.refuse(ErrorReply(404, await self.catalog.instead(error)))
+            await reply.refuse(await self._no_route(error))
         except ErrorReply as refused:
             await reply.refuse(refused)
         else:
             await say(send, 200, {"input_tokens": n_input})
+
+    async def _no_route(self, error: NoRoute) -> ErrorReply:
+        later = str(BUSY_S) if error.status == 503 else None
+        return ErrorReply(error.status, await self.catalog.instead(error), retry_after=later)
 
     async def close(self) -> None:
         """End the connections to upstreams."""
@@ -163,7 +167,7 @@ class Calls:
             call, sent = await self._prepared(dialect, caller, body, transcript, place, target)
             self._budgets.admit(caller.key)  # last, because nothing may fail between this and the `spend` that ends it
         except NoRoute as error:
-            raise ErrorReply(404, await self.catalog.instead(error)) from None
+            raise await self._no_route(error) from None
         except BadRequest as error:
             raise ErrorReply(400, str(error)) from None
         except Exhausted as error:

@@ -3,6 +3,7 @@
 policy/ab  ── by weights, the same for all calls of an episode ──▶  policy/live  or  policy/7
 policy/live  ── the canary for its share of episodes, else the live version ──▶  policy/N
 policy/N  ── the registry ──▶  version N  ──▶  `policy-vN` at the upstream that serves versions, or its base model
+              an adapter that is neither live nor the canary is loaded there first
 any other name  ──▶  the first upstream whose patterns it matches
 
 An episode ends with the version that it began with: after another promotion, a rollback, another share, and a restart
@@ -15,7 +16,7 @@ import hashlib
 import time
 from asyncio import Lock, to_thread
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -47,10 +48,25 @@ ONE = float(1 << 64)
 class NoRoute(ConfigError):
     """404: no upstream for that name."""
 
+    status = 404
+
     def __init__(self, why: str, name: str | None = None) -> None:
         """name: the unknown name, if the message should suggest others."""
         super().__init__(why)
         self.name = name
+
+
+class NotServed(NoRoute):
+    """A version that its upstream does not have, and that was not loaded there."""
+
+    def __init__(self, why: str, *, status: int = 404) -> None:
+        """status: 503 where it may work later."""
+        super().__init__(why)
+        self.status = status
+
+
+async def nothing(number: int, upstream: Upstream) -> None:
+    """Where upstreams have all versions that they serve."""
 
 
 def no_model(name: str, names: Sequence[str]) -> str:
@@ -106,6 +122,8 @@ class ServedVersion(NamedTuple):
     the first that answers it."""
     overlay: Overlay | None = None
     """The text that it reads in place of the agent's own."""
+    is_adapter: bool = False
+    """Its upstream may not have it loaded."""
 
 
 class Serving(NamedTuple):
@@ -153,15 +171,18 @@ class Routes:
         serving: Callable[[], Serving] = lambda: NOTHING,
         *,
         began: Callable[[str, str], int | None] = lambda project, trace: None,
+        load: Callable[[int, Upstream], Awaitable[None]] = nothing,
     ) -> None:
         """aliases: name -> names and their weights. serving: reads the registry.
 
         began: (project, trace id) -> the version of the first call in that trace; None without one.
+        load: puts an adapter at its upstream; raises NotServed.
         """
         self.upstreams = tuple(upstreams)
         self.aliases = dict(aliases or {})
         self._read = serving
         self._began = began
+        self._load = load
         self._serving = NOTHING
         self._rewritings: dict[int, Rewriting] = {}
         self._read_at = -FRESH_S
@@ -224,6 +245,8 @@ class Routes:
         target = self._target(serving, number)
         if target is None:
             raise NoRoute(_no_upstream(name, serving.versions[number]))
+        if serving.versions[number].is_adapter and number not in (serving.live, serving.canary):
+            await self._load(number, target.upstream)
         if label == LIVE and number == serving.live and _is_shadowed(serving, trace[1]):
             target = target._replace(shadow=self._target(serving, serving.canary))
         return target

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from agentloop.errors import PublishError
+from agentloop.errors import PublishError, ServerBusy
 from agentloop.policies.engine import MAX_RANK, SLOTS
 from agentloop.publish.check import compare
 from agentloop.publish.probe import Probe, furthest
@@ -99,7 +99,7 @@ class LoraHotSwap:
         if spare is not None:
             await self.server.unload(spare)
         elif len(loaded) >= self._slots:
-            raise PublishError(
+            raise ServerBusy(
                 f"{self.server.base_url} has no free slot: {', '.join(sorted(loaded))} are loaded; unload one, or "
                 f"start the server with --max-loras above {self._slots}"
             )

@@ -190,7 +190,7 @@ def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyV
 
     def served(version: PolicyVersion) -> ServedVersion | None:
         if version.kind in OF_WEIGHTS or not version.parts:
-            return as_weights(version)
+            return as_weights(version)._replace(is_adapter=version.kind is VersionKind.adapter)
         folder = version_folder(version, project)
         try:
             base = frozen(folder)

@@ -45,12 +45,10 @@ def loaded(version: PolicyVersion, folder: Path, policy: PolicySection, project:
             f"{policy.kind!r}; name that server: [policy] kind = {VLLM!r}, base_url and model"
         )
     try:
-        probe = read_probe(folder)
         if version.kind is VersionKind.adapter:
-            _check_base(version, folder, probe)
-            name = _wait_for(_adapter(version, folder, policy, probe, project))
+            name = _wait_for(put_adapter(version, folder, policy, spare_in(project)))
         else:
-            name = _wait_for(_weights(version, policy, probe))
+            name = _wait_for(_weights(version, policy, read_probe(folder)))
     except PublishError as error:
         raise ConfigError(f"v{version.number} cannot act: {error}") from None
     return policy.model_copy(update={"model": name})
@@ -100,9 +98,17 @@ def spare_in(project: Path) -> Callable[[Sequence[str]], str | None]:
     return spare
 
 
-async def _adapter(version: PolicyVersion, folder: Path, policy: PolicySection, probe: Probe, project: Path) -> str:
+async def put_adapter(
+    version: PolicyVersion, folder: Path, policy: PolicySection, spare: Callable[[Sequence[str]], str | None]
+) -> str:
+    """The name under which the server of `policy` answers as an adapter, loaded there where it is not, and checked.
+
+    spare: of `LoraHotSwap`. Raises PublishError.
+    """
+    probe = read_probe(folder)
+    _check_base(version, folder, probe)
     name = version_model(version.number)
-    publisher = LoraHotSwap(policy.base_url or "", policy.model or "", api_key=policy.api_key, spare=spare_in(project))
+    publisher = LoraHotSwap(policy.base_url or "", policy.model or "", api_key=policy.api_key, spare=spare)
     if not await publisher.serves(name):
         try:
             await publisher.publish(name, folder / ADAPTER, probe)

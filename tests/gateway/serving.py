@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from agentloop.api.app import make_app
 from agentloop.api.auth import new_key
 from agentloop.api.connection import Connection
 from agentloop.gateway.prices import Price, unknown
-from agentloop.gateway.routes import Routes, Serving, Upstream
+from agentloop.gateway.routes import Routes, Serving, Upstream, nothing
 from agentloop.registry.routing import serving_of
 from agentloop.registry.versions import Registry
 from agentloop.store.keys import Key, KeyBudget
@@ -97,13 +97,18 @@ def gateway_here(
     aliases: Mapping[str, Mapping[str, float]] | None = None,
     price: Price = unknown,
     serving: Callable[[], Serving] | None = None,
+    load: Callable[[int, Upstream], Awaitable[None]] = nothing,
 ) -> Iterator[Gateway]:
-    """A gateway to `upstreams`, with the versions of `serving`; default: those that the store's registry has."""
+    """A gateway to `upstreams`, with the versions of `serving`; default: those that the store's registry has.
+
+    load: of `Routes`.
+    """
     import uvicorn
 
     need_ports()  # the service asks for one in a thread, where no test can be skipped
     store = Store(where)
-    routes = Routes(upstreams, aliases, serving or serving_of(Registry(store)), began=store.version_of_trace)
+    versions = serving or serving_of(Registry(store))
+    routes = Routes(upstreams, aliases, versions, began=store.version_of_trace, load=load)
     config = uvicorn.Config(
         make_app(store, routes, price),
         port=0,

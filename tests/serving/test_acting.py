@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -105,6 +106,21 @@ def test_an_adapter_of_another_base_and_one_without_a_server_are_refused(vllm: R
     (folder / "probe.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"v2 cannot act: .*probe.json: no probe"):
         resolve("v2", project, [], "")
+
+
+def test_a_candidate_is_asked_by_its_number(vllm: Running, project: Path) -> None:
+    message = {"role": "user", "content": "what is in f07?"}
+    with serving(project / STORE, folder=project) as server, ThreadPoolExecutor(4) as threads:
+
+        def ask(number: int) -> httpx.Response:
+            body = {"model": f"policy/{number}", "messages": [message], "max_tokens": 4}
+            return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
+
+        assert not models(vllm) & {*NAMES}
+        answers = list(threads.map(ask, [2, 2, 3, 3]))
+        assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
+        assert [answer.json()["model"] for answer in answers] == ["policy-v2", "policy-v2", "policy-v3", "policy-v3"]
+        assert models(vllm) >= {*NAMES}
 
 
 class Clients:

@@ -1,0 +1,92 @@
+"""Adapters that a vLLM server gets when the gateway is asked for them, such as a candidate: `policy/7`.
+
+Calls that ask for one version at once wait for one load, and its check by the probe. Later calls only look, every few
+seconds, whether the server still lists it. A full server makes room as it does for a promotion (`spare_in`), but never
+by an adapter that the gateway was asked for within the hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from agentloop.errors import ConfigError, PublishError, ServerBusy
+from agentloop.gateway.routes import NotServed, Upstream, version_model
+from agentloop.identity import identity
+from agentloop.publish.server import VLLMControl
+from agentloop.registry.acting import RESTORE, version_folder
+from agentloop.registry.folders import frozen
+from agentloop.registry.loading import EPISODE, put_adapter, spare_in
+from agentloop.registry.parts import own_parts
+from agentloop.registry.versions import Registry
+
+LOADED_S = 5.0
+"""How long an adapter that its server listed is taken to be there."""
+
+
+class OnDemand:
+    """For `Routes`: puts an adapter at the upstream that serves its version. For one event loop."""
+
+    def __init__(self, project: Path, registry: Registry) -> None:
+        self._project = project
+        self._registry = registry
+        self._spare = spare_in(project)
+        self._loading: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._listed_at: dict[tuple[int, str], float] = {}
+        """When the server was last seen to have an adapter that we checked."""
+        self._asked_at: dict[str, float] = {}
+        """Name of an adapter -> when a call last asked for it."""
+
+    async def load(self, number: int, upstream: Upstream) -> None:
+        """Returns once the upstream answers as the version. Raises NotServed with the reason."""
+        key = number, upstream.base_url
+        now = time.monotonic()
+        self._asked_at[version_model(number)] = now
+        if now - self._listed_at.get(key, -LOADED_S) < LOADED_S:
+            return
+        task = self._loading.get(key)
+        if task is None:
+            task = asyncio.create_task(self._load(number, upstream))
+            self._loading[key] = task
+            task.add_done_callback(lambda _: self._loading.pop(key, None))
+        await asyncio.shield(task)  # a client that goes away takes the load from nobody else
+
+    async def _load(self, number: int, upstream: Upstream) -> None:
+        key = number, upstream.base_url
+        try:
+            if key not in self._listed_at or not await self._is_listed(number, upstream):
+                self._listed_at.pop(key, None)
+                await self._put(number, upstream)
+        except ServerBusy as error:
+            raise NotServed(f"policy/{number}: {error}", status=503) from None
+        except (PublishError, ConfigError) as error:
+            raise NotServed(f"policy/{number}: {error}") from None
+        self._listed_at[key] = time.monotonic()
+
+    async def _is_listed(self, number: int, upstream: Upstream) -> bool:
+        return version_model(number) in await VLLMControl(upstream.base_url, _key(upstream)).models()
+
+    async def _put(self, number: int, upstream: Upstream) -> None:
+        version = await asyncio.to_thread(self._registry.get, number)
+        if version is None:
+            raise ConfigError(f"v{number} is no longer in the registry")
+        folder = version_folder(version, self._project)
+        base = await asyncio.to_thread(frozen, folder)
+        parts = identity(await asyncio.to_thread(own_parts, folder, None)).parts
+        if any(version.parts.get(name) != part for name, part in parts.items()):
+            raise ConfigError(f"{folder} was changed by hand; {RESTORE}")
+        server = base.policy.model_copy(update={"base_url": upstream.base_url, "api_key": _key(upstream)})
+        await put_adapter(version, folder, server, self._unasked)
+
+    def _unasked(self, names: Sequence[str]) -> str | None:
+        """As `spare_in`, of the adapters that no call asked for lately."""
+        since = time.monotonic() - EPISODE.total_seconds()
+        return self._spare([name for name in names if self._asked_at.get(name, since) <= since])
+
+
+def _key(upstream: Upstream) -> SecretStr | None:
+    return SecretStr(upstream.api_key) if upstream.api_key else None
