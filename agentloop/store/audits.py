@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 from sqlmodel import col
 
 from agentloop.store.database import Database
@@ -26,10 +26,10 @@ class AuditRecords:
             body: dict[str, Any] | None = connection.execute(select(col(AuditRow.body)).where(*mine)).scalar()
         return body
 
-    def put_audit(self, id: str, body: Mapping[str, Any]) -> None:
+    def put_audit(self, id: str, body: Mapping[str, Any], *, within: Connection | None = None) -> None:
         """Records an audit. Replaces one with the same id."""
         mine = (col(AuditRow.project) == self.project, col(AuditRow.id) == id)
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             connection.execute(delete(AuditRow).where(*mine))
             values = {"project": self.project, "id": id, "body": dict(body), "at": datetime.now(UTC)}
             connection.execute(insert(AuditRow).values(**values))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import JSON, BigInteger, Column, Index, delete, func, select, update
+from sqlalchemy import JSON, BigInteger, Column, Connection, Index, delete, func, select, update
 from sqlmodel import Field, SQLModel, col
 
 from agentloop.store.database import Database
@@ -147,9 +147,10 @@ class EvidenceLog:
         looks: Sequence[StoredLook] = (),
         *,
         waited: Collection[tuple[str, str, int]] = (),
+        within: Connection | None = None,
     ) -> None:
         """Adds outcomes in one transaction. waited: (task, side, trial) of outcomes that now count."""
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             for task_id, side, trial in waited:
                 same = {"task_id": task_id, "side": side, "trial": trial, "position": None}
                 where = [col(getattr(OutcomeRow, name)).is_not_distinct_from(value) for name, value in same.items()]
@@ -161,19 +162,19 @@ class EvidenceLog:
                 own: list[tuple[Any, ...]] = [(*self._mine.values(), *row) for row in rows]
                 insert_rows(connection, table, (*self._mine, *names), own, ignore=table == "look")
 
-    def restate(self, about: dict[str, object]) -> None:
+    def restate(self, about: dict[str, object], *, within: Connection | None = None) -> None:
         """Changes the description, if the run may continue with it."""
         self.about = about
-        self._change(about=about)
+        self._change(within, about=about)
 
-    def end(self, verdict: str) -> None:
+    def end(self, verdict: str, *, within: Connection | None = None) -> None:
         """Sets the verdict. The run does not continue after this."""
         self.verdict = verdict
-        self._change(verdict=verdict)
+        self._change(within, verdict=verdict)
 
-    def _change(self, **values: object) -> None:
+    def _change(self, within: Connection | None, **values: object) -> None:
         mine = (col(EvidenceRow.project) == self._project, col(EvidenceRow.id) == self.id)
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             connection.execute(update(EvidenceRow).where(*mine).values(values))
 
     def _of(self, table: Any) -> list[Any]:
@@ -187,10 +188,18 @@ def evidence(database: Database, project: str, id: str) -> EvidenceLog | None:
     return EvidenceLog(database, row) if row is not None else None
 
 
-def begin_evidence(database: Database, project: str, kind: str, key: str, about: dict[str, object]) -> EvidenceLog:
+def begin_evidence(
+    database: Database,
+    project: str,
+    kind: str,
+    key: str,
+    about: dict[str, object],
+    *,
+    within: Connection | None = None,
+) -> EvidenceLog:
     """The newest run of that kind and key if it has no verdict, else a new one."""
     mine = (col(EvidenceRow.project) == project, col(EvidenceRow.kind) == kind, col(EvidenceRow.key) == key)
-    with database.session(write=True) as session:
+    with database.session(write=True, within=within) as session:
         number = session.scalar(select(func.max(col(EvidenceRow.number))).where(*mine)) or 0
         row = session.get(EvidenceRow, (project, f"{kind}-{key}-{number}"))
         if row is None or row.verdict is not None:

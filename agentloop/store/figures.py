@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from sqlalchemy import delete, or_, select
+from sqlalchemy import Connection, delete, or_, select
 from sqlmodel import col
 
 from agentloop.store.database import Database
@@ -36,14 +36,22 @@ class FigureRows:
     project: str
     _database: Database
 
-    def put_figures(self, version: int, step: int, figures: Mapping[str, float], *, anew: bool = False) -> None:
+    def put_figures(
+        self,
+        version: int,
+        step: int,
+        figures: Mapping[str, float],
+        *,
+        anew: bool = False,
+        within: Connection | None = None,
+    ) -> None:
         """Records figures of one step. Replaces figures of the same name.
 
         anew: first remove figures of this and later steps, which an interrupted run left.
         """
         mine = (col(FigureRow.project) == self.project, col(FigureRow.version) == version)
         is_replaced = (col(FigureRow.step) == step) & col(FigureRow.name).in_(list(figures))
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             connection.execute(delete(FigureRow).where(*mine, col(FigureRow.step) >= step if anew else is_replaced))
             at = stored_time(connection, datetime.now(UTC))
             rows = [

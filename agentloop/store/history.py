@@ -128,9 +128,19 @@ class History:
         """The verdict as stored: without secrets."""
         return clean(self._shared.redactor, verdict)
 
-    def resolve(self, project: str, trace_id: str, verdict: Verdict, reward: float, *, by: str, why: str) -> None:
+    def resolve(
+        self,
+        project: str,
+        trace_id: str,
+        verdict: Verdict,
+        reward: float,
+        *,
+        by: str,
+        why: str,
+        within: Connection | None = None,
+    ) -> None:
         """Stores a person's verdict and its consequences. Raises NoSuchTrace."""
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             key = trace_key(connection, project, trace_id)
             by = self._shared.redactor.text(by)
             why = self._shared.redactor.text(why)
@@ -139,7 +149,9 @@ class History:
             rewrite(connection, self._shared, new)
             put_scores(connection, [(key, [Score(verifier=HUMAN, version="1", value=reward)])], by)
 
-    def put_person_label(self, project: str, trace_id: str, failure: Failure, *, by: str, why: str) -> bool:
+    def put_person_label(
+        self, project: str, trace_id: str, failure: Failure, *, by: str, why: str, within: Connection | None = None
+    ) -> bool:
         """Stores a person's label in place of the same person's previous one; it is critical if it says so.
 
         failure: this function sets `detector` and name. Returns False if the same label already existed. Raises
@@ -149,7 +161,7 @@ class History:
         by = redactor.text(by)
         why = redactor.text(why)
         failure = clean(redactor, failure.model_copy(update={"detector": PERSON + by}))
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             key = trace_key(connection, project, trace_id)
             row = connection.execute(select(*columns(TraceRow)).where(col(TraceRow.key) == key)).one()
             before = read_verdict(connection, row)
@@ -249,9 +261,9 @@ class History:
                     if row.verifier != HUMAN and row.value is not None:
                         yield ids[row.trace_key], row.verifier, row.version, row.value, gold[row.trace_key]
 
-    def put_agreement(self, rows: Sequence[AgreementRow]) -> None:
+    def put_agreement(self, rows: Sequence[AgreementRow], *, within: Connection | None = None) -> None:
         """Inserts measurements, or replaces those of the same version."""
-        with self._database.session(write=True) as session:
+        with self._database.session(write=True, within=within) as session:
             for row in rows:
                 session.merge(row)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import insert, select
+from sqlalchemy import Connection, insert, select
 from sqlmodel import col
 
 from agentloop.store.database import Database
@@ -26,11 +26,11 @@ class Proposals:
             row = connection.execute(query).one_or_none()
         return None if row is None else (str(row.answer), row.cost_usd)
 
-    def put_proposal(self, row: ProposalRow) -> str:
+    def put_proposal(self, row: ProposalRow, *, within: Connection | None = None) -> str:
         """Records an answer with secrets redacted. Returns the answer as recorded."""
         values = row.model_dump() | {"project": self.project}
         for name in ("request", "answer"):
             values[name] = self._shared.redactor.text(values[name])
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             connection.execute(insert(ProposalRow).values(**values))
         return str(values["answer"])

@@ -45,13 +45,15 @@ class Stages:
         """
         return put_attempts(self._database, self._shared, self.project, placed, within=within)
 
-    def supersede_stage(self, stage: str, *, first: int = 0, without: Collection[str] = ()) -> int:
+    def supersede_stage(
+        self, stage: str, *, first: int = 0, without: Collection[str] = (), within: Connection | None = None
+    ) -> int:
         """Removes attempts from a stage that will be done again. Returns their number. Their traces stay.
 
         first: position of the first one to remove. without: episodes whose attempts stay in the stage.
         """
         mine = (col(TraceRow.project) == self.project, col(TraceRow.stage) == stage, col(TraceRow.n) >= first)
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             if not without:
                 return supersede(connection, *mine)
             rows = connection.execute(select(col(TraceRow.key), col(TraceRow.episode_id)).where(*mine))
@@ -71,9 +73,9 @@ class Stages:
                 rows |= {row.episode_id: row for row in session.exec(query) if row.episode_id is not None}
         return rows
 
-    def supersede_attempts(self, episode_ids: Sequence[str]) -> None:
+    def supersede_attempts(self, episode_ids: Sequence[str], *, within: Connection | None = None) -> None:
         """Removes attempts that are made again from their stages. Their traces stay."""
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             for part in chunks(episode_ids):
                 supersede(connection, col(TraceRow.project) == self.project, col(TraceRow.episode_id).in_(part))
 
@@ -112,9 +114,11 @@ class Stages:
                 rows += [TraceSummary.model_construct(**row) for row in connection.execute(query).mappings()]
         return rows
 
-    def begin_evidence(self, kind: str, key: str, about: dict[str, object]) -> EvidenceLog:
+    def begin_evidence(
+        self, kind: str, key: str, about: dict[str, object], *, within: Connection | None = None
+    ) -> EvidenceLog:
         """Continues the gate or bank with that key if it has no verdict; else starts a new one."""
-        return begin_evidence(self._database, self.project, kind, key, about)
+        return begin_evidence(self._database, self.project, kind, key, about, within=within)
 
     def evidence(self, id: str) -> EvidenceLog | None:
         """The gate or bank with that id."""

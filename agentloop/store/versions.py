@@ -108,9 +108,9 @@ class VersionRows:
             connection.execute(insert(MoveRow), rows)
             put_proofs(connection, self.project, [move.proof for move in moves if move.proof is not None])
 
-    def put_proof(self, proof: Proof) -> None:
+    def put_proof(self, proof: Proof, *, within: Connection | None = None) -> None:
         """Store evidence that no move follows from yet, such as that of a gate."""
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             put_proofs(connection, self.project, [proof])
 
     def proofs(self, candidate: str) -> list[Proof]:
