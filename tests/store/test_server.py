@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 from parts import Run
+from sqlalchemy import Connection
 
 from agentloop.errors import StoreError
 from agentloop.store import lease
 from agentloop.store.attempts import Placed
 from agentloop.store.database import Database
 from agentloop.store.engines import Timeouts
+from agentloop.store.evidence import StoredOutcome
 from agentloop.store.store import Store
 from agentloop.store.tables import SCHEMA_VERSION, StageRow
+from agentloop.types import Proof, ProofKind
 
 from .old import LOOP_OF_SCHEMA_3, at_schema
 from .rows import first_move, judged, version
@@ -258,3 +261,39 @@ def test_writes_within_a_transaction_are_there_together_or_not_at_all(either: St
     assert [row.n for row in either.stage_traces("turn-1")] == [3, 5]
     assert {score.source for score in either.verdict("default", "t1").scores} == {None, "me"}
     assert either.versions() == [version(1)]
+
+
+def test_a_gate_outcome_and_its_attempt_are_there_together_or_not_at_all(either: Store) -> None:
+    log = either.begin_evidence("gate", "question", {})
+    outcome = StoredOutcome(0, "s", "h", "a", "candidate", 0, 0, "t1", "scored", 1.0, "{}")
+    proof = Proof(
+        kind=ProofKind.gate, candidate="c", baseline="b", claim="better", verdict="PASS", outcomes="o", n=1,
+        alpha=0.05, difference=0.1, low=0.0,
+    )  # fmt: skip
+
+    def write(within: Connection) -> None:
+        either.put_attempts("gate", [judged("t1")], within=within)
+        log.add([outcome], within=within)
+        log.end("PASS", within=within)
+        either.begin_evidence("bank", "question", {}, within=within)
+        either.put_proof(proof, within=within)
+        either.put_figures(1, 1, {"loss": 0.5}, within=within)
+
+    def written() -> tuple[int, int, str | None, bool, int, int]:
+        again = either.evidence(log.id)
+        assert again is not None
+        has_bank = either.evidence("bank-question-1") is not None
+        n_figures = len(list(either.figures()))
+        return either.n_traces(), len(again.outcomes()), again.verdict, has_bank, len(either.proofs("c")), n_figures
+
+    with suppress(RuntimeError), either.transaction() as connection:
+        write(connection)
+        raise RuntimeError
+    assert written() == (0, 0, None, False, 0, 0)
+    with either.transaction() as connection:
+        write(connection)
+    assert written() == (1, 1, "PASS", True, 1, 1)
+    with suppress(RuntimeError), either.transaction() as connection:
+        either.supersede_stage("gate", within=connection)
+        raise RuntimeError
+    assert [row.id for row in either.stage_traces("gate")] == ["t1"]
