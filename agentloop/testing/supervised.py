@@ -1,38 +1,77 @@
-"""Laws of a sandbox beyond `exec`: streams, terminals, sessions, files, a network that opens and closes.
+"""Laws of what a sandbox may offer beyond `exec`: streams, files, terminals, sessions, a network that opens and closes.
 
-As in `agentloop.testing`, for backends whose sandboxes are `agentloop.sandbox.supervised.SupervisedSandbox`. The
-sandbox must have a shell, tar, stty and python3.
+As in `agentloop.testing`. A law asks for an ability (`abilities.py`) and never for a class of ours: STREAM_LAWS are for
+sandboxes with `Streams`, FILE_LAWS for a `FileSandbox`, SUPERVISED_LAWS for those that have all of it, as docker's and
+bubblewrap's. The sandbox must have a shell, tar, stty and python3.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import cast
+from typing import Protocol, runtime_checkable
 
+from agentloop.abilities import EndsProcesses, Files, Folders, LiveProcess, Streams
 from agentloop.errors import PathError, TransferLimit
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.testing import SandboxLaw, expect, opened
+from agentloop.types import ExecResult
+
+MAX_BYTES = 1 << 20
 
 
-@asynccontextmanager
-async def whole(backend: SandboxBackend) -> AsyncIterator[SupervisedSandbox]:
-    """A sandbox that has streams, sessions and files, for the length of the block."""
-    async with opened(backend) as sandbox:
-        expect(
-            isinstance(sandbox, SupervisedSandbox),
-            f"{backend.name} makes sandboxes that only run commands; these laws are not for it",
-        )
-        yield cast(SupervisedSandbox, sandbox)
+class Shell(Protocol):
+    """A shell that goes on from one command to the next."""
+
+    async def exec(self, command: str, *, timeout_s: float = ...) -> ExecResult:
+        """See `protocols.Sandbox`."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+        ...
+
+
+@runtime_checkable
+class Terminals(Protocol):
+    """A sandbox that shows a program a terminal."""
+
+    def terminal(self, command: str, *, rows: int = 24, columns: int = 80) -> LiveProcess:
+        """Run `command` in a terminal of that size."""
+        ...
+
+
+@runtime_checkable
+class Sessions(Protocol):
+    """A sandbox with shells whose state stays."""
+
+    def session(self) -> Shell:
+        """A new shell."""
+        ...
+
+
+@runtime_checkable
+class OpensNetwork(Protocol):
+    """A sandbox whose network can be opened and closed while it runs."""
+
+    def set_network(self, allowed_hosts: tuple[str, ...]) -> None:
+        """Allow these hosts and no others."""
+        ...
+
+
+def lacks(backend: SandboxBackend, *abilities: type) -> AssertionError:
+    """The error of a law that needs `abilities`."""
+    names = ", ".join(ability.__name__ for ability in abilities)
+    return AssertionError(f"{backend.name} makes sandboxes without {names}; this law is not for it")
 
 
 async def streams_go_both_ways(backend: SandboxBackend, folder: Path) -> None:
     """Output comes while a command runs, input reaches it, and more than any buffer goes both ways at once."""
-    async with whole(backend) as sandbox:
+    async with opened(backend) as sandbox:
+        if not isinstance(sandbox, Streams):
+            raise lacks(backend, Streams)
         process = sandbox.start("echo one; read line; echo $line >&2; cat; exit 3")
         expect(await process.stdout.read() == b"one\n", "output must come while the command runs")
         data = bytes(range(256)) * 16_384
@@ -45,7 +84,9 @@ async def streams_go_both_ways(backend: SandboxBackend, folder: Path) -> None:
 
 async def a_killed_process_lets_go(backend: SandboxBackend, folder: Path) -> None:
     """Whoever reads, writes or waits goes on, and what the command started is dead."""
-    async with whole(backend) as sandbox:
+    async with opened(backend) as sandbox:
+        if not isinstance(sandbox, Streams):
+            raise lacks(backend, Streams)
         process = sandbox.start("(setsid sh -c 'while :; do echo x >> /work/alive; sleep 0.05; done' &); sleep 60")
         waiting = [process.stdout.read(), process.stdin.write(bytes(1 << 20)), process.wait()]
         tasks = [asyncio.ensure_future(work) for work in waiting]
@@ -59,7 +100,9 @@ async def a_killed_process_lets_go(backend: SandboxBackend, folder: Path) -> Non
 
 async def a_terminal_is_one(backend: SandboxBackend, folder: Path) -> None:
     """Programs see a terminal of the size that was asked for; what is typed is shown."""
-    async with whole(backend) as sandbox:
+    async with opened(backend) as sandbox:
+        if not isinstance(sandbox, Terminals):
+            raise lacks(backend, Terminals)
         process = sandbox.terminal(
             "test -t 0 && test -t 1 && test -t 2 && stty size; read x; echo got $x", rows=33, columns=77
         )
@@ -72,7 +115,9 @@ async def a_terminal_is_one(backend: SandboxBackend, folder: Path) -> None:
 
 async def a_session_keeps_its_state(backend: SandboxBackend, folder: Path) -> None:
     """Folder, variables and exit codes, over a timeout too; a shell that ends is replaced, and says so."""
-    async with whole(backend) as sandbox:
+    async with opened(backend) as sandbox:
+        if not isinstance(sandbox, Sessions):
+            raise lacks(backend, Sessions)
         session = sandbox.session()
         await session.exec("cd /; A=5")
         late = await session.exec("echo before; sleep 60", timeout_s=0.3)
@@ -91,9 +136,12 @@ async def files_come_back_as_they_went(backend: SandboxBackend, folder: Path) ->
     (folder / "in" / "sub" / "a b").write_bytes(bytes(range(256)) * 4096)
     (folder / "in" / "run").write_text("#!/bin/sh\necho ran\n")
     (folder / "in" / "run").chmod(0o755)
-    async with whole(backend) as sandbox:
-        await sandbox.write("/work/new/file", b"data", mode=0o600)
-        expect(await sandbox.read("/work/new/file") == b"data", "a file did not come back as it was written")
+    async with opened(backend) as sandbox:
+        if not (isinstance(sandbox, Files) and isinstance(sandbox, Folders)):
+            raise lacks(backend, Files, Folders)
+        await sandbox.write("/work/new/file", b"data")
+        data = await sandbox.read("/work/new/file", max_bytes=MAX_BYTES)
+        expect(data == b"data", "a file did not come back as it was written")
         await sandbox.upload(folder / "in", "/work/up")
         expect(
             (await sandbox.exec("/work/up/run; ln -s /etc /work/up/link")).stdout == "ran\n", "a program cannot be run"
@@ -108,15 +156,17 @@ async def files_come_back_as_they_went(backend: SandboxBackend, folder: Path) ->
 async def files_do_not_follow_an_enemy(backend: SandboxBackend, folder: Path) -> None:
     """Nothing is written through a planted link, and nothing endless is read."""
     (folder / "test").write_text("secret")
-    async with whole(backend) as sandbox:
+    async with opened(backend) as sandbox:
+        if not (isinstance(sandbox, Files) and isinstance(sandbox, Folders)):
+            raise lacks(backend, Files, Folders)
         await sandbox.exec(
             "mkdir /work/real; ln -s /work/real /work/link; truncate -s 1T /work/sparse; mkfifo /work/pipe"
         )
         refused: list[tuple[Awaitable[object], type[Exception]]] = [
             (sandbox.upload(folder, "/work/link"), PathError),
             (sandbox.write("/work/link/x", b""), PathError),
-            (sandbox.read("/work/pipe"), PathError),
-            (sandbox.read("/work/sparse"), TransferLimit),
+            (sandbox.read("/work/pipe", max_bytes=MAX_BYTES), PathError),
+            (sandbox.read("/work/sparse", max_bytes=MAX_BYTES), TransferLimit),
             (sandbox.download("/work/sparse", folder / "out"), TransferLimit),
         ]
         for attempt, error in refused:
@@ -144,7 +194,9 @@ async def the_network_opens_and_closes(backend: SandboxBackend, folder: Path) ->
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     command = f'python3 -c "{ask.format(port)}"'
-    async with whole(backend) as sandbox:
+    async with opened(backend) as sandbox:
+        if not isinstance(sandbox, OpensNetwork):
+            raise lacks(backend, OpensNetwork)
         expect("refused" in (await sandbox.exec(command)).stderr, "a sandbox without a network has a proxy")
         sandbox.set_network((f"127.0.0.1:{port}",))
         expect("204" in (await sandbox.exec(command)).stdout, "a host that is allowed cannot be reached")
@@ -155,7 +207,9 @@ async def the_network_opens_and_closes(backend: SandboxBackend, folder: Path) ->
 
 async def kill_all_leaves_the_files(backend: SandboxBackend, folder: Path) -> None:
     """Every process ends, with or without our mark; the sandbox and its files go on."""
-    async with whole(backend) as sandbox:
+    async with opened(backend) as sandbox:
+        if not isinstance(sandbox, EndsProcesses):
+            raise lacks(backend, EndsProcesses)
         await sandbox.exec("(env -i setsid sleep 60 > /dev/null 2>&1 &); echo x > /work/kept")
         running = asyncio.ensure_future(sandbox.exec("sleep 60"))
         await sandbox.exec("sleep 0.1")
@@ -165,13 +219,19 @@ async def kill_all_leaves_the_files(backend: SandboxBackend, folder: Path) -> No
         expect(left.stdout == "x\n0\n", f"after kill_all(): {left.stdout!r}")
 
 
-SUPERVISED_LAWS: tuple[SandboxLaw, ...] = (
-    streams_go_both_ways,
-    a_killed_process_lets_go,
-    a_terminal_is_one,
-    a_session_keeps_its_state,
+STREAM_LAWS: tuple[SandboxLaw, ...] = (streams_go_both_ways, a_killed_process_lets_go)
+"""Of sandboxes with `abilities.Streams`."""
+FILE_LAWS: tuple[SandboxLaw, ...] = (
     files_come_back_as_they_went,
     files_do_not_follow_an_enemy,
-    the_network_opens_and_closes,
     kill_all_leaves_the_files,
 )
+"""Of sandboxes that are an `abilities.FileSandbox`."""
+SUPERVISED_LAWS: tuple[SandboxLaw, ...] = (
+    *STREAM_LAWS,
+    *FILE_LAWS,
+    a_terminal_is_one,
+    a_session_keeps_its_state,
+    the_network_opens_and_closes,
+)
+"""Of sandboxes with all of it."""

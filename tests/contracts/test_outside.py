@@ -47,7 +47,7 @@ from agentloop.testing.agents import AGENT_LAWS, AgentLaw
 from agentloop.testing.detectors import DETECTOR_LAWS, REDACTOR_LAWS
 from agentloop.testing.formats import EXPORTER_LAWS, FORMAT_LAWS
 from agentloop.testing.policies import POLICY_LAWS
-from agentloop.testing.supervised import files_come_back_as_they_went, kill_all_leaves_the_files
+from agentloop.testing.supervised import FILE_LAWS, STREAM_LAWS
 from agentloop.testing.trainers import TRAINER_LAWS, TrainerLaw
 from agentloop.testing.verifiers import VERIFIER_LAWS, VerifierCase, answered
 from agentloop.types import Message, Part, RewardState, SandboxSpec, StopReason, Task
@@ -55,7 +55,6 @@ from tests.loop.mini import make_mini, trainer_case
 from tests.loop.mini import opened as open_mini
 
 OUTSIDE = Path(__file__).with_name("outside")
-FOLDER_LAWS = (files_come_back_as_they_went, kill_all_leaves_the_files)
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +91,7 @@ def backend(bubblewrap: BubblewrapBackend) -> SandboxBackend:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", SANDBOX_LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", SANDBOX_LAWS + STREAM_LAWS + FILE_LAWS, ids=lambda law: law.__name__)
 def test_sandbox_keeps(law: SandboxLaw, backend: SandboxBackend, tmp_path: Path) -> None:
     asyncio.run(law(backend, tmp_path))
 
