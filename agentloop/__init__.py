@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agentloop.library.policies import policy as policy
     from agentloop.library.recording import record as record
     from agentloop.library.rollouts import run as run
+    from agentloop.library.rows import training_rows as training_rows
     from agentloop.library.stores import load as load
     from agentloop.library.stores import open_store as open_store
     from agentloop.suites.suite import Suite as Suite
@@ -54,6 +55,7 @@ _MODULES = {
     "record": "library.recording",
     "run": "library.rollouts",
     "tool": "library.parts",
+    "training_rows": "library.rows",
     "verifier": "library.parts",
 }
 """Public name -> the module that has it."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from store.rows import judged
 
 import agentloop as al
 from agentloop.agents.tools.toolset import ToolFailed
@@ -29,7 +30,7 @@ from agentloop.plugins import load_part
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Sandbox
 from agentloop.suites.writer import write_suite
-from agentloop.types import Graded, Message, RewardState
+from agentloop.types import Completion, Graded, Message, RewardState, Sampling, Split, Step
 
 HERE = {"sandbox": "unconfined"}
 EXACT = {"kind": "exact", "options": {"expected": "4"}}
@@ -79,6 +80,41 @@ def test_gate_and_judge_are_packages_and_functions() -> None:
     assert agentloop.judge.score.judge
     assert "baseline" in inspect.signature(al.gate).parameters
     assert "verifiers" in inspect.signature(al.judge).parameters
+
+
+# ------------------------------------------------------------------------------------ training rows
+
+
+def attempt_with_ids(name: str, split: str = "train") -> al.Attempt:
+    """Two sampled ids after a prompt of one."""
+    done = Completion(
+        message=Message(role="assistant", content="4", token_ids=(7, 8)),
+        finish_reason="stop",
+        prompt_token_ids=(5,),
+        logprobs=(-0.5, -0.25),
+        sampling=Sampling(),
+    )
+    whole = judged(name)
+    trace = whole.trace.model_copy(update={"steps": (Step(index=0, completion=done),), "isolation": "namespaces"})
+    return whole.model_copy(update={"trace": trace, "task": whole.task.model_copy(update={"split": Split(split)})})
+
+
+def test_rows_for_a_trainer_stream_and_count_what_is_in_none(folder: Path) -> None:
+    with closing(al.open_store("rows.db")) as store:
+        own = [attempt_with_ids("a"), attempt_with_ids("b"), attempt_with_ids("c", "heldout"), judged("d")]
+        store.put_attempts("s", own)
+    rows = al.training_rows(store="rows.db", cache="kept")
+    read = [(row.trajectory, row.token_ids.tolist(), row.action_mask.tolist(), row.reward) for row in rows]
+    assert sorted(read) == [(name, [5, 7, 8], [False, True, True], 1.0) for name in "ab"]
+    assert rows.excluded == {"held_out": 1, "sampling_unknown": 1}
+    again = al.training_rows("id:a", store="rows.db", cache="kept")
+    row = next(again)
+    assert row.logprobs is not None
+    assert row.logprobs.tolist() == [0.0, -0.5, -0.25]
+    with pytest.raises(ConfigError, match="nothing"):
+        next(al.training_rows("nothing:1", store="rows.db"))
+    with pytest.raises(StoreError):
+        next(al.training_rows(store="missing.db"))
 
 
 # ------------------------------------------------------------------------------------ suites
@@ -536,7 +572,8 @@ def test_the_page_is_a_script_that_runs(folder: Path, bubblewrap: object) -> Non
     (folder / "agentloop.toml").write_text('[sandbox]\nkind = "bubblewrap"\n')
     done = subprocess.run([sys.executable, "page.py"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    expected = ["8 attempts, mean reward 1.0", "2 scored", "1.0", "FAIL", "8 traces of the run above", "1.0"]
+    expected = ["8 attempts, mean reward 1.0", "2 scored", "1.0", "FAIL", "8 traces of the run above"]
+    expected += ["Counter({'held_out': 8})", "1.0"]
     assert done.stdout.splitlines() == expected
     names = {f"al.{name}" for name in al.__all__ if name != "__version__"}
     assert names == {word for word in names if word in page}

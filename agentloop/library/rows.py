@@ -1,0 +1,72 @@
+"""Training rows from Python, for a trainer of your own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from agentloop.errors import ConfigError, extra
+from agentloop.library.stores import StoreLike, opened
+from agentloop.store.tables import TraceSummary
+from agentloop.types import Split, Task
+
+if TYPE_CHECKING:
+    from agentloop.train.data.row import Row
+
+
+class TrainingRows:
+    """The rows of stored traces, one page of traces in memory. It can be read once."""
+
+    def __init__(self, rows: Iterator[Row], excluded: Counter[str]) -> None:
+        self._rows = rows
+        self.excluded = excluded
+        """What is in none of the rows that were read so far, by the reason's name."""
+
+    def __iter__(self) -> Iterator[Row]:
+        return self._rows
+
+    def __next__(self) -> Row:
+        return next(self._rows)
+
+
+def training_rows(
+    filter: str = "",
+    *,
+    store: StoreLike = None,
+    project: str | None = None,
+    logprobs: bool = True,
+    cache: str | Path | None = None,
+) -> TrainingRows:
+    """The rows of the stored traces for which `filter` holds, those first that were stored last.
+
+    A row has the arrays `token_ids`, `action_mask` and `logprobs`, the `temperature`, and the `reward`, `group`, `task`
+    and `trajectory` that it belongs to. Held-out and validation tasks, unscored traces and runs without a sandbox are
+    in no row. filter: as in `load`. logprobs: refuse turns without the sampler's. cache: a folder that keeps rows, so
+    that the next call decodes only what is new. Raises ConfigError for a wrong filter, and without the extra `train`.
+    """
+    try:
+        from agentloop.train.data.admission import Admission
+        from agentloop.train.data.segments import RowSegment
+        from agentloop.train.data.stored_rows import stored_rows
+    except ImportError as error:
+        raise ConfigError(f"rows need numpy; {extra('train')}") from error
+    excluded: Counter[str] = Counter()
+
+    def read() -> Iterator[Row]:
+        with opened(store, create=False) as source, TemporaryDirectory() as temporary:
+            segment = RowSegment(Path(cache or temporary), Admission(logprobs=logprobs))
+            for cut in stored_rows(source, segment, filter, project=project or source.project, task_of=_task):
+                excluded.update({str(reason): n for reason, n in cut.excluded.items()})
+                yield from cut.rows
+
+    return TrainingRows(read(), excluded)
+
+
+def _task(row: TraceSummary) -> Task | None:
+    """The task of a trace as far as its row says it: its split decides whether it may train."""
+    if row.task_id is None or row.split is None:
+        return None
+    return Task(id=row.task_id, instruction="", split=Split(row.split), pool=row.pool or "")
