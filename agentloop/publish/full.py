@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from agentloop.errors import PublishError
+from agentloop.policies.engine import LOOPBACK
 from agentloop.publish.check import compare
 from agentloop.publish.probe import Probe, furthest
 from agentloop.publish.publisher import Published
 from agentloop.publish.server import VLLMControl
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 RELOAD_S = 600.0
 """Wall time of a reload, and of the answers under way that it waits for."""
 
@@ -85,7 +85,8 @@ class FullReload:
         except PublishError as error:
             if "HTTP 404" in str(error):
                 raise PublishError(
-                    f"{self.server.base_url} cannot reload weights; start it with VLLM_SERVER_DEV_MODE=1 on loopback"
+                    f"{self.server.base_url} cannot reload weights; start it with `agentloop policies serve` on "
+                    "loopback, or with VLLM_SERVER_DEV_MODE=1 there"
                 ) from None
             raise
         try:

@@ -17,19 +17,28 @@ from agentloop.policies.engine import Installed, vllm_command
 from agentloop.policies.serving import VLLMServer
 from agentloop.publish.check import compare
 from agentloop.publish.full import FullReload
-from agentloop.publish.probe import Probe
+from agentloop.publish.probe import Probe, read_probe
 from agentloop.registry.loading import loaded
+from agentloop.train.algorithms.kinds import algorithm
+from agentloop.train.data.admission import Admission
 from agentloop.train.model import Placement, Trainable
 from agentloop.train.probes import make_probe
+from agentloop.train.trainers.learning import Learning
+from agentloop.train.trainers.served import Server
+from agentloop.train.trainers.served_weights import ServedWeights
+from agentloop.train.trainers.weights import WeightsTrainer
 from agentloop.types import PolicyVersion, VersionKind
 from tests.api.serving import free_port
+from tests.train.trainers.world import PARENT, draft_in, experience
+from tests.train.trainers.world import SMALL as SMALL_TURN
 
 from . import tiny_model
 from .conftest import ONE_THREAD, SMALL, START_S
 from .trained import random_rows, train
+from .turns import PATTERN
 
 pytestmark = pytest.mark.slow
-DEV = {"VLLM_SERVER_DEV_MODE": "1"}
+AS_IT_IS = PARENT.model_copy(update={"kind": VersionKind.settings})
 
 
 @contextmanager
@@ -38,7 +47,7 @@ def running(installed: Installed, model: Path, log: Path, name: str) -> Iterator
     port = free_port()
     command, variables = vllm_command(installed, model, name, host="127.0.0.1", port=port, more=SMALL)
     server = VLLMServer(
-        command, f"http://127.0.0.1:{port}", log=log, variables={**os.environ, **variables, **ONE_THREAD, **DEV}
+        command, f"http://127.0.0.1:{port}", log=log, variables={**os.environ, **variables, **ONE_THREAD}
     )
     server.start()
     try:
@@ -84,6 +93,26 @@ def test_whole_weights_are_reloaded_and_a_version_of_them_acts(
         asyncio.run(compare(publisher.server, tiny_model.NAME, probe))
         with pytest.raises(ConfigError, match="v2 is of kind weights"):
             loaded(version(2), tmp_path, policy.model_copy(update={"base_url": None}), tmp_path)
+
+
+def test_a_turn_of_all_weights_and_the_server_has_its_own_again(
+    installed: Installed, model: Path, tmp_path: Path
+) -> None:
+    draft = draft_in(tmp_path / "v2")
+    with running(installed, model, tmp_path / "log", tiny_model.NAME) as url:
+        options = {**SMALL_TURN, "steps_per_turn": 2, "group_size": 4, "learning_rate": 1e-3}
+        learning = Learning(**options, model=model, device="cpu")
+        host = ServedWeights(learning, Server(url, tiny_model.NAME, 1.0))
+        made = WeightsTrainer(algorithm("grpo", {}), learning, host, Admission(unconfined=True), lambda _: Path(), "")
+        assert asyncio.run(made.improve(AS_IT_IS, draft, experience(PATTERN))) is not None
+        for figures in draft.steps.values():
+            assert 0.0 < figures["mismatch/worst"] < 1e-4
+        probe = read_probe(draft.folder)
+        assert probe.is_proof
+        with pytest.raises(PublishError, match="does not answer as it was trained"):  # the turn is over
+            asyncio.run(compare(host._publisher.server, tiny_model.NAME, probe))
+        published = asyncio.run(host._publisher.publish("policy-v2", draft.folder / "weights", probe))
+        assert published.worst < 1e-4
 
 
 def test_a_reload_of_a_tied_head_answers_200_and_is_refused(installed: Installed, model: Path, tmp_path: Path) -> None:

@@ -71,6 +71,13 @@ class Host(Protocol):
         """Nobody asks any update of the turns that made the versions up to `number`; see `loading.update_model`."""
         ...
 
+    async def release(self) -> None:
+        """The turn is over: a server that had to give up the parent for it has the parent again.
+
+        Raises PublishError where it has not.
+        """
+        ...
+
 
 def version_names(number: int) -> frozenset[str]:
     """How a server and the gateway call the versions up to `number`."""
@@ -127,6 +134,9 @@ class InProcess:
         """See `Host`."""
 
     async def retract_updates(self, number: int) -> None:
+        """See `Host`."""
+
+    async def release(self) -> None:
         """See `Host`."""
 
     @property

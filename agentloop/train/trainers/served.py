@@ -161,6 +161,9 @@ class Served:
             if turn is not None and turn <= number:
                 await self.retract(name)
 
+    async def release(self) -> None:
+        """See `hosts.Host`. The base model and other adapters were there all the time."""
+
 
 async def check_server(server: Server) -> None:
     """Raises PublishError for a server that is no vLLM or too old, and ConfigError for one whose log-probabilities are

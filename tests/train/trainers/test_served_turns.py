@@ -23,6 +23,7 @@ from agentloop.train.model import Lora, Placement, Trainable
 from agentloop.train.probes import make_probe
 from agentloop.train.trainers.learning import Learning, LoraSettings
 from agentloop.train.trainers.served import Served, Server
+from agentloop.train.trainers.served_weights import ServedWeights
 from agentloop.train.trainers.weights import WeightsTrainer
 from agentloop.types import Attempt, Task, VersionKind
 from tests.serving.trained import random_rows, train
@@ -200,3 +201,58 @@ def write_adapter(folder: Path, model: Path) -> Probe:
     train(trainable, 1)
     trainable.save(folder)
     return make_probe(trainable, random_rows(trainable.n_vocab))
+
+
+def all_weights(server: TorchServer, versions: Path, **learning: Any) -> WeightsTrainer:
+    """GRPO on all weights of the server's model. versions: folder with those that a turn may go on from."""
+    settings = Learning(**{**SMALL, "steps_per_turn": 3, **learning}, model=server.folder, device="cpu")
+    host = ServedWeights(settings, Server(server.url, BASE, 1.0))
+    admission = Admission(unconfined=True)
+    return WeightsTrainer(algorithm("grpo", {}), settings, host, admission, lambda _: versions, repr(learning))
+
+
+def reloads(server: TorchServer) -> list[str]:
+    """What the server was told to read, in order; folders of updates and versions by their names."""
+    paths = [Path(body["kwargs"]["weights_path"]) for at, body in server.seen if at == "/collective_rpc"]
+    return [UPDATE.sub(r"s\1", path.parent.name) for path in paths]
+
+
+def test_all_weights_are_reloaded_after_each_update_and_the_parent_comes_back(
+    server: TorchServer, tmp_path: Path
+) -> None:
+    draft = draft_in(tmp_path / "v2")
+    improved(all_weights(server, tmp_path), draft, experience())
+    for figures in draft.steps.values():
+        assert figures["mismatch/worst"] < 1e-4
+    assert reloads(server) == ["s1", "s2", "v2", "v1"]
+    assert [path.name[:12] for path in draft.workspace.glob("policy-*")] == ["policy-v2-s2"], "one update is on disk"
+    assert weights_hash(draft.folder / "weights") != weights_hash(server.folder)
+    assert improved(all_weights(server, draft.folder), draft_in(tmp_path / "next" / "v3"), experience())
+    assert reloads(server)[4:] == ["v2", "s1", "s2", "v3", "v2"], "the turn begins at its parent"
+
+
+def test_a_turn_of_all_weights_that_is_killed_goes_on_and_ends_in_the_same_version(
+    server: TorchServer, tmp_path: Path
+) -> None:
+    expected = draft_in(tmp_path / "expected" / "v2")
+    improved(all_weights(server, tmp_path), expected, experience())
+    world = experience()
+    with pytest.raises(Interrupted):
+        improved(all_weights(server, tmp_path), draft_in(tmp_path / "v2", 1), world)
+    assert reloads(server)[-1] == "v1", "the server is as it was"
+    draft = draft_in(tmp_path / "v2")
+    improved(all_weights(server, tmp_path), draft, world)
+    assert weights_hash(draft.folder / "weights") == weights_hash(expected.folder / "weights")
+
+
+def test_all_weights_refuse_what_only_adapters_have(server: TorchServer, tmp_path: Path) -> None:
+    for name in ("max_lag", "over_commit"):
+        with pytest.raises(ConfigError, match=rf"{name} needs an adapter: .*; remove {name}, or set lora"):
+            all_weights(server, tmp_path, **{name: 1})
+    with pytest.raises(ConfigError, match="has no model"):
+        ServedWeights(Learning(), Server(server.url, BASE, 1.0))
+    with pytest.raises(PublishError, match="let the server listen on"):
+        ServedWeights(Learning(model=tmp_path), Server("http://10.0.0.1:8000/v1", BASE, 1.0))
+    server.loaded["policy-v9"] = tmp_path
+    with pytest.raises(PublishError, match="policy-v9 stand on the present weights; unload them first"):
+        improved(all_weights(server, tmp_path), draft_in(tmp_path / "v2"), experience())

@@ -55,6 +55,10 @@ class TorchServer:
         if path == "/v1/models":
             adapters = [{"id": name, "parent": BASE, "root": str(place)} for name, place in self.loaded.items()]
             return 200, {"data": [{"id": BASE, "parent": None, "root": str(self.folder)}, *adapters]}
+        if path == "/collective_rpc":
+            return self._reload(Path(body["kwargs"]["weights_path"]))
+        if path in ("/pause?mode=wait", "/reset_prefix_cache", "/resume"):
+            return 200, {}
         if path == "/v1/load_lora_adapter":
             return self._load(body["lora_name"], Path(body["lora_path"]))
         if path == "/v1/unload_lora_adapter":
@@ -75,6 +79,11 @@ class TorchServer:
             self._models[name] = self._read(folder)
         self.loaded[name] = folder
         return 200, "done"
+
+    def _reload(self, folder: Path) -> tuple[int, Any]:
+        with self._lock:
+            self._models[BASE] = Trainable.load(folder, placement=Placement(device="cpu"))
+        return 200, {}
 
     def _read(self, adapter: Path | None) -> Trainable:
         return Trainable.load(self.folder, lora=self._lora, adapter=adapter, placement=Placement(device="cpu"))
