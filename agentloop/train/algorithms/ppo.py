@@ -5,8 +5,9 @@ With a correction it is decoupled PPO: the clip is around the model before its u
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,12 +18,12 @@ from agentloop.errors import ConfigError, TrainingError
 from agentloop.train.algorithms.advantages import by_trajectory
 from agentloop.train.algorithms.algorithm import Batch, Figures, Need, Score, Scored, Whole
 from agentloop.train.algorithms.figures import shares
-from agentloop.train.algorithms.gae import estimates, whitened
+from agentloop.train.algorithms.gae import Estimates, estimates, whitened
 from agentloop.train.algorithms.policy_loss import Clip
 from agentloop.train.algorithms.policy_options import PolicyOptions, needs_of, policy_loss
 from agentloop.train.algorithms.settings import at_least
 from agentloop.train.data.exclusions import Exclusion
-from agentloop.train.data.row import Floats, Row, Unit
+from agentloop.train.data.row import Floats, Mask, Row, Unit
 
 
 @dataclass(frozen=True)
@@ -63,18 +64,38 @@ class Ppo:
         return [(row,) for row in useful], +dropped
 
     def with_values(self, units: Sequence[Unit], values: Sequence[Floats]) -> list[Unit]:
-        """See `ActorCritic.with_values`. The reward comes with the last action of each row; advantages are whitened."""
+        """See `ActorCritic.with_values`. Advantages are whitened.
+
+        Rows that follow one another in a trace, where its context was cut, are one sequence of actions: the value after
+        a row is that before the next, and the reward comes with the last action of the last.
+        """
         rows = [row for unit in units for row in unit]
-        both = [
-            estimates(_rewards(row), own, row.action_mask, gamma=self.options.gamma, lam=self.options.lam)
-            for row, own in zip(rows, values, strict=True)
-        ]
-        white = whitened([each.advantages for each in both], [row.action_mask for row in rows]) if rows else []
+        both: dict[int, Estimates] = {}
+        for places in sequences(rows):
+            both.update(self._estimates([(place, rows[place], values[place]) for place in places]))
+        advantages = [both[place].advantages for place in range(len(rows))]
+        white = whitened(advantages, [row.action_mask for row in rows]) if rows else []
         valued = iter(
-            replace(row, advantages=advantages, returns=each.returns, values=own)
-            for row, advantages, each, own in zip(rows, white, both, values, strict=True)
+            replace(row, advantages=white[place], returns=both[place].returns, values=values[place])
+            for place, row in enumerate(rows)
         )
         return [tuple(next(valued) for _ in unit) for unit in units]
+
+    def _estimates(self, sequence: Sequence[tuple[int, Row, Floats]]) -> Iterator[tuple[int, Estimates]]:
+        """Of each row, by its place."""
+        actions = np.concatenate([row.action_mask for _, row, _ in sequence])
+        both = estimates(
+            _rewards(actions, sequence[-1][1].reward or 0.0),
+            np.concatenate([own for _, _, own in sequence]),
+            actions,
+            gamma=self.options.gamma,
+            lam=self.options.lam,
+        )
+        start = 0
+        for place, row, _ in sequence:
+            end = start + len(row)
+            yield place, Estimates(both.advantages[start:end], both.returns[start:end])
+            start = end
 
     def begin(self, units: Sequence[Unit], score: Score) -> Mapping[str, float]:
         return self.policy_loss.begin(units)
@@ -103,10 +124,27 @@ def value_errors(value_N: Tensor, before_N: Tensor, return_N: Tensor, clip: floa
     return torch.maximum(plain_N, near_N), near_N > plain_N
 
 
-def _rewards(row: Row) -> Floats:
-    """(T,): the reward of the trajectory at the last action, 0 elsewhere."""
-    rewards_T = np.zeros(len(row), dtype=np.float32)
-    places = np.flatnonzero(row.action_mask)
+def sequences(rows: Sequence[Row]) -> list[list[int]]:
+    """Places of rows of one trace that follow one another, in their order. Conversations that overlap keep apart."""
+    by_trace: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        by_trace[row.trajectory, row.turns[0].trace].append(place)
+    done: list[list[int]] = []
+    for places in by_trace.values():
+        last = math.inf
+        for place in sorted(places, key=lambda place: rows[place].turns[0].step):
+            if rows[place].turns[0].step > last:
+                done[-1].append(place)
+            else:
+                done.append([place])
+            last = rows[place].turns[-1].step
+    return done
+
+
+def _rewards(action_T: Mask, reward: float) -> Floats:
+    """(T,): `reward` at the last action, 0 elsewhere."""
+    rewards_T = np.zeros(len(action_T), dtype=np.float32)
+    places = np.flatnonzero(action_T)
     if len(places):
-        rewards_T[places[-1]] = row.reward
+        rewards_T[places[-1]] = reward
     return rewards_T

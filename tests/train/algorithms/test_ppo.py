@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,8 @@ from agentloop.errors import ConfigError, TrainingError
 from agentloop.train.algorithms.algorithm import Scored
 from agentloop.train.algorithms.gae import estimates, whitened
 from agentloop.train.algorithms.kinds import KINDS, algorithm
-from agentloop.train.algorithms.ppo import Ppo, PpoOptions, value_errors
+from agentloop.train.algorithms.ppo import Ppo, PpoOptions, sequences, value_errors
+from agentloop.train.data.row import Row, Turn
 
 from .rows import batch_of, random_rows, row, whole_of
 
@@ -86,6 +89,33 @@ def test_the_reward_comes_with_the_last_action() -> None:
     ((one,),) = ppo.with_values([(row((1, 2, 3, 4), (0, 1, 0, 1), reward=1.0),)], [np.zeros(4, dtype=np.float32)])
     assert one.returns is not None
     assert one.returns.tolist() == [0.0, 0.5, 0.0, 1.0]
+
+
+def step_row(step: int, *, trace: str = "t", end: int | None = None) -> Row:
+    """One answer of one token at `step`, or also a later one at `end`; the trajectory earned 1."""
+    made = row((1, 2), (0, 1), reward=1.0)
+    steps = (step,) if end is None else (step, end)
+    return replace(made, turns=tuple(Turn(1, 2, trace, number, 1) for number in steps))
+
+
+def test_rows_of_a_cut_context_are_one_sequence() -> None:
+    """By hand, gamma 1/2 and lambda 1/2: values 0.2, 0.4 and 0.6 before the three actions, and 1 at the end."""
+    ppo = Ppo(PpoOptions(gamma=0.5, lam=0.5))
+    values = {0: 0.2, 1: 0.4, 2: 0.6}
+    order = [2, 0, 1]  # a batch may have them in any order
+    rows = [step_row(step) for step in order]
+    given = [np.array([9.0, values[step]], dtype=np.float32) for step in order]
+    units = ppo.with_values([(one,) for one in rows], given)
+    returns = {step: float(unit[0].returns[1]) for step, unit in zip(order, units, strict=True)}  # type: ignore[index]
+    last = 1.0 - 0.6
+    middle = 0.5 * 0.6 - 0.4 + 0.25 * last
+    first = 0.5 * 0.4 - 0.2 + 0.25 * middle
+    assert returns == pytest.approx({0: first + 0.2, 1: middle + 0.4, 2: last + 0.6})
+
+
+def test_conversations_that_overlap_and_sub_agents_keep_apart() -> None:
+    rows = [step_row(0, end=2), step_row(1, end=3), step_row(4), step_row(0, trace="child")]
+    assert sequences(rows) == [[0], [1, 2], [3]]
 
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo"])
