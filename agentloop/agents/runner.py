@@ -37,7 +37,12 @@ def main(target: str, result: str) -> None:
     """Calls `target` and writes {answer} or {problem, error} to `result`. For the task `null` it only imports it."""
     task = json.loads(sys.stdin.buffer.readline())
     _hold_lifeline()
+    own_pid = os.getpid()
     report = imported(target) if task is None else outcome(target, SimpleNamespace(**task))
+    if os.getpid() != own_pid:
+        # A fork of the callable returned here as well. Its answer must not take the place of this process's, and two
+        # processes that write one draft would break both.
+        os._exit(0)
     draft = f"{result}.draft"
     with open(draft, "w", encoding="utf-8") as file:
         json.dump(report, file)

@@ -243,6 +243,21 @@ def test_what_it_started_ends_with_it(tmp_path: Path) -> None:
     assert [pid for pid in pids if is_alive(pid)] == []
 
 
+RETURNS_TWICE = """
+def run(task):
+    ask("x")
+    if os.fork() == 0:
+        return "child"
+    os.wait()
+"""
+
+
+def test_a_fork_that_returns_does_not_answer(tmp_path: Path) -> None:
+    assert ran(tmp_path, f"{RETURNS_TWICE}    return 'parent'").answer == "parent"
+    with pytest.raises(AgentCrashed, match="ended with exit code 0"):
+        ran(tmp_path, f"{RETURNS_TWICE}    os._exit(0)")
+
+
 def test_it_ends_when_agentloop_is_killed(tmp_path: Path) -> None:
     written(tmp_path, "def run(task):\n    open('pid', 'w').write(str(os.getpid()))\n    time.sleep(60)")
     script = (
