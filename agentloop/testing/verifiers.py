@@ -1,18 +1,23 @@
-"""The contract of `protocols.Verifier`. Each law takes a verifier with a trace that is right and one that is wrong."""
+"""The contracts of `protocols.Verifier`, `GroupVerifier` and `SandboxVerifier`.
+
+Each law takes a verifier, and what it should tell apart: traces, a group of them, or what agents left in a sandbox.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 from agentloop.abilities import artifacts_of, is_paid, time_of, waits
-from agentloop.errors import NotYet
+from agentloop.errors import NotYet, SandboxGone
+from agentloop.judge.group import rank
 from agentloop.judge.score import TIMEOUT_S, FreshBox, judge
-from agentloop.protocols import Verifier
-from agentloop.testing import expect
-from agentloop.types import Message, StopReason, Task, Trace
+from agentloop.protocols import GroupVerifier, Sandbox, SandboxBackend, SandboxVerifier, Verifier
+from agentloop.testing import expect, opened
+from agentloop.types import Graded, Message, SandboxSpec, StopReason, Task, Trace
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,12 @@ async def _number(case: VerifierCase, trace: Trace) -> float:
 
 async def it_has_a_name_and_a_version(case: VerifierCase) -> None:
     """Every verdict records both."""
-    name = case.verifier.name
-    version = case.verifier.version
+    _expect_names(case.verifier)
+
+
+def _expect_names(verifier: Verifier | GroupVerifier | SandboxVerifier) -> None:
+    name = verifier.name
+    version = verifier.version
     expect(isinstance(name, str) and name, f"name is {name!r}, not a text")
     expect(isinstance(version, str) and version, f"version is {version!r}, not a text")
 
@@ -100,3 +109,151 @@ VERIFIER_LAWS: tuple[VerifierLaw, ...] = (
     nothing_is_not_right,
     the_same_trace_has_the_same_number,
 )
+
+
+# -------------------------------------------------------------------------------------------------------- of groups
+
+
+@dataclass(frozen=True)
+class GroupCase:
+    """A verifier that compares, and what it should tell apart."""
+
+    verifier: GroupVerifier
+    traces: Sequence[Trace]
+    """Attempts at one task, two or more, each better than the next."""
+
+
+GroupLaw: TypeAlias = Callable[[GroupCase], Awaitable[None]]
+
+
+async def a_group_verifier_has_a_name_and_a_version(case: GroupCase) -> None:
+    """Every verdict records both."""
+    _expect_names(case.verifier)
+
+
+async def the_better_has_the_higher_number(case: GroupCase) -> None:
+    """A number in [0, 1] for each, in the order of the traces."""
+    numbers = await _ranked(case.verifier, case.traces)
+    is_falling = all(better > worse for better, worse in pairwise(numbers))
+    expect(is_falling, f"from the best to the worst: {numbers}")
+
+
+async def the_order_does_not_matter(case: GroupCase) -> None:
+    """Who stands first wins nothing by that."""
+    numbers = await _ranked(case.verifier, case.traces)
+    turned = list(reversed(await _ranked(case.verifier, list(reversed(case.traces)))))
+    is_same = all(math.isclose(one, other, abs_tol=1e-6) for one, other in zip(numbers, turned, strict=True))
+    expect(is_same or is_paid(case.verifier), f"{numbers}, and the other way round {turned}")
+    best = max(range(len(turned)), key=turned.__getitem__)
+    expect(best == 0, f"the best trace does not win from the last place: {turned}")
+
+
+async def equals_have_equal_numbers(case: GroupCase) -> None:
+    """The same attempt twice; a model may waver, but not take a side by the place."""
+    first = case.traces[0]
+    numbers = await _ranked(case.verifier, [first, first.model_copy(update={"id": f"{first.id}-2"})])
+    expect(math.isclose(*numbers, abs_tol=1e-6), f"equal attempts have {numbers}")
+
+
+GROUP_LAWS: tuple[GroupLaw, ...] = (
+    a_group_verifier_has_a_name_and_a_version,
+    the_better_has_the_higher_number,
+    the_order_does_not_matter,
+    equals_have_equal_numbers,
+)
+
+
+async def _ranked(verifier: GroupVerifier, traces: Sequence[Trace]) -> list[float]:
+    scores = await rank(verifier, verifier.name, traces)
+    problems = [score.error for score in scores if score.value is None]
+    expect(not problems, f"no number: {problems}")
+    return [score.value for score in scores if score.value is not None]
+
+
+# ---------------------------------------------------------------------------------------------------- of sandboxes
+
+
+@dataclass(frozen=True)
+class SandboxVerifierCase:
+    """A verifier that tests the agent's own sandbox, and what agents do there."""
+
+    verifier: SandboxVerifier
+    task: Task
+    backend: SandboxBackend
+    right: str
+    """Shell commands that do the task."""
+    wrong: str = ":"
+    """Shell commands that do not."""
+
+
+SandboxVerifierLaw: TypeAlias = Callable[[SandboxVerifierCase], Awaitable[None]]
+
+
+class _Counting:
+    """A backend that knows which of its sandboxes are open."""
+
+    def __init__(self, backend: SandboxBackend) -> None:
+        self._backend = backend
+        self.name = backend.name
+        self.isolation = backend.isolation
+        self.sandboxes: list[Sandbox] = []
+
+    def probe(self) -> str | None:
+        return self._backend.probe()
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        self.sandboxes.append(await self._backend.create(spec))
+        return self.sandboxes[-1]
+
+
+async def a_sandbox_verifier_has_a_name_and_a_version(case: SandboxVerifierCase) -> None:
+    """Every verdict records both; hosts are texts."""
+    _expect_names(case.verifier)
+    hosts = case.verifier.hosts
+    expect(isinstance(hosts, tuple) and all(isinstance(host, str) for host in hosts), f"hosts are {hosts!r}")
+
+
+async def it_tells_who_did_the_task(case: SandboxVerifierCase) -> None:
+    """A number in [0, 1], higher for whoever did it; the same for the same work."""
+    right = await _tested(case, case.right)
+    wrong = await _tested(case, case.wrong)
+    expect(right > wrong, f"who did the task has {right:g}, who did not {wrong:g}")
+    again = await _tested(case, case.right)
+    expect(right == again, f"the same work has {right:g}, and then {again:g}")
+
+
+async def its_tests_run_in_a_fresh_sandbox_that_ends(case: SandboxVerifierCase) -> None:
+    """Of the backend that it gets; none of them is left open."""
+    backend = _Counting(case.backend)
+    await _tested(case, case.right, backend)
+    expect(backend.sandboxes, "the tests ran in no sandbox of the backend")
+    for sandbox in backend.sandboxes:
+        expect(await _is_gone(sandbox), f"sandbox {sandbox.id} of the tests is left open")
+
+
+SANDBOX_VERIFIER_LAWS: tuple[SandboxVerifierLaw, ...] = (
+    a_sandbox_verifier_has_a_name_and_a_version,
+    it_tells_who_did_the_task,
+    its_tests_run_in_a_fresh_sandbox_that_ends,
+)
+
+
+async def _tested(case: SandboxVerifierCase, commands: str, backend: SandboxBackend | None = None) -> float:
+    """The number of an agent that runs `commands`. backend: of the tests' sandboxes."""
+    async with opened(case.backend, case.task.sandbox) as sandbox:
+        await case.verifier.prepare(case.task, sandbox)
+        await sandbox.exec(commands, timeout_s=TIMEOUT_S)
+        graded = await case.verifier.test(case.task, sandbox, backend or case.backend)
+    expect(isinstance(graded, Graded), f"test() gave a {type(graded).__name__}, not a Graded")
+    expect(graded.value is not None, f"no number: {graded.error}")
+    value = graded.value if graded.value is not None else math.nan
+    expect(0.0 <= value <= 1.0, f"{value:g} is no number in [0, 1]")
+    return value
+
+
+async def _is_gone(sandbox: Sandbox) -> bool:
+    try:
+        await sandbox.exec("true")
+    except SandboxGone:
+        return True
+    return False

@@ -48,8 +48,18 @@ from agentloop.testing.detectors import DETECTOR_LAWS, REDACTOR_LAWS
 from agentloop.testing.formats import EXPORTER_LAWS, FORMAT_LAWS
 from agentloop.testing.policies import POLICY_LAWS
 from agentloop.testing.supervised import FILE_LAWS, STREAM_LAWS
+from agentloop.testing.tools import TOOLSET_LAWS, ToolsetCase, ToolsetLaw
 from agentloop.testing.trainers import TRAINER_LAWS, TrainerLaw
-from agentloop.testing.verifiers import VERIFIER_LAWS, VerifierCase, answered
+from agentloop.testing.verifiers import (
+    GROUP_LAWS,
+    SANDBOX_VERIFIER_LAWS,
+    VERIFIER_LAWS,
+    GroupCase,
+    SandboxVerifierCase,
+    SandboxVerifierLaw,
+    VerifierCase,
+    answered,
+)
 from agentloop.types import Message, Part, RewardState, SandboxSpec, StopReason, Task
 from tests.loop.mini import make_mini, trainer_case
 from tests.loop.mini import opened as open_mini
@@ -156,6 +166,12 @@ def laws_of_verifier(tmp_path: Path) -> list[Callable[[], Any]]:
     return [partial(law, case) for law in VERIFIER_LAWS]
 
 
+def laws_of_group(tmp_path: Path) -> list[Callable[[], Any]]:
+    traces = [answered(text).model_copy(update={"id": text}) for text in ("a", "bb", "ccc")]
+    case = GroupCase(load_part("verifiers", "outside_ranking"), traces)
+    return [partial(law, case) for law in GROUP_LAWS]
+
+
 def laws_of_detector(tmp_path: Path) -> list[Callable[[], Any]]:
     [detector] = outside_detectors()
     failing = Reading(Task(id="t", instruction="x"), answered("sorry"), 0.0)
@@ -167,6 +183,19 @@ def laws_of_redactor(tmp_path: Path) -> list[Callable[[], Any]]:
     return [partial(law, redactor, "CUST-000123") for law in REDACTOR_LAWS]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("law", SANDBOX_VERIFIER_LAWS, ids=lambda law: law.__name__)
+def test_sandbox_verifier_keeps(law: SandboxVerifierLaw, backend: SandboxBackend) -> None:
+    verifier = load_part("verifiers", "outside_tests", {"expected": "42"})
+    asyncio.run(law(SandboxVerifierCase(verifier, Task(id="t", instruction="x"), backend, "echo 42 > /work/out")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", TOOLSET_LAWS, ids=lambda law: law.__name__)
+def test_toolset_keeps(law: ToolsetLaw, backend: SandboxBackend) -> None:
+    asyncio.run(law(ToolsetCase(load_part("tools", "outside"), partial(opened, backend), {"where": {}})))
+
+
 @pytest.mark.parametrize("law", TRAINER_LAWS, ids=lambda law: law.__name__)
 def test_trainer_keeps(law: TrainerLaw, bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini", extra='[train]\nkind = "outside"\n[train.options]\ngreeting = "hi"\n')
@@ -175,7 +204,9 @@ def test_trainer_keeps(law: TrainerLaw, bubblewrap: BubblewrapBackend, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "laws", [laws_of_policy, laws_of_verifier, laws_of_detector, laws_of_redactor], ids=lambda laws: laws.__name__[8:]
+    "laws",
+    [laws_of_policy, laws_of_verifier, laws_of_group, laws_of_detector, laws_of_redactor],
+    ids=lambda laws: laws.__name__[8:],
 )
 def test_part_keeps(laws: Callable[[Path], list[Callable[[], Any]]], tmp_path: Path) -> None:
     for law in laws(tmp_path):

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
 
 import pytest
+from harbor.folders import load, make_task
+from judge.model_server import serving as judging
+from judge.scenes import submit, trace
+from sandbox.roots import busybox_root
 from store.rows import judged
 
 from agentloop.agents.callable import PythonAgent
 from agentloop.agents.command import Command
+from agentloop.agents.delegate import Delegate
 from agentloop.agents.tool_loop import ToolLoop
+from agentloop.agents.tools.files import FileTools
+from agentloop.agents.tools.python import Python
+from agentloop.agents.tools.search import Search
+from agentloop.agents.tools.shell import Shell, Submit
 from agentloop.config.sections import PolicySection
 from agentloop.errors import FormatError
 from agentloop.failures.detectors.rules import ALL
@@ -22,6 +32,7 @@ from agentloop.failures.reading import Reading
 from agentloop.formats.export import load_exporter
 from agentloop.formats.importing import load_formats
 from agentloop.formats.source import SourceFile
+from agentloop.harbor.verifier import HarborVerifier
 from agentloop.judge.artifacts import Artifacts, fresh_boxes
 from agentloop.judge.verifiers.actions import Actions
 from agentloop.judge.verifiers.command import CommandVerifier
@@ -32,6 +43,7 @@ from agentloop.judge.verifiers.files import FilesVerifier
 from agentloop.judge.verifiers.human import Human
 from agentloop.judge.verifiers.json import Json
 from agentloop.judge.verifiers.numeric import Numeric
+from agentloop.judge.verifiers.ranking import Ranking
 from agentloop.judge.verifiers.regex import Regex
 from agentloop.otel.stored_trace import read_each
 from agentloop.plugins import installed, load_part
@@ -53,8 +65,20 @@ from agentloop.testing.detectors import (
 )
 from agentloop.testing.formats import EXPORTER_LAWS, FORMAT_LAWS, ExporterLaw, FormatLaw
 from agentloop.testing.policies import POLICY_LAWS, PolicyLaw
+from agentloop.testing.tools import TOOLSET_LAWS, ToolsetCase, ToolsetLaw
 from agentloop.testing.trainers import TRAINER_LAWS, TrainerLaw
-from agentloop.testing.verifiers import VERIFIER_LAWS, VerifierCase, VerifierLaw, answered
+from agentloop.testing.verifiers import (
+    GROUP_LAWS,
+    SANDBOX_VERIFIER_LAWS,
+    VERIFIER_LAWS,
+    GroupCase,
+    GroupLaw,
+    SandboxVerifierCase,
+    SandboxVerifierLaw,
+    VerifierCase,
+    VerifierLaw,
+    answered,
+)
 from agentloop.types import Attempt, Message, Sampling, SandboxSpec, Step, Task, Trace
 from tests.formats.samples import SHARED
 from tests.gateway.upstream import model_server
@@ -199,6 +223,46 @@ def test_verifier_of_files_keeps(law: VerifierLaw, kind: str, bubblewrap: Bubble
             await pool.close()
 
     asyncio.run(go())
+
+
+def larger(system: str, user: str) -> object:
+    """A judge model: the larger answer is better, and equal ones are as good."""
+    first, second = (float(number) for number in re.findall(r"\| answer: ([\d.]+)", user))
+    return {"reason": "larger", "better": 0 if first == second else 1 + (second > first)}
+
+
+@pytest.mark.parametrize("law", GROUP_LAWS, ids=lambda law: law.__name__)
+def test_group_verifier_keeps(law: GroupLaw) -> None:
+    traces = [trace([submit(text)]).model_copy(update={"id": f"t{text}"}) for text in ("9", "5", "1")]
+    with judging(larger) as server:
+        asyncio.run(law(GroupCase(Ranking(model="m", base_url=server.url), traces)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", SANDBOX_VERIFIER_LAWS, ids=lambda law: law.__name__)
+def test_sandbox_verifier_keeps(law: SandboxVerifierLaw, bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    folder = make_task(tmp_path / "t", toml="", image=busybox_root(tmp_path))
+    case = SandboxVerifierCase(HarborVerifier(str(folder)), load(folder), bubblewrap, "mkdir -p /app; touch /app/done")
+    asyncio.run(law(case))
+
+
+TOOLS = {
+    "python": (Python(), {"python": {"code": "1 + 1"}}),
+    "files": (FileTools(), {"write_file": {"path": "a", "text": "x"}, "list_files": {}}),
+    "delegate": (Delegate(), {"delegate": {"instruction": "say yes"}}),
+    "search": (Search(), {"search_files": {"pattern": "x"}}),
+    "shell": (Shell(), {"shell": {"command": "ls"}}),
+    "submit": (Submit(), {"submit": {"answer": "x"}}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.first(kind=2)
+@pytest.mark.parametrize("law", TOOLSET_LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("kind", TOOLS)
+def test_toolset_keeps(law: ToolsetLaw, kind: str, bubblewrap: BubblewrapBackend) -> None:
+    toolset, good = TOOLS[kind]
+    asyncio.run(law(ToolsetCase(toolset, partial(opened, bubblewrap), good)))
 
 
 EXPORTERS = ("jsonl", "otlp", "atif", "parquet", "rows")
@@ -347,8 +411,9 @@ CHECKED = {
     "policies": {*POLICIES},
     "redactors": set(),
     "sandboxes": {"docker", "bubblewrap"},
+    "tools": {*TOOLS},
     "trainers": {*built_in("trainers")},
-    "verifiers": {*CASES, *FILE_VERIFIERS},
+    "verifiers": {*CASES, *FILE_VERIFIERS, "harbor", "ranking"},
 }
 """Built-in parts whose contract is checked here, and sandboxes in `test_sandboxes.py`."""
 ELSEWHERE = {
@@ -357,8 +422,6 @@ ELSEWHERE = {
     "opencode": "needs its program: tests/agents/test_presets.py",
     "replay": "plays recordings alone: tests/policies and tests/sandbox",
     "unconfined": "holds nothing, so most laws are not for it: tests/sandbox",
-    "harbor": "tests the agent's own sandbox: tests/harbor",
-    "ranking": "compares a group: tests/judge/test_ranking.py",
     "rubric": "asks a model: tests/judge/test_rubric.py",
 }
 """The others, with the reason."""

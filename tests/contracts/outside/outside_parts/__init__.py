@@ -9,14 +9,16 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from agentloop.abilities import Files
 from agentloop.agents.tools.toolset import Place, Tool, schema
 from agentloop.failures.reading import Reading
-from agentloop.protocols import Draft, Experience, Policy, Record, Sandbox
+from agentloop.protocols import Draft, Experience, Policy, Record, Sandbox, SandboxBackend
 from agentloop.types import (
     Completion,
     Component,
     Failure,
     FailureType,
+    Graded,
     Message,
     Overlay,
     PolicyVersion,
@@ -101,6 +103,43 @@ class OutsideVerifier:
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
         return float(trace.answer == self._expected)
+
+
+class OutsideRanking:
+    """The share of the others whose answer is longer: to be brief is to be better."""
+
+    name, version = "outside_ranking", "1"
+
+    async def rank(self, traces: Sequence[Trace]) -> list[float]:
+        lengths = [len(trace.answer or "") for trace in traces]
+        n_others = len(lengths) - 1
+        return [sum((other > own) + (other == own) / 2 for other in lengths) / n_others - 0.5 / n_others
+                for own in lengths]  # fmt: skip
+
+
+class OutsideTests:
+    """1.0 when the agent left `expected` in the file `out`, which a sandbox of the tests alone gets."""
+
+    name, version = "outside_tests", "1"
+    hosts: tuple[str, ...] = ()
+
+    def __init__(self, expected: str = "done") -> None:
+        self._expected = expected
+
+    async def prepare(self, task: Task, sandbox: Sandbox) -> None:
+        await sandbox.exec("echo nothing > /work/out")
+
+    async def test(self, task: Task, sandbox: Sandbox, backend: SandboxBackend) -> Graded:
+        assert isinstance(sandbox, Files)
+        content = await sandbox.read("/work/out", max_bytes=1024)
+        fresh = await backend.create(task.sandbox)
+        try:
+            assert isinstance(fresh, Files)
+            await fresh.write("/work/out", content)
+            result = await fresh.exec("cat /work/out")
+        finally:
+            await fresh.close()
+        return Graded(value=float(result.stdout.strip() == self._expected))
 
 
 class OutsideTools:
