@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
 from agentloop.config.layout import POLICIES, artifact_folder
+from agentloop.registry.artifacts import OPTIMIZER, TRAINER
 from agentloop.registry.moves import live_stack
 from agentloop.registry.versions import Registry
 from agentloop.types import PolicyState, PolicyVersion
@@ -16,14 +18,17 @@ REMOVED = ".removed"
 
 
 class Pruned(NamedTuple):
-    """Versions whose folders go, or would go."""
+    """What goes, or would go."""
 
     numbers: tuple[int, ...]
+    """Versions whose folders go."""
     n_bytes: int
+    moments: tuple[int, ...] = ()
+    """Versions that stay without the optimiser's moments, because training goes on from a newer one."""
 
 
 def prune(registry: Registry, project: Path, *, n_newest: int, dry_run: bool = False) -> Pruned:
-    """Remove the folders of versions that are not needed; `dry_run` only counts them.
+    """Remove the folders of versions that are not needed, and the moments of all but the newest; `dry_run` only counts.
 
     The live version, the canary, their parents, candidates, the version that a rollback goes to and the newest stay.
     """
@@ -31,13 +36,28 @@ def prune(registry: Registry, project: Path, *, n_newest: int, dry_run: bool = F
     needed = _needed(registry, versions, n_newest)
     folders = {version.number: _folder(version, project) for version in versions if version.number not in needed}
     removable = {number: folder for number, folder in folders.items() if folder is not None}
-    n_bytes = sum(_size(folder) for folder in removable.values())
+    moments = _moments(versions, project, removable)
+    n_bytes = sum(_size(folder) for folder in removable.values()) + sum(map(_file_size, moments.values()))
     if not dry_run:
+        for path in moments.values():
+            path.unlink()
         for folder in removable.values():
             folder.rename(folder.with_name(f".{folder.name}{REMOVED}"))
         for folder in (project / POLICIES).glob(f".*{REMOVED}"):
             shutil.rmtree(folder)
-    return Pruned(tuple(sorted(removable)), n_bytes)
+    return Pruned(tuple(sorted(removable)), n_bytes, tuple(sorted(moments)))
+
+
+def _moments(versions: list[PolicyVersion], project: Path, removable: Collection[int]) -> dict[int, Path]:
+    """The moments in the folders that stay. Training goes on from the newest version; it starts others at zero."""
+    newest = max((version.number for version in versions), default=0)
+    folders = {version.number: _folder(version, project) for version in versions if version.number != newest}
+    files = {
+        number: folder / TRAINER / OPTIMIZER
+        for number, folder in folders.items()
+        if folder is not None and number not in removable
+    }
+    return {number: path for number, path in files.items() if path.is_file()}
 
 
 def _needed(registry: Registry, versions: list[PolicyVersion], n_newest: int) -> set[int]:
@@ -60,4 +80,8 @@ def _folder(version: PolicyVersion, project: Path) -> Path | None:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(map(_file_size, (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())))
+
+
+def _file_size(path: Path) -> int:
+    return path.lstat().st_size

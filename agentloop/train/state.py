@@ -25,14 +25,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from agentloop.errors import TrainingError
 from agentloop.output_files import make_folder
-from agentloop.registry.artifacts import weights_hash
+from agentloop.registry.artifacts import OPTIMIZER, weights_hash
 from agentloop.registry.folders import draft_of, replacing
 from agentloop.train.engine import Engine
 from agentloop.train.shards import load_shards, save_shards
 from agentloop.types import content_hash
 
 MODEL = "model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
 SHARDS = "shards"
 PROGRESS = "progress.json"
 KEPT = 2
@@ -45,7 +44,7 @@ def save(engine: Engine, folder: Path, progress: Mapping[str, Any], *, weights: 
     progress: JSON. weights=False omits them, for a folder beside a version's weights in fp32; sharded ones stay. Raises
     TrainingError when the disk does not take it.
     """
-    with _disk(folder):
+    with engine.ranks.together("save", folder, progress, weights=weights), _disk(folder):
         own = {"steps": engine.n_steps, "skipped": engine.n_skipped, "progress": dict(progress)}
         if engine.ranks.is_first:
             make_folder(folder)
@@ -68,22 +67,23 @@ def restore(engine: Engine, folder: Path) -> dict[str, Any]:
     Without weights or moments, those of the engine stay. Raises TrainingError for a state that is broken, or of another
     model.
     """
-    try:
-        own = json.loads((folder / PROGRESS).read_text())
-        steps, skipped, progress = int(own["steps"]), int(own["skipped"]), dict(own["progress"])
-        if engine.is_sharded:
-            load_shards(engine.trainable.actor, engine.optimizer, folder / SHARDS)
-        tensors = _read(folder / MODEL)
-        moments = _read(folder / OPTIMIZER)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError, CheckpointException) as error:
-        raise TrainingError(f"{folder}: no whole state ({error}); remove it, and the one before is used") from error
-    if tensors is not None:
-        engine.trainable.load_state(tensors)
-    if moments is not None:
-        _restore(engine, moments)
-    engine.n_steps = steps
-    engine.n_skipped = skipped
-    return progress
+    with engine.ranks.together("restore", folder):
+        try:
+            own = json.loads((folder / PROGRESS).read_text())
+            steps, skipped, progress = int(own["steps"]), int(own["skipped"]), dict(own["progress"])
+            if engine.is_sharded:
+                load_shards(engine.trainable.actor, engine.optimizer, folder / SHARDS)
+            tensors = _read(folder / MODEL)
+            moments = _read(folder / OPTIMIZER)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError, CheckpointException) as error:
+            raise TrainingError(f"{folder}: no whole state ({error}); remove it, and the one before is used") from error
+        if tensors is not None:
+            engine.trainable.load_state(tensors)
+        if moments is not None:
+            _restore(engine, moments)
+        engine.n_steps = steps
+        engine.n_skipped = skipped
+        return progress
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
@@ -100,26 +100,27 @@ def checkpoint(engine: Engine, folder: Path, progress: Mapping[str, Any], *, goo
     good: optimiser steps up to which nothing is in doubt; in place of the last but one, the newest checkpoint of no
     more steps stays.
     """
-    place = folder / f"{engine.n_steps:08d}"
-    ranks = engine.ranks
-    with _disk(folder):
-        with ExitStack() as stack:
-            if ranks.is_first:
-                make_folder(folder)
-                stack.enter_context(replacing(place))
+    with engine.ranks.together("checkpoint", folder, progress, good=good):
+        place = folder / f"{engine.n_steps:08d}"
+        ranks = engine.ranks
+        with _disk(folder):
+            with ExitStack() as stack:
+                if ranks.is_first:
+                    make_folder(folder)
+                    stack.enter_context(replacing(place))
+                ranks.wait()
+                state_hash = save(engine, draft_of(place), progress)
+                ranks.wait()
             ranks.wait()
-            state_hash = save(engine, draft_of(place), progress)
-            ranks.wait()
-        ranks.wait()
-    if ranks.is_first:
-        *older, _ = checkpoints(folder)
-        survivors = older[1 - KEPT :]
-        if good is not None:
-            survivors = [path for path in older if int(path.name) <= good][-1:]
-        for old in older:
-            if old not in survivors:
-                shutil.rmtree(old, ignore_errors=True)
-    return state_hash
+        if ranks.is_first:
+            *older, _ = checkpoints(folder)
+            survivors = older[1 - KEPT :]
+            if good is not None:
+                survivors = [path for path in older if int(path.name) <= good][-1:]
+            for old in older:
+                if old not in survivors:
+                    shutil.rmtree(old, ignore_errors=True)
+        return state_hash
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -127,16 +128,6 @@ def checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
-
-
-def forget_optimizer(folder: Path) -> int:
-    """Remove the moments of a state that nobody goes on from; bytes freed. Training that does starts them at zero."""
-    path = folder / OPTIMIZER
-    if not path.is_file():
-        return 0
-    size = path.stat().st_size
-    path.unlink()
-    return size
 
 
 @contextmanager

@@ -61,7 +61,8 @@ def prune(
 
     The folders of the live version, the canary, their parents, the version that a
     rollback goes to, and the newest ones stay. A version without its folder
-    cannot act again.
+    cannot act again. The optimiser's moments stay with the newest version alone:
+    training goes on from it.
     """
     from agentloop.registry import prune as pruning
     from agentloop.registry.versions import Registry
@@ -69,12 +70,19 @@ def prune(
     with opened_store(where, project=project) as store:
         gone = pruning.prune(Registry(store), project, n_newest=keep, dry_run=dry_run)
     if as_json:
-        print_json({"versions": list(gone.numbers), "bytes": gone.n_bytes, "dry_run": dry_run})
+        document = {"versions": list(gone.numbers), "moments": list(gone.moments)}
+        print_json({**document, "bytes": gone.n_bytes, "dry_run": dry_run})
         return
     verb = "would remove" if dry_run else "removed"
-    names = ", ".join(f"v{number}" for number in gone.numbers)
     line = f"{verb} {counted(len(gone.numbers), 'folder')}, {gone.n_bytes:,} bytes"
-    stdout.print(f"{line}: {names}" if names else line, soft_wrap=True)
+    parts = [_names(gone.numbers)] if gone.numbers else []
+    if gone.moments:
+        parts.append(f"the optimiser's moments of {_names(gone.moments)}")
+    stdout.print(f"{line}: {', and '.join(parts)}" if parts else line, soft_wrap=True)
+
+
+def _names(numbers: Sequence[int]) -> str:
+    return ", ".join(f"v{number}" for number in numbers)
 
 
 def _refuse_both(*, write: bool, out: Path | None) -> None:

@@ -11,6 +11,8 @@ from agentloop.config.settings import load_config
 from agentloop.demo.project import prepare_demo
 from agentloop.errors import ConfigError
 
+from .conftest import Run
+
 SETTINGS = """[policy]
 kind = "tiny"
 [train]
@@ -57,3 +59,11 @@ def test_the_demo_has_an_algorithm_and_keeps_it(tmp_path: Path) -> None:
         prepare_demo(tmp_path / "d", 0, "kto")
     with pytest.raises(ConfigError, match="--algorithm reward_model: the demo has grpo, ppo"):
         prepare_demo(tmp_path / "e", 0, "reward_model")
+
+
+@pytest.mark.slow
+def test_the_demo_refuses_an_option_of_another_loss_before_it_trains(agentloop: Run, bubblewrap: object) -> None:
+    """So that each loss is one option away: `agentloop demo -o loss=gspo`."""
+    refused = agentloop("demo", "--out", "d", "--sandbox", "bubblewrap", "-o", "loss=gspo", "-o", "length=64")
+    assert refused.returncode == 2
+    assert "loss 'gspo' does not use length" in refused.stderr

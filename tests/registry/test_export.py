@@ -9,6 +9,7 @@ import pytest
 from store.rows import judged
 
 from agentloop.errors import ConfigError
+from agentloop.registry.artifacts import OPTIMIZER, TRAINER
 from agentloop.registry.export import edits_for, write_edits, write_folder
 from agentloop.registry.folders import write_evidence
 from agentloop.registry.moves import Moves
@@ -114,12 +115,17 @@ def test_prune_keeps_what_is_in_use_and_where_a_rollback_goes(store: Store, tmp_
     moves.hold(3, why="worse")
     policies = tmp_path / ".agentloop" / "policies"
     size = sum((policies / name / "overlay.json").stat().st_size for name in ("v0001", "v0003"))
-    assert prune(Registry(store), tmp_path, n_newest=1, dry_run=True) == ((1, 3), size)
+    for name in ("v0003", "v0004", "v0008"):
+        (policies / name / TRAINER).mkdir()
+        (policies / name / TRAINER / OPTIMIZER).write_bytes(bytes(100))
+    size += 200
+    assert prune(Registry(store), tmp_path, n_newest=1, dry_run=True) == ((1, 3), size, (4,))
     (policies / ".v0009.removed").mkdir()
-    assert prune(Registry(store), tmp_path, n_newest=1) == ((1, 3), size)
+    assert prune(Registry(store), tmp_path, n_newest=1) == ((1, 3), size, (4,))
+    assert [path.parts[-3] for path in policies.rglob(OPTIMIZER)] == ["v0008"], "training goes on from it"
     assert sorted(path.name for path in policies.iterdir()) == [f"v000{n}" for n in (2, 4, 5, 6, 7, 8)]
     assert len(Registry(store).all()) == 8
-    assert prune(Registry(store), tmp_path, n_newest=1) == ((), 0)
+    assert prune(Registry(store), tmp_path, n_newest=1) == ((), 0, ())
 
 
 def test_two_versions_side_by_side(store: Store, tmp_path: Path) -> None:

@@ -14,20 +14,19 @@ import torch
 from agentloop.config.sections import AlarmSection
 from agentloop.errors import TrainingError, boundary
 from agentloop.protocols import Draft
+from agentloop.registry.artifacts import TRAINER
 from agentloop.train.alarms import Alarm, AlarmWatch
 from agentloop.train.algorithms.algorithm import Algorithm, Need
 from agentloop.train.algorithms.sft import Sft
 from agentloop.train.curriculum import Rates
 from agentloop.train.data.row import Row, Unit
+from agentloop.train.distributed import ALONE, Ranks
 from agentloop.train.engine import Engine, EngineSettings
 from agentloop.train.figures import SKIPPED, TOKENS, StepPhase, of
+from agentloop.train.followers import Recipe, begin
 from agentloop.train.state import checkpoint, checkpoints, read_progress, restore, save
 from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.learning import Learning
-
-TRAINER = "trainer"
-"""Folder of a version, with the optimiser's moments and the curriculum for the turn after it."""
-
 
 GOES_BACK = "the turn goes on from the last good weights, at half the learning rate"
 """What follows from an alarm."""
@@ -77,8 +76,12 @@ class Training:
         parent: Path | None,
         made_from: str,
         limits: AlarmSection,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """parent: folder of the version that it goes on from. made_from: see `TurnState`."""
+        """parent: folder of the version that it goes on from. made_from: see `TurnState`.
+
+        ranks: of other processes that share the updates, see `followers.leading`.
+        """
         self.algorithm = algorithm
         self.learning = learning
         self._draft = draft
@@ -87,10 +90,12 @@ class Training:
         self.trainable = host.load(
             parent, head=bool({Need.values, Need.rewards} & algorithm.needs), seed=rng.getrandbits(31)
         )
+        settings = EngineSettings(learning_rate=host.learning_rate, max_tokens=learning.max_tokens)
+        if self.trainable.recipe is not None:
+            begin(ranks, Recipe(self.trainable.recipe, algorithm, settings))
         if Need.reference in algorithm.needs:
             self.trainable.keep_reference()
-        settings = EngineSettings(learning_rate=host.learning_rate, max_tokens=learning.max_tokens)
-        self.engine = Engine(self.trainable, algorithm, settings)
+        self.engine = Engine(self.trainable, algorithm, settings, ranks=ranks)
         self.state = TurnState(made_from)
         self.is_resumed = self._restore(parent)
         self.alarms = AlarmWatch(limits, self.state.watched, self.state.n_returns)
