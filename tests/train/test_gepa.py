@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import calendar
+import json
 import random
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from agentloop.registry.folders import read_evidence
 from agentloop.sandbox.absent import AbsentBackend, AbsentSandbox
 from agentloop.testing.experience import MemoryDraft, MemoryExperience
 from agentloop.train.trainers.components import components_of, read_overlay
+from agentloop.train.trainers.turn import CLOCK
 from agentloop.types import Completion, Judged, Message, Overlay, SandboxSpec, Split, StopReason, Task, Trace
 from agentloop.types.overlay import TOOL
 from tests.train.shops import Lines, draft_in, experience_of, improved
@@ -195,11 +198,22 @@ def test_a_rewriter_that_is_down_ends_the_turn_in_one_line(tmp_path: Path, monke
         improved(draft_in(tmp_path), experience_of(WORLD))
 
 
-def test_a_bound_on_attempts_holds(tmp_path: Path) -> None:
+def test_a_bound_on_attempts_holds_and_forks_are_attempts(tmp_path: Path) -> None:
     draft = draft_in(tmp_path)
     improved(draft, experience_of(WORLD), max_attempts=30)
-    assert draft.figures["n_attempts"] <= 30
+    assert draft.figures["n_forks"] > 0
+    assert draft.figures["n_attempts"] + draft.figures["n_forks"] <= 30
     assert "ended because max_attempts = 30 is reached" in lines_of(draft)
+
+
+def test_a_turn_that_was_killed_has_the_minutes_left_that_it_had(tmp_path: Path) -> None:
+    draft = draft_in(tmp_path)
+    draft.workspace.mkdir()
+    hour_ago = time.time() - 3600
+    (draft.workspace / CLOCK).write_text(json.dumps([[hour_ago, hour_ago + 600]]))
+    improved(draft, experience_of(WORLD), max_minutes=5)
+    assert "ended because max_minutes = 5 is reached" in lines_of(draft)
+    assert draft.figures["n_attempts"] <= 20, "the tasks of one validation and of one minibatch"
 
 
 def test_texts_that_mend_nothing_are_dropped_before_full_attempts(

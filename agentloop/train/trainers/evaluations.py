@@ -94,7 +94,7 @@ class Evaluations:
         while missing:
             part = f"{key}/validation/{n_again}"
             numbers = await self.experience.validate(overlay=overlay, part=part, indices=missing)
-            self.budget.usd += len(missing) * self.budget.mean_usd  # of validation only numbers are known
+            self.budget.attempts_usd += len(missing) * self.budget.mean_usd  # of validation only numbers are known
             for index, number in zip(missing, numbers, strict=True):
                 if number is not None:
                     rewards[index] = number
@@ -107,19 +107,22 @@ class Evaluations:
         return self.validated[key][1]
 
     async def continue_from(self, overlay: Overlay, forks: Sequence[Task]) -> list[Attempt]:
-        """What becomes of tasks that go on from a step; those that the infrastructure lost are left out."""
+        """What becomes of tasks that go on from a step; those that the infrastructure lost are left out.
+
+        Raises BudgetSpent, SandboxError.
+        """
+        self._check(len(forks), are_forks=True)
         part = f"{key_of(overlay)}/forks/{content_hash([fork.hash for fork in forks])[:12]}"
         attempts = await self.experience.attempts(forks, overlay=overlay, part=part, are_forks=True)
-        self.budget.spend(attempts)
-        self.budget.n_forks += len(attempts)
+        self.budget.spend_forks(attempts)
         return [attempt for attempt in attempts if not is_lost(attempt.episode)]
 
     def note_rewriting(self, usd: float) -> None:
         """Money that the rewriter has cost so far."""
         self._rewriting_usd = usd
 
-    def _check(self, n: int) -> None:
-        bound = self.budget.why_over(n, self._rewriting_usd) if n else None
+    def _check(self, n: int, *, are_forks: bool = False) -> None:
+        bound = self.budget.why_over(n, self._rewriting_usd, are_forks=are_forks) if n else None
         if bound is not None:
             raise BudgetSpent(bound)
 

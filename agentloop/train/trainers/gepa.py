@@ -9,7 +9,8 @@ It makes versions of kind `overlay`. It neither promotes nor gates: its own scor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from agentloop.train.trainers.components import components_of, has_instructions,
 from agentloop.train.trainers.feedback import by_component, clusters, evidence_of_each
 from agentloop.train.trainers.rewriting import Rewriter, request_for, rewriter_of
 from agentloop.train.trainers.turn import Effort, OverlayTurn
-from agentloop.types import Attempt, Component, Judged, Overlay, PolicyVersion, Rehearsal, VersionKind
+from agentloop.types import Component, Judged, Overlay, PolicyVersion, Rehearsal, VersionKind
 
 MAX_STORED = 200
 """Failed traces of the store that are looked at."""
@@ -67,7 +68,7 @@ class Gepa:
         """rewriter: the policy that writes texts, as keys of [policy]: kind, model, base_url, ... Without it nothing
         is rewritten, and no trace leaves this machine.
 
-        max_attempts, max_usd, max_minutes: of one turn; money includes the rewriter's.
+        max_attempts, max_usd, max_minutes: of one turn; a fork counts as an attempt, and money includes the rewriter's.
         minibatch: train tasks that one rewriting learns from and is tried on.
         tools: rewrite tool descriptions, too. lessons: tried at most; 0 makes none.
         """
@@ -94,7 +95,8 @@ class Gepa:
             )
             return None
         overlay = read_overlay(_folder_of(parent, draft))
-        stored = self._stored(experience, others=True)
+        # Those of ours are left out, because some are this turn's.
+        stored = failed_in(judged for judged in experience.stored() if judged.trace.source != OURS)
         components = await self._components(experience, overlay, stored, asks=True)
         if not has_instructions(components):
             draft.progress.say(NOTHING_SHARED)
@@ -109,7 +111,8 @@ class Gepa:
     async def rehearse(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> Rehearsal:
         """What `improve` would begin with; asks nobody."""
         overlay = read_overlay(_folder_of(parent, draft))
-        stored = self._stored(experience)
+        prices: list[float] = []
+        stored = failed_in(_noting_prices(experience.stored(), prices))
         components = await self._components(experience, overlay, stored)
         if not has_instructions(components):
             draft.progress.say(NOTHING_SHARED)
@@ -119,14 +122,12 @@ class Gepa:
             request = request_for(components[name], pieces)
             if isinstance(experience, Vets):
                 request = experience.redacted(request)
-        costs = [_usd(judged) for judged in stored]
-        priced = [cost for cost in costs if cost is not None]
         return Rehearsal(
             clusters=tuple(clusters(evidence)),
             request=request,
             n_attempts=self._effort.max_attempts,
             n_rewritings=max(1, self._effort.max_attempts // self._effort.minibatch),
-            usd_per_attempt=fmean(priced) if priced else None,
+            usd_per_attempt=fmean(prices) if prices else None,
         )
 
     def _new_rewriter(self, experience: Experience, components: Mapping[str, Component]) -> Rewriter:
@@ -145,17 +146,6 @@ class Gepa:
             return why
 
         return Rewriter(self._writer, experience, leak)
-
-    def _stored(self, experience: Experience, *, others: bool = False) -> list[Judged]:
-        """Failed traces of the store, the newest. others: without attempts of ours, some of which are this turn's."""
-        failed: list[Judged] = []
-        for judged in experience.stored():
-            is_ours = judged.trace.source == OURS
-            if others and is_ours:
-                continue
-            if judged.verdict.reward is not None and judged.verdict.reward < 1:
-                failed.append(judged)
-        return failed[-MAX_STORED:]
 
     async def _components(
         self, experience: Experience, overlay: Overlay, stored: Sequence[Judged], *, asks: bool = False
@@ -176,9 +166,17 @@ def _folder_of(parent: PolicyVersion, draft: Draft) -> Path:
     return draft.folder.parent / Path(parent.artifact or f"v{parent.number:04d}").name
 
 
-def _usd(judged: Judged | Attempt) -> float | None:
-    """Cost of a trace; None where a price is unknown."""
-    costs = [step.completion.cost_usd for step in judged.trace.steps]
-    if any(cost is None for cost in costs):
-        return None
-    return sum(cost or 0.0 for cost in costs)
+def failed_in(stored: Iterable[Judged]) -> list[Judged]:
+    """The newest failures of `stored`, which has the oldest trace first."""
+    failed = (judged for judged in stored if judged.verdict.reward is not None and judged.verdict.reward < 1)
+    return list(deque(failed, MAX_STORED))
+
+
+def _noting_prices(stored: Iterable[Judged], prices: list[float]) -> Iterator[Judged]:
+    """`stored`; each known price is appended to `prices` on the way, because a trace is read from disk once."""
+    for judged in stored:
+        costs = [step.completion.cost_usd for step in judged.trace.steps]
+        known = [cost for cost in costs if cost is not None]
+        if costs and len(known) == len(costs):
+            prices.append(sum(known))
+        yield judged

@@ -12,6 +12,7 @@ from agentloop.output_files import write_text
 from agentloop.protocols import Draft, Experience
 from agentloop.registry.folders import write_evidence
 from agentloop.train.trainers.budget import Budget
+from agentloop.train.trainers.clock import TurnClock
 from agentloop.train.trainers.components import OVERLAY, overlay_of
 from agentloop.train.trainers.evaluations import Evaluations, key_of
 from agentloop.train.trainers.feedback import by_component, evidence_of_each
@@ -23,6 +24,8 @@ MAX_VALIDATION = 30
 """Validation tasks that each accepted candidate does."""
 SHARE_ASIDE = 0.4
 """Of the train tasks, where the suite has no validation tasks."""
+CLOCK = "clock.json"
+"""In the workspace of a draft."""
 UNPROVEN = "unproven: nothing here can be run again"
 
 
@@ -77,7 +80,8 @@ class OverlayTurn:
         n_validation = self._experience.n_validation or len(aside)
         n_chosen = min(n_validation, MAX_VALIDATION)
         indices = sorted(self._draft.rng("validation").sample(range(n_validation), n_chosen))
-        budget = Budget(self._effort.max_attempts, self._effort.max_usd, self._effort.max_minutes)
+        clock = TurnClock(self._draft.workspace / CLOCK)
+        budget = Budget(clock, self._effort.max_attempts, self._effort.max_usd, self._effort.max_minutes)
         budget.n_reserved = min(budget.max_attempts // 4, self._effort.n_lessons * n_chosen)
         evaluations = Evaluations(self._experience, self._components, self._parent, budget, aside)
         search = OverlaySearch(evaluations, self._rewriter, indices, self._evidence)
@@ -156,7 +160,7 @@ class OverlayTurn:
         lost = f", {budget.n_lost} lost to the infrastructure and made again" if budget.n_lost else ""
         self._draft.progress.say(
             f"gepa: {counted(self._rewriter.n_asked, 'rewriting')}, {n_tried} tried, "
-            f"{counted(budget.n_attempts, 'attempt')}, {usd:.2f} USD{lost}{ended}"
+            f"{counted(budget.n_attempts, 'attempt')}, {counted(budget.n_forks, 'fork')}, {usd:.2f} USD{lost}{ended}"
         )
         self._say_refused()
 
