@@ -1,4 +1,4 @@
-"""Adapters by peft: new ones, saved ones, and a file of settings that is the same in every process."""
+"""Adapters through peft: new ones, saved ones, and a settings file that is the same in every process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentloop.errors import ConfigError
 def with_adapter(base: Any, rank: int, alpha: int, adapter: Path | None, seed: int) -> Any:
     """`base` with a new adapter from `seed`, or with the one in the folder `adapter`.
 
-    Raises ConfigError for a folder without one, with a broken one, or with one of another rank or alpha.
+    Raises ConfigError if the folder has no adapter, a broken one, or one with another rank or alpha.
     """
     if adapter is not None:
         if not (adapter / "adapter_model.safetensors").is_file():
@@ -53,7 +53,7 @@ def with_adapter(base: Any, rank: int, alpha: int, adapter: Path | None, seed: i
 
 
 def sort_settings(path: Path) -> None:
-    """Order what peft writes from a set: the same adapter has the same file in every process."""
+    """Sorts what peft writes from a set, so that one adapter has the same file in every process."""
     settings = json.loads(path.read_text())
     for key, value in settings.items():
         if isinstance(value, list) and all(isinstance(each, str) for each in value):

@@ -1,6 +1,6 @@
-"""Figures of the steps so far -> the alarm that they raise, if any. It decides nothing else: the trainer goes back.
+"""Raises alarms from the figures of the steps so far. The trainer decides to return to a checkpoint.
 
-A maximum or minimum raises an alarm when `patience` steps in a row, the last one included, are beyond it.
+A limit raises an alarm if `patience` consecutive steps, including the last one, are beyond it.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from agentloop.train.figures import (
 )
 
 MAX_RETURNS = 2
-"""Returns to a checkpoint in one turn; a third alarm ends it."""
+"""Maximum number of returns to a checkpoint in one turn; a third alarm ends the turn."""
 
 
 class Alarm(NamedTuple):
-    """A figure that is beyond its limit."""
+    """A figure beyond its limit."""
 
     figure: str
     value: float
-    """At the last step; of a part of the reward, how far the mean has fallen."""
+    """Value at the last step; for a part of the reward, how far its mean has fallen."""
     limit: float
     setting: str
     """Key of `[train.alarms]`."""
     since: int
-    """Index in the history of the first step whose figure is beyond the limit."""
+    """Index in the history of the first step beyond the limit."""
 
     @property
     def back_to(self) -> int:
-        """Index of the last step that was good: a figure speaks of the weights before the update of its step."""
+        """Index of the last good step. A figure describes the weights before the update of its step."""
         return max(0, self.since - 1)
 
     @property
@@ -54,28 +54,30 @@ class Alarm(NamedTuple):
 
 
 class AlarmWatch:
-    """Looks for an alarm after each step of one turn, and counts how often training went back."""
+    """Checks for an alarm after each step of one turn, and counts the returns."""
 
     def __init__(self, limits: AlarmSection, history: Sequence[Mapping[str, float]] = (), n_returns: int = 0) -> None:
-        """history, n_returns: of a turn that goes on after an interruption."""
+        """history, n_returns: of a turn that continues after an interruption."""
         self.limits = limits
         self.history = [dict(figures) for figures in history]
-        """Figures of the steps that count: those before the last good checkpoint and since."""
+        """Figures of the steps that count: those before the last good checkpoint, and those since."""
         self.n_returns = n_returns
 
     @property
     def good(self) -> int | None:
-        """Where an alarm would go back to if the next steps are like the last one; None where no limit is passed."""
+        """The step that an alarm would return to if the next steps are like the last one; None if no limit is
+        exceeded."""
         first = min(_streaks(self.history, self.limits), default=None)
         return None if first is None else max(0, first - 1)
 
     @property
     def rate(self) -> float:
-        """Share of the learning rate for the next step: half after each return, or the same would come of it."""
+        """Factor of the learning rate for the next step: halved at each return, because the same rate would have the
+        same result."""
         return 0.5**self.n_returns
 
     def after(self, figures: Mapping[str, float]) -> Alarm | None:
-        """The alarm that a step raises. Then the turn goes on from the weights before the step `alarm.back_to`.
+        """The alarm of a step. After an alarm, the turn continues from the weights before the step `alarm.back_to`.
 
         Raises TrainingError at one alarm more than MAX_RETURNS.
         """
@@ -94,9 +96,9 @@ class AlarmWatch:
 
 
 def alarm(history: Sequence[Mapping[str, float]], limits: AlarmSection) -> Alarm | None:
-    """The first alarm of a fixed order: mismatch, entropy, clipping, gradient, KL, parts of the reward.
+    """The first alarm in a fixed order: mismatch, entropy, clipping, gradient, KL, parts of the reward.
 
-    history: the figures of each step since the last good checkpoint or the start, oldest first, by the names of
+    history: the figures of each step since the last good checkpoint or the start, oldest first, by the names in
     `train/figures.py`. Steps that did not record a figure do not count for it.
     """
     alarms = [_beyond(history, limit, limits.patience) for limit in _limits(limits)]
@@ -112,7 +114,7 @@ class _Limit(NamedTuple):
     """1.0 for a maximum, -1.0 for a minimum."""
 
     def is_passed(self, value: float) -> bool:
-        """Whether a value is beyond it; what is not finite is."""
+        """True if a value is beyond the limit, or not finite."""
         if math.isinf(self.value):
             return False
         return not math.isfinite(value) or self.sign * (value - self.value) > 0
@@ -130,14 +132,14 @@ def _limits(limits: AlarmSection) -> list[_Limit]:
 
 
 def _streak(history: Sequence[Mapping[str, float]], limit: _Limit) -> list[int]:
-    """Indices of the last steps that recorded the figure, all of them beyond the limit."""
+    """Indices of the latest consecutive steps that recorded the figure and are beyond the limit."""
     recorded = [index for index, figures in enumerate(history) if limit.figure in figures]
     beyond = list(takewhile(lambda index: limit.is_passed(history[index][limit.figure]), reversed(recorded)))
     return beyond[::-1]
 
 
 def _streaks(history: Sequence[Mapping[str, float]], limits: AlarmSection) -> Iterator[int]:
-    """The first step of each row of steps that is beyond a limit now."""
+    """The first step of each current streak beyond a limit."""
     for limit in _limits(limits):
         streak = _streak(history, limit)
         if streak:
@@ -152,9 +154,10 @@ def _beyond(history: Sequence[Mapping[str, float]], limit: _Limit, patience: int
 
 
 def _fallen_part(history: Sequence[Mapping[str, float]], limits: AlarmSection) -> Alarm | None:
-    """A part of the reward whose mean over the last steps is far below its best mean, while the reward's is not lower.
+    """A part of the reward whose mean over the last steps is far below its best mean, while the total reward is not
+    lower.
 
-    A mean is one of `patience` steps in a row, and the two have no step in common.
+    Each mean covers `patience` consecutive steps, and the two have no step in common.
     """
     n = limits.patience
     parts = sorted({name for figures in history for name in figures if family(name) == REWARD and name != REWARD})

@@ -1,7 +1,7 @@
-"""Attention over segments: each token of a sequence looks at the tokens before it in its own row, wherever they are.
+"""Attention over segments: each token of a sequence attends to the earlier tokens of its own row, wherever they are.
 
-Registered with transformers under one name. Without segments it is their scaled dot product attention, so a model that
-has it samples and scores as before. Shapes: L tokens of a sequence, R segments, Q queries and K keys of the longest.
+Registered with transformers under one name. Without segments it is their scaled dot product attention, so a model with
+it samples and scores as before. Shapes: L tokens of a sequence, R segments, Q queries and K keys of the longest.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ PLAIN = "sdpa"
 
 
 class Bucket(NamedTuple):
-    """Segments of like size: one call of attention. Indices are into the sequence; what is too much is 0."""
+    """Segments of similar size for one call of attention. Indices refer to the sequence; padding is 0."""
 
     queries_RQ: Tensor
     keys_RK: Tensor
     mask_RQK: Tensor
-    """bool: the query looks at the key."""
+    """bool: the query attends to the key."""
 
 
 class Segments(NamedTuple):
-    """All tokens of a sequence, each a query in one bucket."""
+    """All tokens of a sequence. Each is a query in exactly one bucket."""
 
     buckets: tuple[Bucket, ...]
     output_L: Tensor
-    """Index of each token among the queries of all buckets, one after the other."""
+    """Index of each token among the queries of all buckets, in sequence."""
 
 
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
 ) -> Any:
-    """(output (1, L, heads, width), None), as transformers asks for it; query (1, heads, L, width)."""
+    """(output (1, L, heads, width), None), the interface of transformers; query (1, heads, L, width)."""
     segments: Segments | None = settings.pop("segments", None)
     if segments is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
@@ -65,7 +65,7 @@ def _picked(values_L: Tensor, index: Tensor) -> Tensor:
 
 
 def use_segments(model: Any) -> bool:
-    """Let a model attend by segments when it is asked to; False where its attention is not the plain one."""
+    """Enables attention by segments in a model; False if its attention is not the plain one."""
     if model.config._attn_implementation not in (PLAIN, NAME):
         return False
     AttentionInterface.register(NAME, attend)

@@ -1,4 +1,4 @@
-"""Units of rows -> micro-batches of about as many tokens each -> the tensors that a loss sees."""
+"""Units of rows -> micro-batches with similar numbers of tokens -> the tensors for a loss."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Micro(NamedTuple):
     batch: Batch
     layout: Layout
     is_extra: bool = False
-    """It adds nothing, and keeps this rank in step with the others."""
+    """True for a pass that adds nothing and only keeps this rank in step with the others."""
     is_last: bool = True
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What tensors depend on beside the rows."""
+    """Properties of the tensors besides the rows."""
 
     device: torch.device
     pad: int = 0
@@ -38,14 +38,14 @@ class Shapes:
 
 
 def n_selected(row: Row, scores_context: bool = False) -> int:
-    """Tokens of a row that a loss looks at; the first token has nothing before it that predicts it."""
+    """Number of tokens of a row that a loss uses. The first token cannot be predicted."""
     if scores_context:
         return max(len(row) - 1, 0)
     return int(row.action_mask[1:].sum())
 
 
 def own_tokens(units: Sequence[Unit]) -> Counter[str]:
-    """Trajectory -> its sampled tokens in an optimiser step; a row that is in several units counts once."""
+    """Trajectory -> number of its sampled tokens in an optimiser step. A row in several units counts once."""
     total: Counter[str] = Counter()
     for row in distinct_rows(units):
         total[row.trajectory] += n_selected(row)
@@ -58,7 +58,7 @@ def distinct_rows(units: Sequence[Unit]) -> list[Row]:
 
 
 def whole_of(units: Sequence[Unit], scores_context: bool, constants: Mapping[str, float]) -> Whole:
-    """Sizes of an optimiser step. A row that is in several units counts in each, as its tokens do in the loss."""
+    """Sizes of an optimiser step. A row in several units counts in each, as its tokens do in the loss."""
     rows = [row for unit in units for row in unit]
     return Whole(
         n_tokens=sum(n_selected(row) for row in rows),
@@ -71,9 +71,9 @@ def whole_of(units: Sequence[Unit], scores_context: bool, constants: Mapping[str
 
 
 def micro_batches(units: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
-    """Units of like length together, at most `max_tokens` with padding each; a longer unit stands alone.
+    """Groups units of similar length, at most `max_tokens` with padding each. A longer unit is alone.
 
-    The order is that of lengths, and of `units` among equals, so that the same units give the same batches.
+    Sorted by length, and by the order of `units` among equals, so that equal units give equal batches.
     """
     parts: list[list[Unit]] = []
     n_rows = 0
@@ -88,14 +88,14 @@ def micro_batches(units: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
 
 
 def longest(unit: Unit) -> int:
-    """Tokens of the longest row of a unit."""
+    """Number of tokens of a unit's longest row."""
     return max(len(row) for row in unit)
 
 
 def make_batch(units: Sequence[Unit], own: Mapping[str, int], shapes: Shapes) -> Batch:
     """Tensors of `units`, padded on the right. own: see `own_tokens`.
 
-    `behaviour_N` is nan where nobody knows it: the model's own log-probability takes its place (ratio 1).
+    `behaviour_N` is nan if unknown: the model's own log-probability then takes its place (ratio 1).
     """
     rows = tuple(row for unit in units for row in unit)
     masks = [_select(row, shapes.scores_context) for row in rows]
@@ -132,7 +132,7 @@ def make_batch(units: Sequence[Unit], own: Mapping[str, int], shapes: Shapes) ->
 
 
 def padded_layout(batch: Batch) -> Layout:
-    """One row a sequence. Causal attention keeps padding out of every real token, so no mask is needed."""
+    """One row per sequence. Causal attention keeps padding away from every real token, so no mask is needed."""
     n_tokens = batch.ids_BT.shape[1]
     row_N, place_N = batch.select_BT.nonzero(as_tuple=True)
     lengths_B = torch.tensor([len(row) for row in batch.rows], device=row_N.device)
@@ -148,7 +148,7 @@ def padded_layout(batch: Batch) -> Layout:
 
 
 def check_rows(rows: Sequence[Row], n_vocab: int, context: int | None) -> None:
-    """Raises TrainingError for a row that the model cannot read: another tokenizer's, too long, or empty."""
+    """Raises TrainingError for a row that the model cannot read: from another tokenizer, too long, or empty."""
     for row in rows:
         name = f"a row of trace {row.trajectory}"
         if len(row) < 2 or not row.action_mask[1:].any():
@@ -171,7 +171,7 @@ def _select(row: Row, scores_context: bool) -> NDArray[np.bool_]:
 
 
 def _behaviour(row: Row) -> Floats:
-    """The sampler's log-probability of each token, else the trained model's before its updates, else nan."""
+    """The sampler's log-probability of each token, else that of the trained model before its updates, else nan."""
     unknown = np.full(len(row), np.nan, dtype=np.float32) if row.old_logprobs is None else row.old_logprobs
     if row.logprobs is None:
         return unknown

@@ -1,13 +1,12 @@
-"""Which tasks to roll out next: those that fail, without forgetting those that pass, and those that teach.
+"""Chooses the tasks to roll out next: those that fail, without forgetting those that pass, and those with a gradient.
 
-Pools are drawn in proportion to 1.05 minus their recent success. Without this, the gradients of
-pools that are going well can drive a weak one to zero, from where its own episodes never bring it
-back: every group fails alike and carries no gradient. A pool in that state is revived by
-imitating what once passed there (`trainers/revival.py`).
+Pools are drawn in proportion to 1.05 minus their recent success. Without this, the gradients of successful pools can
+drive a weak one to zero, and its own episodes cannot recover it: every group fails alike and carries no gradient. Such
+a pool is revived by imitating what once passed there (`trainers/revival.py`).
 
-Within a pool, a task whose latest groups had no spread is drawn half as often for each of them, down to an eighth: such
-groups carry no gradient, and only another draw shows that they do again. Draws of a dead task go also to its variants
-that are not dead.
+Within a pool, a task whose latest groups had no spread is drawn half as often for each of them, down to an eighth. Such
+groups carry no gradient, and only another draw shows when they do again. Draws of a dead task are shared with its
+variants that are not dead.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ DECAY = 0.8
 FLOOR = 0.05
 """Weight of a pool that always passes."""
 GATE = 0.5
-"""Factor of a task's weight for each group without spread, one after another."""
+"""Factor of a task's weight for each consecutive group without spread."""
 MAX_GATED = 3
-"""Groups after which the weight falls no more."""
+"""Number of groups after which the weight stays constant."""
 DEAD_AFTER = 2
-"""Groups in which every attempt failed, one after another, after which a task is dead."""
+"""Number of consecutive groups without a passing attempt after which a task is dead."""
 VARIANT_OF = "variant-of:"
-"""Tag of a task that was made of another: the id of the other follows."""
+"""Tag of a task that was derived from another one, followed by the other's id."""
 
 Rates: TypeAlias = dict[str, dict[str, float]]
-"""What a curriculum learned, as JSON: `pools` and `tasks` have success, `flat` and `failed` numbers of groups."""
+"""The state of a curriculum as JSON: `pools` and `tasks` map to success, `flat` and `failed` to numbers of groups."""
 
 
 class Curriculum:
-    """Success by pool and by task; restored from `rates`, starting at 0 for what is not in it."""
+    """Success by pool and by task, restored from `rates`. Missing entries start at 0."""
 
     def __init__(self, tasks: Sequence[Task], rates: Mapping[str, Mapping[str, float]] | None = None) -> None:
         before = rates or {}
@@ -52,30 +51,30 @@ class Curriculum:
         self.tasks = _of(before.get("tasks", {}), ids)
         """Success of each task that had a group."""
         self._flat = _of(before.get("flat", {}), ids)
-        """Groups without spread since the last with some."""
+        """Number of groups without spread since the last one with spread."""
         self._failed = _of(before.get("failed", {}), ids)
-        """Groups in which every attempt failed, since the last in which one passed."""
+        """Number of consecutive groups without a passing attempt."""
 
     @property
     def rates(self) -> Rates:
-        """A copy of everything that it learned."""
+        """A copy of its state."""
         parts = {"pools": self.pools, "tasks": self.tasks, "flat": self._flat, "failed": self._failed}
         return {name: dict(part) for name, part in parts.items()}
 
     @property
     def remaining(self) -> float:
-        """Share that fails, over pools: what there is left to learn."""
+        """Failure rate over pools: what remains to be learned."""
         return 1.0 - sum(self.pools.values()) / len(self.pools)
 
     def draw(self, n: int, rng: random.Random) -> list[Task]:
-        """`n` tasks: each from a pool drawn by its weight, and within the pool by the task's."""
+        """`n` tasks. Each draw chooses a pool by weight, and then a task of the pool by weight."""
         pools = list(self.pools)
         weights = [1.0 + FLOOR - self.pools[pool] for pool in pools]
         drawn = [self._one(self._tasks[pool], rng) for pool in rng.choices(pools, weights, k=n)]
         return [self._livelier(task, rng) for task in drawn]
 
     def observe(self, task: Task, rewards_G: Sequence[float]) -> None:
-        """Take in one group's rewards, infrastructure failures already removed."""
+        """Updates the state with one group's rewards, without infrastructure failures."""
         if not rewards_G:
             return
         mean = sum(rewards_G) / len(rewards_G)
@@ -86,11 +85,11 @@ class Curriculum:
         _count(self._failed, task.id, max(rewards_G) <= 0.0)
 
     def is_dead(self, task: Task) -> bool:
-        """Whether every attempt of its latest groups failed."""
+        """True if every attempt of its latest groups failed."""
         return self._failed.get(task.id, 0.0) >= DEAD_AFTER
 
     def weight(self, task: Task) -> float:
-        """Of `task` within its pool; 1 for one whose latest group had spread, and for a new one."""
+        """Weight of `task` within its pool; 1 for a new task, and if its latest group had spread."""
         return float(GATE ** min(self._flat.get(task.id, 0.0), MAX_GATED))
 
     def _one(self, tasks: Sequence[Task], rng: random.Random) -> Task:
@@ -98,7 +97,7 @@ class Curriculum:
         return task
 
     def _livelier(self, task: Task, rng: random.Random) -> Task:
-        """`task`; for a dead one, by their weights, it or one of its family that is not dead."""
+        """`task`; for a dead task, it or a variant that is not dead, by their weights."""
         if not self.is_dead(task):
             return task
         alive = [each for each in self._families[family_of(task)] if not self.is_dead(each)]
@@ -106,7 +105,7 @@ class Curriculum:
 
 
 def family_of(task: Task) -> str:
-    """The id of the task that `task` was made of; its own where none is named."""
+    """The id of the task that `task` was derived from; its own id if there is none."""
     return next((tag.removeprefix(VARIANT_OF) for tag in task.tags if tag.startswith(VARIANT_OF)), task.id)
 
 
@@ -115,7 +114,7 @@ def _of(values: Mapping[str, float], ids: set[str]) -> dict[str, float]:
 
 
 def _count(streaks: dict[str, float], id: str, goes_on: bool) -> None:
-    """One more in a row, or none; tasks without a streak are not listed."""
+    """Extends a streak by one, or ends it. Tasks without a streak are not stored."""
     if goes_on:
         streaks[id] = streaks.get(id, 0.0) + 1.0
     else:

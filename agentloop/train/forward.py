@@ -1,7 +1,7 @@
-"""Token ids -> log-probabilities of the selected ones, without a tensor of all positions times the vocabulary.
+"""Token ids -> log-probabilities of the selected tokens, without a tensor of all positions times the vocabulary.
 
-Shapes: S sequences of L tokens that the model reads, B rows, N selected tokens, H width, V vocabulary. Everything after
-the last hidden state is computed in fp32.
+Shapes: S sequences of L tokens, B rows, N selected tokens, H width, V vocabulary. Everything after the last hidden
+state is computed in fp32.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from agentloop.train.algorithms.algorithm import Scored
 from agentloop.train.attention import NAME, Segments
 
 CHUNK_ELEMENTS = 1 << 25
-"""Logits that are in memory at once: 128 MiB in fp32, a few times over."""
+"""Number of logits in memory at once: 128 MiB in fp32, a few times over."""
 PROBE_TOKENS = 8
-"""Tokens on which a model's own logits are compared with ours when it is loaded."""
+"""Number of tokens on which a model's own logits are compared with ours when it is loaded."""
 PROBE_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tokens of rows lie in the sequences that a model reads.
+    """Positions of the rows' tokens in the sequences that a model reads.
 
-    Several rows may share a sequence and the tokens with which they begin.
+    Several rows may share a sequence and the tokens that they begin with.
     """
 
     ids_SL: Tensor
     positions_SL: Tensor | None
     """None: each sequence counts from 0."""
     segments: Segments | None
-    """What each token of the one sequence looks at; None: all before it."""
+    """The tokens that each token of the single sequence attends to; None: all earlier ones."""
     source_N: Tensor
-    """Index into S * L of the token after which each selected token was predicted."""
+    """Index into S * L of the token from which each selected token is predicted."""
     target_N: Tensor
     """Id of each selected token."""
     temperature_N: Tensor
@@ -47,7 +47,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """Parts of a score that a caller needs beside the log-probabilities."""
+    """Parts of a score that a caller needs besides the log-probabilities."""
 
     entropy: bool = False
     values: bool = False
@@ -63,24 +63,24 @@ class Output:
 
     scale: float = 1.0
     cap: float = 0.0
-    """Logits z become cap * tanh(z / cap); 0: as they are."""
+    """Logits z become cap * tanh(z / cap); 0: unchanged."""
 
 
 PLAIN = Output()
 
 
 def output_of(config: Any) -> Output:
-    """What the configuration of a model says about its logits."""
+    """Reads from a model's configuration how it computes logits."""
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
     return Output(scale, float(getattr(config, "final_logit_softcapping", None) or 0.0))
 
 
 class ScoringModel(nn.Module):
-    """A causal model as an algorithm sees it: a layout goes in, scores come out. The one module that gets wrapped."""
+    """A causal model as algorithms use it: layout in, scores out. This is the module that gets wrapped."""
 
     def __init__(self, model: Any, head: nn.Linear | None = None) -> None:
-        """model: causal model of transformers, or peft's around one. head: width -> 1, of a critic or reward model."""
+        """model: a causal model of transformers, or peft's wrapper. head: width -> 1, for a critic or reward model."""
         super().__init__()
         self.model = model
         self.head = head
@@ -89,7 +89,7 @@ class ScoringModel(nn.Module):
         self.output = output_of(base.config)
 
     def forward(self, layout: Layout, parts: ScoreParts = LOGPROBS) -> Scored:
-        """Log-probabilities (N,) of the selected tokens at their temperatures, and the parts that `parts` names."""
+        """Log-probabilities (N,) of the selected tokens at their temperatures, and the parts named in `parts`."""
         base = self._base[0]
         extras: dict[str, Any] = {}
         if layout.segments is not None:
@@ -120,7 +120,7 @@ class ScoringModel(nn.Module):
 
     @torch.no_grad()
     def check(self, n_vocab: int) -> None:
-        """Compare our logits with the model's own. Raises ConfigError where they differ or are not finite."""
+        """Compares our logits with the model's own. Raises ConfigError if they differ or are not finite."""
         base = self._base[0]
         device = base.get_output_embeddings().weight.device
         ids = torch.arange(PROBE_TOKENS, device=device)[None] * 7 % n_vocab
@@ -153,7 +153,7 @@ def selected_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """(log-probability (N,) in nats of each target, entropy (N,) of its distribution or None), with gradients.
 
-    Chunks of the (N, V) logits are made one at a time, and again in the backward pass unless all of them are one chunk.
+    The (N, V) logits are computed in chunks, and again in the backward pass unless one chunk holds all of them.
     """
     results: tuple[Tensor, Tensor | None] = _Selected.apply(  # type: ignore[no-untyped-call]
         hidden_NH, weight_VH, bias_V, target_N, temperature_N.float(), output, entropy
@@ -236,7 +236,7 @@ def _compute_dtype(hidden: Tensor) -> torch.dtype:
 def _logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor, output: Output, dtype: torch.dtype
 ) -> Tensor:
-    """Tempered logits of a chunk in fp32, in memory of their own."""
+    """Tempered logits of a chunk in fp32, in newly allocated memory."""
     narrow_bias = None if bias is None else bias.to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
         logits = functional.linear(hidden.to(dtype), weight.to(dtype), narrow_bias).float()
@@ -248,7 +248,7 @@ def _logits(
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, in place where the types allow it."""
+    """total += left @ right, in place if the types allow it."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     else:

@@ -1,6 +1,7 @@
-"""Memory and disk that a training will need, estimated from a model's folder before anything is loaded.
+"""Estimates the memory and disk space of a training from a model's folder, before anything is loaded.
 
-An estimate, on the safe side: real use depends on kernels and libraries. It refuses what cannot work.
+The estimate is low rather than exact, because real use depends on kernels and libraries. It refuses only what cannot
+work.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from agentloop.train.state import KEPT
 
 GIB = 1 << 30
 CHUNKS = 4
-"""Copies of a chunk of logits that are in memory at once."""
+"""Copies of a chunk of logits in memory at once."""
 MOMENTS = 8
-"""Bytes of Adam's two moments of a trained number, in fp32."""
+"""Bytes of Adam's two moments per trained number, in fp32."""
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 MAX_HEADER = 100 << 20
 
 
 class Size(NamedTuple):
-    """Numbers in a model, by its safetensors files."""
+    """Sizes of a model, from its safetensors files."""
 
     n_weights: int
     n_linear_sides: int
-    """Inputs and outputs of all linear layers but the output: an adapter has so many numbers per rank."""
+    """Total inputs and outputs of all linear layers except the output layer: an adapter's numbers per rank."""
     width: int
     inner: int
     """Width inside the feed-forward layers."""
@@ -45,7 +46,7 @@ class Size(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path) -> Size:
-        """Read from config.json and the headers of the tensors. Raises ConfigError for a folder without them."""
+        """Reads config.json and the headers of the tensors. Raises ConfigError for a folder without them."""
         try:
             config = json.loads((folder / "config.json").read_text())
             shapes = dict(_shapes(folder))
@@ -65,7 +66,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes, of the device unless it says otherwise."""
+    """Bytes, on the device unless stated otherwise."""
 
     weights: int
     training: int
@@ -74,11 +75,11 @@ class Estimate:
     activations: int
     logits: int
     disk: int
-    """On disk at once: a version, the checkpoints that stay, and the one being written."""
+    """On disk at once: a version, the checkpoints that are kept, and the one being written."""
 
     @property
     def memory(self) -> int:
-        """In all."""
+        """Total memory."""
         return self.weights + self.training + self.reference + self.activations + self.logits
 
 
@@ -91,7 +92,8 @@ def estimate(
     has_reference: bool = False,
     n_ranks: int = 1,
 ) -> Estimate:
-    """What one rank needs to train the model in `folder`. has_reference: the loss weighs a divergence from it."""
+    """What one rank needs to train the model in `folder`. has_reference: the loss uses a divergence from a
+    reference."""
     size = Size.of(folder)
     placement = (placement or Placement()).resolved()
     n_bytes = torch.finfo(DTYPES[placement.dtype]).bits // 8
@@ -118,7 +120,7 @@ def estimate(
 
 
 def check(need: Estimate, device: str, folder: Path) -> None:
-    """Raises TrainingError where memory of the device or the disk of `folder` cannot hold the training.
+    """Raises TrainingError if the device's memory or the disk of `folder` is too small for the training.
 
     folder: need not exist yet.
     """
@@ -138,7 +140,7 @@ def check(need: Estimate, device: str, folder: Path) -> None:
 
 
 def free_memory(device: str) -> int:
-    """Bytes that a training can take now: of the GPU, or of this machine or container."""
+    """Bytes that a training can use now: of the GPU, or of this machine or container."""
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         free, _ = torch.cuda.mem_get_info()
         return int(free)

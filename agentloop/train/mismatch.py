@@ -1,6 +1,6 @@
-"""The guard: do trainer and sampler agree about what was sampled?
+"""The guard: compares the log-probabilities of trainer and sampler for the same tokens.
 
-One number sees wrong masks, temperatures, precision, templates, and an adapter that is stale or missing.
+One number detects wrong masks, temperatures, precision and templates, and an adapter that is stale or missing.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from agentloop.train.data.row import Row
 
 
 class Tolerance(NamedTuple):
-    """Largest differences in nats that precision explains."""
+    """Maximum differences in nats that precision explains."""
 
     mean: float
     worst: float
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Tolerance:
-        """Of a type of computation. In bf16 single tokens differ much, and their mean little."""
+        """The tolerance for a data type. In bf16 single tokens differ much, and their mean little."""
         if dtype == torch.float32:
             return cls(1e-4, 1e-4)
         return cls(0.05, 2.0)
 
 
 class Parting(NamedTuple):
-    """The first sampled token of a row on which trainer and sampler differ beyond the tolerance."""
+    """The first sampled token of a row whose difference exceeds the tolerance."""
 
     trace: str
     step: int | None
-    """Of the trace; None where the row does not say which turn the token is of."""
+    """Step of the trace; None if the row does not record the token's turn."""
     position: int
     """Index into the row's token ids."""
     trainer: float
@@ -55,12 +55,12 @@ class Mismatch(NamedTuple):
     mean: float
     worst: float
     where: Parting | None
-    """None where no token is beyond the tolerance."""
+    """None if no token exceeds the tolerance."""
     n_tokens: int
 
 
 def mismatch_of(rows: Sequence[Row], tolerance: Tolerance) -> Mismatch:
-    """Compare `old_logprobs` with `logprobs`. Rows without either, and numbers that are not finite, do not count."""
+    """Compares `old_logprobs` with `logprobs`. Ignores rows without either, and numbers that are not finite."""
     differences = []
     where = None
     for row in rows:
@@ -83,7 +83,7 @@ def mismatch_of(rows: Sequence[Row], tolerance: Tolerance) -> Mismatch:
 
 
 def refuse(mismatch: Mismatch, tolerance: Tolerance) -> None:
-    """Raises TrainingError for a mismatch beyond the tolerance. No tokens to compare is no mismatch."""
+    """Raises TrainingError for a mismatch beyond the tolerance. Without tokens to compare there is no mismatch."""
     place = mismatch.where
     if place is None:
         return

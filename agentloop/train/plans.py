@@ -1,4 +1,4 @@
-"""Units of an optimiser step -> the micro-batches of each rank, of about equal work."""
+"""Units of an optimiser step -> the micro-batches of each rank, with about equal work."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class MicroBatch(NamedTuple):
 
     units: list[Unit]
     is_tree: bool
-    """Tokens with which rows begin alike stand in it once; else rows are padded."""
+    """True if common prefixes of rows are stored once; else rows are padded."""
 
 
 def parts_of(
     units: Sequence[Unit], max_tokens: int, costs: Costs | None = None, n_ranks: int = 1
 ) -> list[list[MicroBatch]]:
-    """The parts of each rank; a rank may have none.
+    """The micro-batches of each rank; a rank may have none.
 
-    costs: of the model, to share prefixes; None shares none. Every rank that has the same units makes the same plan.
+    costs: of the model, to share prefixes; None shares none. Every rank computes the same plan from the same units.
     """
     together: list[Bundle] = []
     alone = list(units)
@@ -46,7 +46,8 @@ def parts_of(
 
 
 def deal(items: Sequence[Item], costs: Sequence[float], loads: Sequence[float]) -> list[list[Item]]:
-    """Items to ranks that have `loads` already: the dearest first, each to the rank with least; in the order given."""
+    """Assigns items to ranks with current `loads`: the most expensive first, each to the least loaded rank, keeping
+    order."""
     totals = list(loads)
     shares: list[list[int]] = [[] for _ in loads]
     for index in sorted(range(len(items)), key=lambda index: -costs[index]):
@@ -57,7 +58,7 @@ def deal(items: Sequence[Item], costs: Sequence[float], loads: Sequence[float]) 
 
 
 def _filled(bundles: Sequence[Bundle], max_tokens: int) -> list[list[Unit]]:
-    """The units of bundles that fit into a micro-batch together; trees need no padding."""
+    """Units of bundles that fit into one micro-batch; trees need no padding."""
     parts: list[list[Unit]] = []
     size = 0
     for bundle in bundles:

@@ -1,9 +1,9 @@
-"""Rows that begin alike -> one sequence in which each shared token stands once.
+"""Rows with common prefixes -> one sequence in which each shared token occurs once.
 
-The rows of a group share their prompt, and forks and sub-agents more than that. Their tokens are a tree. It is written
-as segments: of each row the tokens that no row before it has. A token looks at those before it in its own row
-(`attention.py`), and counts its position from the root. So hidden states, log-probabilities and gradients are those of
-the rows one by one.
+The rows of a group share their prompt, and forks and sub-agents share more. Their tokens form a tree, written as
+segments: for each row the tokens that no earlier row has. A token attends to the earlier tokens of its own row
+(`attention.py`) and counts its position from the root. So hidden states, log-probabilities and gradients equal those of
+separate rows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from agentloop.train.data.row import Ids, Row, Unit
 from agentloop.train.forward import Layout
 
 GATHERED_COST = 2.0
-"""Attention over gathered keys, over plain causal attention, per pair of tokens."""
+"""Cost per pair of tokens of attention over gathered keys, relative to plain causal attention."""
 MIN_SAVING = 1.2
-"""Rows must cost so many times what their tree costs, or they are padded: an estimate can be wrong."""
+"""Minimum ratio between the costs of separate rows and of their tree; otherwise rows are padded, because estimates can
+be wrong."""
 Index = NDArray[np.int64]
 
 
@@ -33,35 +34,35 @@ class Costs:
     """Floating point operations of a forward pass."""
 
     token: float = 1.0
-    """For each token in linear layers."""
+    """Cost of each token in linear layers."""
     pair: float = 0.0
-    """For each pair of a token and one that it looks at."""
+    """Cost of each pair of a token and one that it attends to."""
 
     @classmethod
     def of(cls, model: Any) -> Costs:
-        """Of a causal model, from its sizes."""
+        """Costs of a causal model, from its sizes."""
         config = model.config.get_text_config()
         n_all = sum(value.numel() for value in model.base_model.parameters())
         n_linear = n_all - model.get_input_embeddings().weight.numel()
         return cls(2.0 * n_linear, 4.0 * config.num_hidden_layers * config.hidden_size)
 
     def row(self, length: int) -> float:
-        """Of a row by itself."""
+        """Cost of a separate row."""
         return self.segment(length, length)
 
     def segment(self, n_new: int, length: int) -> float:
-        """Of the last `n_new` tokens of a row of `length`."""
+        """Cost of the last `n_new` tokens of a row of `length`."""
         return self.token * n_new + self.pair * n_new * (length - n_new / 2)
 
 
 class Segment(NamedTuple):
-    """The tokens of a row that no row before it has."""
+    """The tokens of a row that no earlier row has."""
 
     row: int
     n_shared: int
-    """Tokens before them in the row."""
+    """Number of tokens before them in the row."""
     start: int
-    """Index in the sequence of the first of them."""
+    """Index of the first one in the sequence."""
 
 
 class Tree(NamedTuple):
@@ -71,11 +72,11 @@ class Tree(NamedTuple):
     positions_L: Index
     segments: list[Segment]
     places: list[Index]
-    """(T,) of each row, in the order given: where its tokens are."""
+    """(T,) for each row, in the given order: positions of its tokens."""
 
 
 def tree_of(rows: Sequence[Row]) -> Tree:
-    """The tree of the rows' tokens. Rows of several groups make several trees in one sequence."""
+    """The tree of the rows' tokens. Rows of several groups form several trees in one sequence."""
     ids: list[Ids] = []
     positions: list[Index] = []
     segments: list[Segment] = []
@@ -100,14 +101,14 @@ def tree_of(rows: Sequence[Row]) -> Tree:
 
 
 def n_shared(one: Ids, other: Ids) -> int:
-    """Tokens with which both begin."""
+    """Length of the common prefix."""
     n = min(len(one), len(other))
     differing = np.flatnonzero(one[:n] != other[:n])
     return int(differing[0]) if len(differing) else n
 
 
 class Bundle(NamedTuple):
-    """Units of one group whose rows are one tree."""
+    """Units of one group whose rows form one tree."""
 
     units: list[Unit]
     n_tokens: int
@@ -115,9 +116,9 @@ class Bundle(NamedTuple):
 
 
 def bundles(units: Sequence[Unit], costs: Costs, max_tokens: int) -> tuple[list[Bundle], list[Unit]]:
-    """(units whose rows are worth a tree, units that are better alone), from the units of any groups.
+    """(units whose rows are worth a tree, units that are better separate), from the units of any groups.
 
-    Trees have at most `max_tokens` tokens. A unit with rows of several groups stays alone.
+    Trees have at most `max_tokens` tokens. A unit with rows of several groups stays separate.
     """
     groups: dict[str | None, list[Unit]] = {}
     for unit in units:
@@ -180,7 +181,7 @@ def tree_layout(batch: Batch) -> Layout:
 
 
 def _segments(tree: Tree, device: torch.device) -> Segments:
-    """Segments of like size together, each bucket one call of attention."""
+    """Segments grouped by size; each bucket is one call of attention."""
     like: dict[tuple[int, int], list[Segment]] = {}
     for segment in tree.segments:
         length = len(tree.places[segment.row])

@@ -1,6 +1,6 @@
-"""Weights and moments that are sharded over ranks, on disk: each rank writes and reads its own.
+"""Saves and loads weights and moments that are sharded over ranks: each rank writes and reads its own.
 
-A state of some ranks can be read by another number of them.
+A state from one number of ranks can be loaded by another number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentloop.types import content_hash
 
 
 def save_shards(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> str:
-    """Write weights and moments; a hash of all ranks' shards. Every rank must call it."""
+    """Writes weights and moments. Returns a hash of all ranks' shards. Every rank must call it."""
     state = _state(module, optimizer)
     save(state, checkpoint_id=str(folder))
     digest = hashlib.sha256()
@@ -36,7 +36,7 @@ def save_shards(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Pat
 
 
 def load_shards(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Put weights and moments in place. Every rank must call it."""
+    """Loads weights and moments in place. Every rank must call it."""
     state = _state(module, optimizer)
     load(state, checkpoint_id=str(folder))
     set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

@@ -1,4 +1,4 @@
-"""Whether a model computes a tree of rows as it computes the rows."""
+"""Checks whether a model computes a tree of rows exactly as it computes the separate rows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ N_TOKENS = 6
 
 @torch.no_grad()
 def follows_trees(actor: ScoringModel, model: Any, n_vocab: int, tolerance: float) -> bool:
-    """Decided by doing both, and by the kinds of layers: a window is wider than a probe.
+    """Decides by computing both, and by the kinds of layers, because a sliding window may be wider than a probe.
 
-    A layer with a state, or with positions that it is not given, shows in the log-probabilities.
+    A layer with recurrent state, or with implicit positions, shows as a difference in the log-probabilities.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])

@@ -1,1 +1,1 @@
-"""Losses over rows, one algorithm a file. None holds a model or an optimiser."""
+"""Loss functions over rows, one algorithm per file. None holds a model or an optimiser."""

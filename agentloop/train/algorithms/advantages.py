@@ -1,7 +1,7 @@
-"""Rewards -> advantages: how much better each trajectory did than its group, and nothing about losses.
+"""Rewards -> advantages: how much better each trajectory did than its group. Losses are elsewhere.
 
-A group holds the trajectories of one task under one policy version. Trajectories without a reward have left the
-baseline as well as the batch. The rows of a trajectory are one member of the group, however many they are.
+A group consists of the trajectories of one task under one policy version. Trajectories without a reward are excluded
+from both the baseline and the batch. All rows of a trajectory count as one member of the group.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from agentloop.train.data.exclusions import Exclusion
 from agentloop.train.data.row import Row, Unit
 
 EPSILON = 1e-4
-"""Added to the spread before it divides."""
+"""Added to the spread before division."""
 
 
 def group_advantages(rewards_G: Sequence[float], *, scale: bool = True, leave_one_out: bool = False) -> list[float]:
-    """Rewards of one group, centred, and divided by their spread where `scale` is set.
+    """Rewards of one group, centred, and divided by their spread if `scale` is set.
 
-    rewards_G: shape (G,), G >= 2. Returns shape (G,), summing to 0; all zeros when the rewards are equal.
-    leave_one_out: the baseline of each is the mean of the others, which is the centred reward times G / (G - 1).
+    rewards_G: shape (G,), G >= 2. Returns shape (G,), summing to 0; all zeros if the rewards are equal.
+    leave_one_out: use the mean of the other members as the baseline, which equals the centred reward times G / (G - 1).
     The spread is the sample standard deviation (divisor G - 1).
-    Raises ValueError when G < 2: a group of one has no baseline.
+    Raises ValueError if G < 2: a group of one has no baseline.
     Source: GRPO, arXiv:2402.03300 §4.1.2; unscaled, arXiv:2503.20783; leave one out, arXiv:2402.14740.
     """
     n = len(rewards_G)
@@ -39,12 +39,12 @@ def group_advantages(rewards_G: Sequence[float], *, scale: bool = True, leave_on
 
 
 def spread_of(rewards_G: Sequence[float]) -> float:
-    """What scaled advantages of a group are divided by: the sample standard deviation, and a little more than 0."""
+    """Divisor of a group's scaled advantages: the sample standard deviation plus EPSILON."""
     return stdev(rewards_G) + EPSILON
 
 
 def by_trajectory(rows: Sequence[Row]) -> list[Unit]:
-    """The rows of each trajectory, side by side, in the order of their first rows."""
+    """The rows of each trajectory together, in the order of their first rows."""
     trajectories: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
         trajectories[row.trajectory].append(row)
@@ -54,9 +54,10 @@ def by_trajectory(rows: Sequence[Row]) -> list[Unit]:
 def with_group_advantages(
     rows: Sequence[Row], *, scale: bool = True, leave_one_out: bool = False
 ) -> tuple[list[Row], Counter[str]]:
-    """(rows that carry a gradient, why the others carry none -> how many rows).
+    """(rows that carry a gradient, reason -> number of rows without one).
 
-    Rows that come with advantages, those of their turns, keep them; their rewards count in the baseline of the others.
+    Rows that already have advantages, those of their turns, keep them. Their rewards still count in the baseline of the
+    others.
     """
     groups: defaultdict[str, list[Unit]] = defaultdict(list)
     useful: list[Row] = []
@@ -86,7 +87,7 @@ def with_group_advantages(
 
 
 def _no_contrast(rewards: Sequence[float]) -> str | None:
-    """Why the rewards of a group teach nothing; None where they do."""
+    """Why a group's rewards carry no gradient; None if they do."""
     if len(rewards) < 2:
         return Exclusion.group_of_one
     if min(rewards) < max(rewards):

@@ -1,6 +1,6 @@
-"""What an algorithm is, and the tensors that it gets: the seam between losses and the engine (`train/engine.py`).
+"""The interface between loss functions and the engine (`train/engine.py`): what an algorithm is, and its tensors.
 
-Shapes: B rows, T tokens of the longest, N selected tokens of all rows, in row order.
+Shapes: B rows, T tokens of the longest row, N selected tokens of all rows, in row order.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from torch import Tensor
 from agentloop.train.data.row import Floats, Row, Unit
 
 Figures: TypeAlias = dict[str, float]
-"""Each a share of the whole optimiser step: added up over its micro-batches they are the figure of the step."""
+"""Figures of one micro-batch. Their sum over all micro-batches is the figure of the optimiser step."""
 
 
 class Need(StrEnum):
-    """What an algorithm asks of rows or of the engine. A row that lacks it is refused by name."""
+    """Requirements of an algorithm on rows or on the engine. A row that lacks one is rejected with that reason."""
 
     logprobs = "logprobs"
-    """The sampler's log-probabilities, sampled plainly."""
+    """The sampler's log-probabilities from plain sampling."""
     groups = "groups"
     spread = "spread"
-    """Advantages of turns in units of the spread of their group's rewards, as those of whole trajectories are."""
+    """Advantages of turns in units of the spread of their group's rewards, like those of whole trajectories."""
     pairs = "pairs"
-    """For a task, a trajectory that passed and one that failed."""
+    """For each task, a trajectory that passed and one that failed."""
     labels = "labels"
     """A reward."""
     old = "old"
     """Log-probabilities under the trained model before the first update on the rows: `Batch.old_N` is not None."""
     entropy = "entropy"
-    """Entropies with a gradient, because the loss rewards them."""
+    """Entropies with a gradient, because the loss contains them."""
     reference = "reference"
-    """Log-probabilities under the reference: the adapter off, or a frozen copy."""
+    """Log-probabilities under the reference: the model without its adapter, or a frozen copy."""
     values = "values"
-    """A critic: a scalar a token. The algorithm is an `ActorCritic`."""
+    """A critic, with one scalar per token. The algorithm is an `ActorCritic`."""
     rewards = "rewards"
-    """A scalar a row, at its last token: the model is trained as a reward model."""
+    """One scalar per row, at its last token: the model is trained as a reward model."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch. (B, T-1) tensors describe tokens 1..T-1 as targets; (N,) are those that are selected.
+    """One micro-batch. (B, T-1) tensors describe tokens 1..T-1 as targets; (N,) tensors describe the selected tokens.
 
-    Selected are the sampled tokens; where the algorithm `scores_context`, every real token.
+    The sampled tokens are selected; if the algorithm `scores_context`, every real token is.
     """
 
     rows: tuple[Row, ...]
@@ -55,28 +55,28 @@ class Batch:
     select_BT: Tensor
     """(B, T-1) bool."""
     row_N: Tensor
-    """Index of the row of each selected token."""
+    """Row index of each selected token."""
     action_N: Tensor
-    """bool: the policy sampled it."""
+    """bool: the policy sampled the token."""
     behaviour_N: Tensor
-    """The sampler's log-probability; that of `old_N` where it is unknown or the token was not sampled."""
+    """The sampler's log-probability. It is that of `old_N` if it is unknown or the token was not sampled."""
     old_N: Tensor | None
-    """Log-probability before the first update on these rows; None: it was not asked for."""
+    """Log-probability before the first update on these rows; None if it was not requested."""
     advantage_N: Tensor
     return_N: Tensor
     value_N: Tensor | None
     """The critic's values before the first update on these rows; None without a critic."""
     temperature_B: Tensor
     reward_B: Tensor
-    """nan where a row has none."""
+    """nan for a row without a reward."""
     unit_B: Tensor
-    """Index of the unit of each row within this batch."""
+    """Index of each row's unit within this batch."""
     n_own_B: Tensor
-    """Sampled tokens of the row's whole trajectory in this optimiser step."""
+    """Number of sampled tokens of the row's whole trajectory in this optimiser step."""
 
 
 class Scored(NamedTuple):
-    """The model's word on the selected tokens of a batch, each (N,); values None unless asked for."""
+    """The model's output for the selected tokens of a batch, each (N,). Parts that were not requested are None."""
 
     logprobs_N: Tensor
     entropy_N: Tensor | None = None
@@ -84,22 +84,22 @@ class Scored(NamedTuple):
     values_N: Tensor | None = None
     """The critic's value of the state before each token."""
     rewards_B: Tensor | None = None
-    """(B,): what the scalar head says at the last real token of each row."""
+    """(B,): output of the scalar head at the last real token of each row."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """Sizes of the whole optimiser step, over all micro-batches and ranks: what means are divided by."""
+    """Sizes of the whole optimiser step, over all micro-batches and ranks: the divisors of means."""
 
     n_tokens: int
-    """Sampled tokens."""
+    """Number of sampled tokens."""
     n_rows: int
     n_trajectories: int
     n_units: int
     n_selected: int
-    """Selected tokens: `n_tokens`, and those of the context where the algorithm scores it."""
+    """Number of selected tokens: `n_tokens`, plus context tokens if the algorithm scores them."""
     constants: Mapping[str, float] = field(default_factory=dict)
-    """What `Algorithm.begin` measured."""
+    """The constants from `Algorithm.begin`."""
 
 
 class RowScore(NamedTuple):
@@ -111,46 +111,47 @@ class RowScore(NamedTuple):
 
 
 Score: TypeAlias = Callable[[Sequence[Row]], Sequence[RowScore]]
-"""Rows -> their scores under the model as it is now."""
+"""Rows -> their scores under the current model."""
 
 
 class Algorithm(Protocol):
-    """What is made better, and by how much: a loss over rows. It holds no optimiser and no model."""
+    """Defines what to improve and by how much: a loss over rows. It holds no optimiser and no model."""
 
     name: str
     needs: frozenset[Need]
     scores_context: bool
-    """Whether the loss also looks at tokens that were not sampled."""
+    """True if the loss also uses tokens that were not sampled."""
 
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
-        """Rows that carry a gradient, in units, with their advantages; and why the others carry none -> how many.
+        """Rows that carry a gradient, in units, with their advantages; and reason -> number of rows without a gradient.
 
-        Rows of one trajectory have one reward and are one member of their group. A loss that looks at whole
-        trajectories makes units of all rows of one; a pair is a unit of all rows of two, the better one first.
+        Rows of one trajectory have one reward and are one member of their group. A loss over whole trajectories makes
+        one unit of all rows of a trajectory. A pair is one unit with all rows of two trajectories, the better one
+        first.
         """
         ...
 
     def begin(self, units: Sequence[Unit], score: Score) -> Mapping[str, float]:
-        """Constants of the optimiser step that is about to be made; {} for most algorithms.
+        """Constants of the optimiser step that is about to start; {} for most algorithms.
 
-        units: all of the step, in the same order on every rank.
+        units: all units of the step, in the same order on every rank.
         """
         ...
 
     def loss(self, batch: Batch, scored: Scored, whole: Whole) -> tuple[Tensor, Figures]:
-        """This batch's share of the loss over the whole optimiser step, and of its figures.
+        """This batch's share of the loss of the whole optimiser step, and of its figures.
 
-        Added up, the figures go through `figures.complete`.
+        The summed figures are passed to `figures.complete`.
         """
         ...
 
 
 class ActorCritic(Algorithm, Protocol):
-    """An algorithm with `Need.values`: its advantages rest on a critic."""
+    """An algorithm with `Need.values`: its advantages come from a critic."""
 
     def with_values(self, units: Sequence[Unit], values: Sequence[Floats]) -> list[Unit]:
         """`units` with advantages, returns and `Row.values`, before the first update on them.
 
-        values: of each row of each unit, in order, shape (T,): the critic's value of the state before each token.
+        values: for each row of each unit, in order, shape (T,): the critic's value of the state before each token.
         """
         ...

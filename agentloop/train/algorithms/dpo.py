@@ -1,4 +1,5 @@
-"""DPO and IPO: of two trajectories of one task, the one that passed becomes likelier than the one that failed."""
+"""DPO and IPO: for two trajectories of one task, raise the likelihood of the one that passed over the one that
+failed."""
 
 from __future__ import annotations
 
@@ -22,18 +23,18 @@ LOSSES = ("sigmoid", "ipo")
 
 @dataclass(frozen=True)
 class DpoOptions:
-    """What can be tuned."""
+    """Options of DPO and IPO."""
 
     loss: str = "sigmoid"
-    """`sigmoid` is DPO (arXiv:2305.18290 eq. 7), `ipo` IPO (arXiv:2310.12036 eq. 17), per token."""
+    """`sigmoid` is DPO (arXiv:2305.18290 eq. 7), `ipo` is IPO (arXiv:2310.12036 eq. 17), per token."""
     beta: float = 0.1
-    """How dear it is to leave the reference; larger stays nearer."""
+    """Cost of leaving the reference. A larger value stays closer to it."""
     threshold: float = 1.0
-    """Reward from which a trajectory passed."""
+    """Minimum reward of a trajectory that passed."""
 
 
 class Dpo:
-    """Preference between the trajectories of a pair, against the reference."""
+    """Preference between the trajectories of a pair, relative to the reference."""
 
     name = "dpo"
     scores_context = False
@@ -46,7 +47,7 @@ class Dpo:
         self.needs: frozenset[Need] = frozenset({Need.pairs, Need.labels, Need.reference})
 
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
-        """A unit is a pair."""
+        """Each unit is a pair."""
         matches, dropped = pairs(rows, self.options.threshold)
         return [pair.chosen + pair.rejected for pair in matches], dropped
 

@@ -1,4 +1,4 @@
-"""Figures of a loss: shares that add up over the micro-batches of an optimiser step, and what follows from the sums."""
+"""Figures of a loss: shares that sum over the micro-batches of an optimiser step, and values derived from the sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentloop.train.algorithms.algorithm import Figures
 
 
 def shares(terms: dict[str, Tensor]) -> Figures:
-    """Scalars without their gradients, in one transfer from the device."""
+    """Scalars without gradients, in one transfer from the device."""
     if not terms:
         return {}
     values = torch.stack([term.detach().float() for term in terms.values()])
@@ -17,10 +17,11 @@ def shares(terms: dict[str, Tensor]) -> Figures:
 
 
 def complete(figures: Figures) -> Figures:
-    """The figures of a whole step, with those that are no sums.
+    """The figures of a whole step, including those that are not sums.
 
     `effective`: the effective sample share, (sum w)^2 / (n sum w^2) of the importance weights w between the trained
-    model and the sampler; 1 on policy. `clip/positive`, `clip/negative`: of the tokens with such an advantage.
+    model and the sampler; 1 on policy. `clip/positive`, `clip/negative`: share among tokens with an advantage of that
+    sign.
     """
     whole = dict(figures)
     square = whole.pop("weight_square", 0.0)

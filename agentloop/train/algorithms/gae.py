@@ -1,4 +1,4 @@
-"""Advantages from a critic: what happened against what was expected, smoothed over the steps that follow."""
+"""Advantages from a critic: actual minus expected reward, smoothed over the following steps."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ EPSILON = 1e-8
 
 
 class Estimates(NamedTuple):
-    """Of one row, shape (T,), 0 on tokens that were not sampled."""
+    """Estimates for one row, shape (T,), 0 at tokens that were not sampled."""
 
     advantages: Floats
     returns: Floats
 
 
 def estimates(rewards_T: Floats, values_T: Floats, action_T: Mask, *, gamma: float, lam: float) -> Estimates:
-    """Generalised advantage estimates and the returns that the critic should have foreseen.
+    """Generalised advantage estimates, and the returns that the critic should predict.
 
     rewards_T: earned by each token. values_T: of the state before each token. Tokens that were not sampled are no
-    steps: the value after an action is that before the next action. After the last one it is 0.
-    Source: arXiv:1506.02438 eq. 16.
+    steps: the value after an action is the value before the next action. After the last action it is 0. Source:
+    arXiv:1506.02438 eq. 16.
     """
     places = np.flatnonzero(action_T)
     rewards = rewards_T[places].astype(np.float64)

@@ -1,6 +1,6 @@
-"""GRPO and its family: attempts at one task are compared with each other, and no critic is needed.
+"""GRPO and its family: compare the attempts at one task with each other, without a critic.
 
-It does not roll out, judge or choose tasks; optimiser and model belong to the engine.
+It does not roll out, judge or choose tasks. The engine owns the optimiser and the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GrpoVariant(NamedTuple):
     mean: str
     level: str = "token"
     is_scaled: bool = True
-    """Advantages are divided by the spread of their group."""
+    """True divides advantages by the spread of their group."""
     leaves_one_out: bool = False
 
 
@@ -50,16 +50,16 @@ LENGTH = 1024
 
 @dataclass(frozen=True)
 class GrpoOptions(PolicyOptions):
-    """What can be tuned; None is the choice of the loss."""
+    """Options of GRPO. None uses the default of the loss."""
 
     loss: str = "dapo"
     """`grpo`, `dr_grpo`, `dapo`, `gspo`, `cispo` or `rloo`."""
     length: int | None = None
-    """Tokens by which dr_grpo divides each trajectory, whatever its own length; None: 1,024."""
+    """Constant trajectory length in tokens, by which dr_grpo divides instead of the actual length. None: 1,024."""
 
 
 class Grpo:
-    """Policy gradients with the group as the baseline."""
+    """Policy gradients with the group's mean as the baseline."""
 
     name = "grpo"
     scores_context = False
@@ -79,7 +79,7 @@ class Grpo:
         self.needs: frozenset[Need] = needs_of(self.policy_loss) | own
 
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
-        """See `Algorithm.prepare`; a unit is a row, or a trajectory where the loss looks at whole ones."""
+        """See `Algorithm.prepare`. A unit is a row, or a trajectory if the loss needs whole ones."""
         useful, dropped = with_group_advantages(
             rows, scale=self.variant.is_scaled, leave_one_out=self.variant.leaves_one_out
         )

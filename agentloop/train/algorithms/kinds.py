@@ -1,4 +1,4 @@
-"""The algorithms by name, each made with its own options and with no others."""
+"""The algorithms by name. Each accepts exactly its own options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentloop.train.algorithms.sft import Rft, RftOptions, Sft, SftOptions
 
 
 class AlgorithmKind(NamedTuple):
-    """An algorithm and the dataclass of its options."""
+    """An algorithm with the dataclass of its options."""
 
     make: Callable[[Any], Algorithm]
     options: type[Any]
@@ -26,7 +26,7 @@ class AlgorithmKind(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the options."""
+        """Names of the options."""
         return tuple(each.name for each in fields(self.options))
 
 
@@ -64,8 +64,8 @@ KINDS = {
 def algorithm(kind: str, options: Mapping[str, Any]) -> Algorithm:
     """The algorithm `kind` with `options`.
 
-    Raises ConfigError for a kind that is not one of `KINDS`, for an option that it does not have, and for one that its
-    loss does not use.
+    Raises ConfigError for a kind that is not in `KINDS`, for an unknown option, and for an option that its loss does
+    not use.
     """
     if kind not in KINDS:
         raise ConfigError(f"no algorithm {kind!r} (algorithms: {', '.join(KINDS)}){did_you_mean(kind, KINDS)}")

@@ -1,4 +1,4 @@
-"""KTO: single trajectories that are good or bad, which is what live traffic gives; no pairs and no groups.
+"""KTO: learns from single trajectories that are good or bad, as live traffic provides them, without pairs or groups.
 
 Source: arXiv:2402.01306 eq. 7 and 8.
 """
@@ -25,19 +25,19 @@ from agentloop.train.data.row import Row, Unit
 
 @dataclass(frozen=True)
 class KtoOptions:
-    """What can be tuned."""
+    """Options of KTO."""
 
     beta: float = 0.1
-    """How dear it is to leave the reference; larger stays nearer."""
+    """Cost of leaving the reference. A larger value stays closer to it."""
     threshold: float = 1.0
-    """Reward from which a trajectory is good."""
+    """Minimum reward of a good trajectory."""
     desirable_weight: float = 1.0
-    """Of good trajectories. With many more bad ones than good ones, raise it."""
+    """Weight of good trajectories. Raise it if there are many more bad ones than good ones."""
     undesirable_weight: float = 1.0
 
 
 class Kto:
-    """The value of each trajectory to a person, against how far the model has left the reference on the whole."""
+    """The value of each trajectory to a person, relative to the model's overall divergence from the reference."""
 
     name = "kto"
     scores_context = False
@@ -51,12 +51,14 @@ class Kto:
         self.needs: frozenset[Need] = frozenset({Need.labels, Need.reference})
 
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
-        """A unit is a trajectory with a reward. Temperature 1: at which it was sampled is no property of the answer."""
+        """Each unit is a trajectory with a reward. Temperature 1, because the sampling temperature is no property of
+        the answer."""
         scored = [replace(row, temperature=1.0) for row in rows if row.reward is not None]
         return by_trajectory(scored), +Counter[str]({Exclusion.unscored: len(rows) - len(scored)})
 
     def begin(self, units: Sequence[Unit], score: Score) -> Mapping[str, float]:
-        """`kl`: the divergence from the reference in nats, from answers to other tasks; and counts of both labels."""
+        """`kl`: the divergence from the reference in nats, estimated from answers to other tasks; and counts of both
+        labels."""
         n_good = sum((unit[0].reward or 0.0) >= self.options.threshold for unit in units)
         rows = mismatched(units)
         return {
@@ -66,7 +68,7 @@ class Kto:
         }
 
     def loss(self, batch: Batch, scored: Scored, whole: Whole) -> tuple[Tensor, Figures]:
-        """`good`, `bad`: mean of beta times the log-ratio of trajectories of either label."""
+        """`good`, `bad`: mean of beta times the log-ratio over the trajectories of each label."""
         if scored.reference_N is None:
             raise TrainingError("kto compares with a reference, but none scored the tokens")
         n_units = int(batch.unit_B.max()) + 1
@@ -91,9 +93,9 @@ class Kto:
 
 
 def mismatched(units: Sequence[Unit]) -> list[Row]:
-    """The prompt of each trajectory with the answer to another one's, of another task where one exists.
+    """The prompt of each trajectory with the answer of another trajectory, from another task if one exists.
 
-    None is longer than the longest of `units`, and one of which no answer is left is missing. [] for a single one.
+    None is longer than the longest of `units`. A combination without any answer left is omitted. [] for a single unit.
     """
     firsts = [unit[0] for unit in units]
     longest = max(map(len, firsts), default=0)
@@ -110,7 +112,7 @@ def mismatched(units: Sequence[Unit]) -> list[Row]:
 
 
 def _answered(prompt_of: Row, answer_of: Row, longest: int) -> Row:
-    """The prompt of one row and all after the prompt of the other, cut at `longest` tokens."""
+    """The prompt of one row followed by everything after the prompt of the other, cut at `longest` tokens."""
     prompt = prompt_of.token_ids[: _start(prompt_of)]
     answer = answer_of.token_ids[_start(answer_of) :]
     mask = np.concatenate([np.zeros(len(prompt), dtype=np.bool_), answer_of.action_mask[_start(answer_of) :]])
@@ -119,11 +121,11 @@ def _answered(prompt_of: Row, answer_of: Row, longest: int) -> Row:
 
 
 def _start(row: Row) -> int:
-    """Where the first answer begins."""
+    """Position of the first answer."""
     return int(np.argmax(row.action_mask))
 
 
 def _divergence(scores: Sequence[RowScore]) -> float:
-    """Mean log-ratio of the rows, not below 0."""
+    """Mean log-ratio of the rows, at least 0."""
     gaps = [each.logprob - each.reference for each in scores if each.reference is not None]
     return max(sum(gaps) / len(gaps), 0.0) if gaps else 0.0

@@ -1,4 +1,4 @@
-"""Pairs of trajectories of one task: one that passed, and one that failed."""
+"""Pairs of trajectories of one task: one that passed and one that failed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class TrajectoryPair(NamedTuple):
 
 
 def pairs(rows: Sequence[Row], threshold: float) -> tuple[list[TrajectoryPair], Counter[str]]:
-    """(pairs, why rows are in none -> how many rows).
+    """(pairs, reason -> number of rows without a pair).
 
-    A trajectory passed when it earned `threshold`. Those that are fewer are used several times, so that each trajectory
-    of a task is in a pair. Rows get temperature 1: at which they were sampled is no property of the answer.
+    A trajectory passed if it earned `threshold`. The rarer kind is used several times, so that each trajectory of a
+    task is in a pair. Rows get temperature 1, because the sampling temperature is no property of the answer.
     """
     tasks: defaultdict[str, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
     dropped: Counter[str] = Counter()
@@ -54,7 +54,7 @@ def pairs(rows: Sequence[Row], threshold: float) -> tuple[list[TrajectoryPair], 
 
 
 def sides(batch: Batch) -> Tensor:
-    """(B,): 2 x the unit of each row, and 1 more where the row is of the rejected trajectory, which comes second."""
+    """(B,): 2 x the unit of each row, plus 1 for rows of the rejected trajectory, which comes second."""
     rejected = []
     chosen: dict[int, str] = {}
     for row, unit in zip(batch.rows, batch.unit_B.tolist(), strict=True):

@@ -1,6 +1,6 @@
-"""The clipped policy loss that GRPO, its variants and PPO share: ratio, clip, correction, divergence, entropy, mean.
+"""The clipped policy loss of GRPO, its variants and PPO: ratio, clip, correction, divergence, entropy, mean.
 
-It knows nothing of where advantages come from.
+It does not compute advantages.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from agentloop.train.data.row import Unit
 
 @dataclass(frozen=True)
 class Clip:
-    """How a ratio is kept near 1."""
+    """Bounds that keep a ratio near 1."""
 
     low: float | None = 0.2
-    """Ratios below 1 - low are cut off; None: no lower bound."""
+    """Ratios below 1 - low are clipped; None: no lower bound."""
     high: float = 0.28
-    """Ratios above 1 + high are cut off. Larger than `low`, a rare good action can grow (arXiv:2503.14476)."""
+    """Ratios above 1 + high are clipped. A value above `low` lets a rare good action grow (arXiv:2503.14476)."""
     dual: float | None = None
-    """The loss of a bad action is at most so many times its advantage (arXiv:1912.09729); None: no bound."""
+    """Maximum loss of a bad action, as a multiple of its advantage (arXiv:1912.09729); None: no bound."""
     through_ratio: bool = True
-    """False: the ratio is a weight without a gradient, and no token loses its own (CISPO, arXiv:2506.13585)."""
+    """False: the ratio is a weight without a gradient, so no token loses its own gradient (CISPO, arXiv:2506.13585)."""
 
     def objective(self, ratio_N: Tensor, advantage_N: Tensor, logprobs_N: Tensor) -> Tensor:
-        """Of each token (N,), to be raised."""
+        """The objective of each token (N,), to be maximised."""
         bounded_N = ratio_N.clamp(None if self.low is None else 1.0 - self.low, 1.0 + self.high)
         if not self.through_ratio:
             return bounded_N.detach() * advantage_N * logprobs_N
@@ -45,37 +45,38 @@ class Clip:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A clipped policy loss; `mean` and `level` make the variants."""
+    """A clipped policy loss. `mean` and `level` define the variants."""
 
     clip: Clip
     level: str = "token"
-    """Ratio of each `token`; of its `geometric` mean over the trajectory; of the product over it (`sequence`)."""
+    """The ratio of each `token`, its `geometric` mean over the trajectory, or its product over the trajectory
+    (`sequence`)."""
     mean: str = "tokens"
-    """Over all `tokens` of the step; over each trajectory and then over `trajectories`; over trajectories of a
+    """Mean over all `tokens` of the step; over each trajectory and then over `trajectories`; or over trajectories of
     `constant` length."""
     length: int = 1
     """The constant length of a trajectory in tokens."""
     correction: Correction | None = None
     off_policy_limit: float | None = None
-    """Nats a token; see `on_policy_enough`."""
+    """Nats per token; see `on_policy_enough`."""
     reference: float = 0.0
     """Weight of the divergence from the reference."""
     kl: str = "k3"
     entropy_floor: float = 0.0
-    """Nats a token; the entropy is rewarded in steps whose rows were sampled with less."""
+    """Nats per token. Steps whose rows were sampled with less entropy get an entropy bonus."""
     entropy_weight: float = 0.0
 
     @property
     def needs_trajectories(self) -> bool:
-        """Whether all rows of a trajectory must be in one batch."""
+        """True if all rows of a trajectory must be in one batch."""
         corrected = self.correction is not None and self.correction.level != "token"
         return self.level != "token" or corrected or self.off_policy_limit is not None
 
     def begin(self, units: Sequence[Unit]) -> dict[str, float]:
-        """Measure the sampler's entropy on the whole step, from the log-probabilities of what it sampled.
+        """Measures the sampler's entropy over the whole step, from the log-probabilities of the sampled tokens.
 
-        A batch's own mean would make the gradient depend on how rows are dealt out to batches, and a figure of the
-        step before would be lost with a killed trainer.
+        A mean per batch would make the gradient depend on how rows are distributed over batches. A figure of the
+        previous step would be lost with a killed trainer.
         """
         if not self.entropy_weight:
             return {}
@@ -89,9 +90,9 @@ class PolicyLoss:
         return {"sampled_entropy": nats / max(n_tokens, 1)}
 
     def __call__(self, batch: Batch, scored: Scored, whole: Whole) -> tuple[Tensor, Figures]:
-        """This batch's share of the loss, and of the figures.
+        """This batch's share of the loss and of the figures.
 
-        Raises TrainingError where the engine lacks what was needed.
+        Raises TrainingError if the engine did not provide a required input.
         """
         logprobs_N = scored.logprobs_N
         unit_N = batch.unit_B[batch.row_N]
@@ -118,7 +119,8 @@ class PolicyLoss:
         return loss, shares({name: total / n for name, total in figures.items()} | {"loss": loss})
 
     def _old(self, batch: Batch) -> Tensor:
-        """What the ratio is to: the sampler, or with a correction the model before its updates (decoupled PPO)."""
+        """The denominator of the ratio: the sampler, or, with a correction, the model before its updates (decoupled
+        PPO)."""
         if self.correction is None:
             return batch.behaviour_N
         if batch.old_N is None:
@@ -135,7 +137,7 @@ class PolicyLoss:
         return log_ratio_N.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
     def _weights(self, batch: Batch, whole: Whole) -> Tensor | float:
-        """Of each token (N,) in the mean over the whole step."""
+        """Weight (N,) of each token in the mean over the whole step."""
         if self.mean == "tokens":
             return 1.0 / max(whole.n_tokens, 1)
         if self.mean == "constant":
@@ -150,7 +152,7 @@ class PolicyLoss:
         return self.entropy_weight * scored.entropy_N.sum() / max(whole.n_tokens, 1)
 
     def _figures(self, batch: Batch, scored: Scored, ratio_N: Tensor, keep_N: Tensor) -> dict[str, Tensor]:
-        """Sums over tokens; `complete` makes shares of them."""
+        """Sums over tokens. `complete` turns them into shares."""
         with torch.no_grad():
             is_good_N = batch.advantage_N > 0.0
             is_bad_N = batch.advantage_N < 0.0

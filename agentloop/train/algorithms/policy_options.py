@@ -1,4 +1,4 @@
-"""The options that GRPO and PPO share, checked and made into a `PolicyLoss`."""
+"""The options that GRPO and PPO share, validated and converted into a `PolicyLoss`."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from agentloop.train.algorithms.settings import at_least, refuse_unused, require
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """What can be tuned of every policy loss; None is the choice of the loss."""
+    """Options of every policy loss. None uses the default of the loss."""
 
     clip_low: float | None = None
     clip_high: float | None = None
     dual_clip: float | None = None
-    """The loss of a bad action is at most so many times its advantage; None: no bound."""
+    """Maximum loss of a bad action, as a multiple of its advantage; None: no bound."""
     correction: str | None = None
-    """For a sampler that is not the trained model: `tis`, `mis` or `reject`; see `Correction`. The ratio is then to the
-    model before its updates; without a correction it is to the sampler."""
+    """Correction for a sampler that differs from the trained model: `tis`, `mis` or `reject`; see `Correction`. The
+    ratio is then relative to the model before its updates; without a correction it is relative to the sampler."""
     correction_level: str | None = None
     """`token`, `sequence` or `geometric`; None: token."""
     correction_low: float | None = None
     correction_high: float | None = None
     """None: 2.0."""
     off_policy_limit: float | None = None
-    """Nats a token by which the model may have left a trajectory that did badly; None: no bound."""
+    """Maximum nats per token by which the model may have left a bad trajectory; None: no bound."""
     reference: float = 0.0
     """Weight of the divergence from the reference."""
     kl: str | None = None
-    """Its estimate: `k1`, `k2` or `k3`; None: k3."""
+    """Estimator of the divergence: `k1`, `k2` or `k3`; None: k3."""
     entropy_floor: float = 0.0
-    """Nats a token; the entropy is rewarded in steps whose rows were sampled with less."""
+    """Nats per token. Steps whose rows were sampled with less entropy get an entropy bonus."""
     entropy_weight: float = 0.0
 
 
 def policy_loss(loss: str, options: PolicyOptions, clip: Clip, *, level: str, mean: str, length: int = 1) -> PolicyLoss:
-    """The loss of `options`. clip: the loss's own bounds, where the options set none. Raises ConfigError."""
+    """The loss with these options. clip: the loss's own bounds, used unless the options set others. Raises
+    ConfigError."""
     return PolicyLoss(
         clip=_clip(loss, options, clip),
         level=level,

@@ -1,6 +1,7 @@
-"""PPO: a critic foresees the reward, and actions that did better than foreseen become likelier.
+"""PPO: a critic predicts the reward, and actions that did better than predicted become more likely.
 
-With a correction it is decoupled PPO: the clip is around the model before its updates, the sampler weighs.
+With a correction it is decoupled PPO: the clip is relative to the model before its updates, and the sampler gives
+weights.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from agentloop.train.data.row import Floats, Mask, Row, Unit
 
 @dataclass(frozen=True)
 class PpoOptions(PolicyOptions):
-    """What can be tuned."""
+    """Options of PPO."""
 
     gamma: float = 1.0
     """Discount of each action, in [0, 1]."""
     lam: float = 0.95
-    """How far an advantage looks ahead, in [0, 1]: 0 trusts the critic, 1 the reward alone."""
+    """How far an advantage looks ahead, in [0, 1]: 0 trusts the critic alone, 1 the reward alone."""
     value_clip: float | None = 0.2
-    """How far the critic may move from its values before the updates; None: as far as it likes."""
+    """Maximum distance of the critic from its values before the updates; None: no bound."""
     value_weight: float = 1.0
 
 
 class Ppo:
-    """The clipped policy loss and the critic's squared error, as means over tokens. Source: arXiv:1707.06347."""
+    """The clipped policy loss plus the critic's squared error, as means over tokens. Source: arXiv:1707.06347."""
 
     name = "ppo"
     scores_context = False
@@ -66,8 +67,8 @@ class Ppo:
     def with_values(self, units: Sequence[Unit], values: Sequence[Floats]) -> list[Unit]:
         """See `ActorCritic.with_values`. Advantages are whitened.
 
-        Rows that follow one another in a trace, where its context was cut, are one sequence of actions: the value after
-        a row is that before the next, and the reward comes with the last action of the last.
+        Consecutive rows of a trace whose context was cut form one sequence of actions: the value after a row is the
+        value before the next row, and the reward comes with the last action of the last row.
         """
         rows = [row for unit in units for row in unit]
         both: dict[int, Estimates] = {}
@@ -82,7 +83,7 @@ class Ppo:
         return [tuple(next(valued) for _ in unit) for unit in units]
 
     def _estimates(self, sequence: Sequence[tuple[int, Row, Floats]]) -> Iterator[tuple[int, Estimates]]:
-        """Of each row, by its place."""
+        """The estimates of each row, by its position."""
         actions = np.concatenate([row.action_mask for _, row, _ in sequence])
         both = estimates(
             _rewards(actions, sequence[-1][1].reward or 0.0),
@@ -113,9 +114,10 @@ class Ppo:
 
 
 def value_errors(value_N: Tensor, before_N: Tensor, return_N: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """(squared error of each value (N,), whether the clip decided it (N,)).
+    """(squared error of each value (N,), whether the clip determined it (N,)).
 
-    The error is the larger of that of the value and that of the value within `clip` of what it was before.
+    The error is the larger one of two: that of the value, and that of the value clipped to within `clip` of its earlier
+    value.
     """
     plain_N = (value_N - return_N).square()
     if clip is None:
@@ -125,7 +127,7 @@ def value_errors(value_N: Tensor, before_N: Tensor, return_N: Tensor, clip: floa
 
 
 def sequences(rows: Sequence[Row]) -> list[list[int]]:
-    """Places of rows of one trace that follow one another, in their order. Conversations that overlap keep apart."""
+    """Positions of consecutive rows of one trace, in their order. Overlapping conversations are kept apart."""
     by_trace: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         by_trace[row.trajectory, row.turns[0].trace].append(place)

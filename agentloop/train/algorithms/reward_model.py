@@ -21,10 +21,10 @@ from agentloop.train.data.row import Row, Unit
 
 @dataclass(frozen=True)
 class RewardModelOptions:
-    """What can be tuned."""
+    """Options of the reward model."""
 
     threshold: float = 1.0
-    """Reward from which a trajectory passed."""
+    """Minimum reward of a trajectory that passed."""
 
 
 class RewardModel:
@@ -38,7 +38,7 @@ class RewardModel:
         self.needs: frozenset[Need] = frozenset({Need.pairs, Need.labels, Need.rewards})
 
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
-        """A unit is the last row of each of the two: it ends where the trajectory does."""
+        """Each unit has the last row of both trajectories, because it ends where the trajectory ends."""
         matches, dropped = pairs(rows, self.threshold)
         return [(last(pair.chosen), last(pair.rejected)) for pair in matches], dropped
 
@@ -56,7 +56,7 @@ class RewardModel:
 
 
 def last(trajectory: Unit) -> Row:
-    """The row with the last turn of the trace at the root, not of a sub-agent."""
+    """The row with the last turn of the root trace, not of a sub-agent."""
 
     def last_step(row: Row) -> int:
         return max((turn.step for turn in row.turns if turn.trace == row.trajectory), default=-1)

@@ -1,6 +1,6 @@
-"""Supervised fine-tuning: the warm start, rejection sampling, and the way to revive a pool of tasks that only fails.
+"""Supervised fine-tuning: the warm start, rejection sampling, and the revival of a pool of tasks that only fails.
 
-`sft` imitates every action that it gets, good or bad; `rft` those of trajectories that earned enough.
+`sft` imitates every action, good or bad; `rft` only those of trajectories that earned enough.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ MEANS = ("tokens", "trajectories")
 
 @dataclass(frozen=True)
 class SftOptions:
-    """What can be tuned."""
+    """Options of SFT."""
 
     context_weight: float = 0.0
-    """Weight of tokens that were not sampled. Predicting them too is what teaches a small model to copy."""
+    """Weight of tokens that were not sampled. Predicting them, too, is what teaches a small model to copy."""
     mean: str = "tokens"
-    """Over all `tokens` of the step, or over each trajectory and then over `trajectories`."""
+    """Mean over all `tokens` of the step, or over each trajectory and then over `trajectories`."""
 
 
 @dataclass(frozen=True)
 class RftOptions(SftOptions):
-    """What can be tuned."""
+    """Options of RFT."""
 
     threshold: float = 1.0
-    """Reward from which a trajectory is imitated."""
+    """Minimum reward of a trajectory to imitate."""
 
 
 class Sft:
@@ -58,7 +58,7 @@ class Sft:
         self.scores_context = options.context_weight > 0.0
 
     def prepare(self, rows: Sequence[Row]) -> tuple[list[Unit], Counter[str]]:
-        """Every row with an action; the temperature at which it was sampled is no property of the answer."""
+        """Every row with an action. The sampling temperature is ignored, because it is no property of the answer."""
         units: list[Unit] = []
         dropped: Counter[str] = Counter()
         for row in rows:
@@ -72,7 +72,7 @@ class Sft:
         return {}
 
     def loss(self, batch: Batch, scored: Scored, whole: Whole) -> tuple[Tensor, Figures]:
-        """The figure `nll` is the mean over actions alone, in nats."""
+        """The figure `nll` is the mean over actions only, in nats."""
         logprobs_N = scored.logprobs_N
         action_N = batch.action_N
         if self.mean == "tokens":
