@@ -1,7 +1,6 @@
 """Estimates the memory and disk space of a training from a model's folder, before anything is loaded.
 
-The estimate is low rather than exact, because real use depends on kernels and libraries. It refuses only what cannot
-work.
+Real use depends on kernels and libraries, so the estimate refuses only trainings that cannot work.
 """
 
 from __future__ import annotations
