@@ -1,1 +1,1 @@
-"""Bringing what was trained to where it is asked, and proving that it answers there."""
+"""Loads trained versions into the servers that serve them, and proves that they answer as trained."""

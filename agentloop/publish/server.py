@@ -1,4 +1,5 @@
-"""A running vLLM server, as a publisher talks to it: its models, its adapters, and its word on given tokens."""
+"""Client of a running vLLM server for publishers: its models, its adapters, and its log-probabilities of given
+tokens."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from agentloop.errors import PublishError, ServerBusy
 
 TIMEOUT_S = 60.0
 RETRIES = 2
-"""Of questions, which change nothing at the server."""
+"""Number of retries of requests that change nothing at the server."""
 OLDEST = (0, 32)
-"""Version of vLLM from which on a prompt is taken as ids beside its messages (`policies/vllm.py`)."""
+"""First version of vLLM that accepts a prompt as ids beside its messages (`policies/vllm.py`)."""
 NO_ROUTE = "Not Found"
-"""What a server answers that was started without a route."""
+"""Answer of a server that was started without a route."""
 NOT_FINITE = "Out of range float values"
-"""What vLLM answers in place of log-probabilities that JSON has no number for."""
+"""vLLM's error if a log-probability is not a valid JSON number."""
 
 
 class VLLMControl:
@@ -35,7 +36,7 @@ class VLLMControl:
         self._timeout = aiohttp.ClientTimeout(timeout_s)
 
     async def models(self) -> dict[str, str | None]:
-        """Name of each model that it serves -> the name of its base for an adapter, None for the base itself."""
+        """Name of each served model -> name of an adapter's base, None for the base itself."""
         answer = await self._ask("GET", f"{self.base_url}/models")
         try:
             return {str(each["id"]): each.get("parent") for each in answer["data"]}
@@ -45,7 +46,7 @@ class VLLMControl:
             ) from None
 
     async def check_version(self) -> None:
-        """Raises PublishError for a server older than OLDEST, and for one that is no vLLM."""
+        """Raises PublishError for a server older than OLDEST, and for one that is not vLLM."""
         remedy = f"name the address of a vLLM server, {OLDEST[0]}.{OLDEST[1]} or newer"
         try:
             answer = await self._ask("GET", f"{self.root}/version")
@@ -59,7 +60,7 @@ class VLLMControl:
             raise PublishError(f"{self.root} is vLLM {text}, which takes no ids of a conversation; {remedy}")
 
     async def load(self, name: str, folder: Path) -> None:
-        """Load an adapter. folder: absolute; the server reads it itself."""
+        """Loads an adapter. folder: absolute; the server reads it itself."""
         body = {"lora_name": name, "lora_path": os.fspath(folder)}
         try:
             await self._ask("POST", f"{self.base_url}/load_lora_adapter", body, retries=0)
@@ -72,7 +73,7 @@ class VLLMControl:
             ) from None
 
     async def unload(self, name: str) -> None:
-        """Forget an adapter."""
+        """Unloads an adapter."""
         await self._ask("POST", f"{self.base_url}/unload_lora_adapter", {"lora_name": name}, retries=0)
 
     async def logprobs(self, model: str, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -106,7 +107,7 @@ class VLLMControl:
             ) from None
 
     async def token_ids(self, model: str, text: str) -> list[int]:
-        """Ids of a text as the server's tokenizer cuts it, without special tokens."""
+        """Ids of a text from the server's tokenizer, without special tokens."""
         answer = await self._ask(
             "POST", f"{self.root}/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}
         )
@@ -119,13 +120,14 @@ class VLLMControl:
             ) from None
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Any other route, below the root of the server."""
+        """Calls any other route, below the root of the server."""
         return await self._ask("POST", f"{self.root}/{path}", body, retries=0)
 
     async def _ask(
         self, method: str, url: str, body: Mapping[str, Any] | None = None, *, retries: int = RETRIES
     ) -> Any:
-        """The answer as JSON, or its text. Raises PublishError with the server's words; ServerBusy without any."""
+        """The answer as JSON, or its text. Raises PublishError with the server's message; ServerBusy without an
+        answer."""
         problem = ""
         kind = PublishError
         for _ in range(retries + 1):

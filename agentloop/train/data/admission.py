@@ -1,4 +1,4 @@
-"""What a trace or a turn must have to become part of a row."""
+"""Requirements that a trace or a turn must meet to become part of a row."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from agentloop.train.data.exclusions import Exclusion
 from agentloop.types import Attempt, Completion, FailureType, Judged, Message, RewardState, Split, Step
 
 MARK = re.compile(r"\[redacted:\w+:[0-9a-f]{12}\]")
-"""Stands in a stored text where a secret stood; token ids of that text would still hold the secret."""
+"""Replaces a secret in stored text. Token ids of that text would still contain the secret."""
 NO_ISOLATION = "none"
 UPDATE = re.compile(r"-s\d+-\w+$")
-"""Ends the name of an update within a turn, such as `policy-v7-s3-1f0a`; before it stands the name of its version."""
+"""Suffix of the name of an update within a turn, such as `policy-v7-s3-1f0a`; the name of its version precedes it."""
 _STATES = {
     RewardState.unscored: Exclusion.unscored,
     RewardState.disputed: Exclusion.disputed,
@@ -27,25 +27,25 @@ _HACKS = {
 
 @dataclass(frozen=True)
 class Admission:
-    """What an algorithm asks of traces and of turns."""
+    """An algorithm's requirements on traces and turns."""
 
     logprobs: bool = True
-    """Refuse turns without the sampler's log-probabilities, or with those of another distribution. False leaves
-    log-probabilities and temperatures out of the rows."""
+    """Reject turns without the sampler's log-probabilities, or with those of another distribution. False omits
+    log-probabilities and temperatures from the rows."""
     reward: bool = True
-    """Refuse trajectories without one."""
+    """Reject trajectories without a reward."""
     temperature: float | None = None
-    """Of turns that do not say how they were sampled; None refuses them where log-probabilities are needed."""
+    """Temperature of turns that do not record their sampling; None rejects them if log-probabilities are needed."""
     max_tokens: int | None = None
-    """Longest row; turns that end later are refused. None is no limit."""
+    """Maximum length of a row; turns that end later are rejected. None is unlimited."""
     models: frozenset[str] | None = None
-    """Names under which the trained policy answered; turns of other models are context. None takes all. An update
-    within a turn counts as its version, and a turn that names no model as ""."""
+    """Names of the trained policy in answers; turns of other models are context. None accepts all. An update within a
+    turn counts as its version, and a turn without a model name as ""."""
     unconfined: bool = False
-    """Take runs that no sandbox held. Such an agent could read the verifiers."""
+    """Accept runs without a sandbox. Such an agent could read the verifiers."""
 
     def refusal(self, judged: Judged) -> Exclusion | None:
-        """Why no part of a trajectory may train; None for none."""
+        """Why no part of a trajectory may train; None if it may."""
         task, verdict = judged.task, judged.verdict
         if task is not None and task.split is not Split.train:
             return Exclusion.held_out if task.split is Split.heldout else Exclusion.validation
@@ -64,7 +64,7 @@ class Admission:
         return None
 
     def refusal_of_turn(self, step: Step) -> Exclusion | None:
-        """Why the answer of a step may only be context; None for none. Its ids are not looked at."""
+        """Why the answer of a step may only be context; None if it may train. Ignores its token ids."""
         if step.is_broken:
             return Exclusion.broken
         if step.copied:
@@ -74,7 +74,7 @@ class Admission:
         return None
 
     def refusal_of_tokens(self, done: Completion) -> Exclusion | None:
-        """Why the exact tokens of an answer cannot be trained; None for none."""
+        """Why the exact tokens of an answer cannot be trained; None if they can."""
         ids = done.message.token_ids
         if not ids or not done.prompt_token_ids:
             return Exclusion.no_token_ids
@@ -91,20 +91,20 @@ class Admission:
         return None
 
     def temperature_of(self, done: Completion) -> float:
-        """At which an admitted answer was sampled; 1.0 where that is no part of the row."""
+        """The sampling temperature of an admitted answer; 1.0 if rows do not record it."""
         if not self.logprobs:
             return 1.0
         return done.sampling.temperature if done.sampling is not None else self.temperature or 1.0
 
 
 def judged_of(attempt: Attempt) -> Judged:
-    """An attempt, as rows are cut from it."""
+    """An attempt in the form from which rows are cut."""
     task = attempt.task
     return Judged(attempt.trace, attempt.verdict, task, attempt.episode.group, task.pool)
 
 
 def has_mark(messages: Iterable[Message], *more: str) -> bool:
-    """Whether a secret was redacted in `messages` or in one of the other texts."""
+    """True if a secret was redacted in `messages` or in one of the other texts."""
     texts = list(more)
     for message in messages:
         texts += (message.content, message.reasoning, *(call.arguments for call in message.tool_calls))

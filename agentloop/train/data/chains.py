@@ -1,8 +1,8 @@
 """A trace with its sub-agents -> rows: its turns, cut into chains in which each prompt begins with the ids before it.
 
-Only recorded ids are used. Where a prompt does not go on from any answer (the template dropped reasoning, the context
-was compacted, a sub-agent began), a new row begins; the ids of earlier answers in its prompt are context there, because
-another row trains them. Traces without ids are a matter of `text_rows.py`.
+Only recorded ids are used. If a prompt does not extend any earlier answer (the template dropped reasoning, the context
+was compacted, a sub-agent began), a new row begins. Ids of earlier answers in its prompt are context there, because
+another row trains them. `text_rows.py` handles traces without ids.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ ANYTHING = Admission()
 
 
 class Cut(NamedTuple):
-    """Rows, and the count of what is in none of them."""
+    """Rows, with counts of everything that is in none of them."""
 
     rows: list[Row]
     excluded: Counter[str]
-    """`Exclusion` -> trajectories that are refused whole, and turns that are refused within others."""
+    """`Exclusion` -> number of rejected trajectories, and of rejected turns within others."""
     tokens: Counter[str]
-    """`Exclusion` -> sampled tokens of those: with the masked ones of the rows, all that the traces have."""
+    """`Exclusion` -> number of sampled tokens in them. Together with the masked tokens of the rows, these are all
+    tokens."""
 
 
 class SampledAnswer(NamedTuple):
@@ -40,16 +41,17 @@ class SampledAnswer(NamedTuple):
     version: int | None
     n_prompt: int
     ids: Ids
-    """Those of the prompt, and then those of the answer."""
+    """The ids of the prompt followed by those of the answer."""
     logprobs: Sequence[float] | None
-    """Of the answer's ids."""
+    """Log-probabilities of the answer's ids."""
     temperature: float
 
 
 def rows_of(judged: Judged, admission: Admission = ANYTHING) -> Cut:
     """The rows of one trajectory, in the order of their first turns, and what could not be trained.
 
-    A sampled token is masked in exactly one row. A chain is cut where the temperature changes, because a row has one.
+    A sampled token is masked in exactly one row. A chain is cut where the temperature changes, because a row has only
+    one.
     """
     cut = Cut([], Counter(), Counter())
     reason = admission.refusal(judged)
@@ -79,7 +81,7 @@ def rows_of_all(traces: Iterable[Judged], admission: Admission = ANYTHING) -> Cu
 
 
 def steps_of(trace: Trace) -> Iterator[tuple[Trace, Step, bool]]:
-    """(trace, step, whether the policy had read redacted text by then) of a trace, then of its sub-agents."""
+    """(trace, step, whether the policy had read redacted text by then) for a trace and then its sub-agents."""
     is_redacted = has_mark(trace.messages)
     for step in trace.steps:
         # The results come after the answer, so they concern the steps that follow.
@@ -92,14 +94,14 @@ def steps_of(trace: Trace) -> Iterator[tuple[Trace, Step, bool]]:
 
 
 def n_sampled(step: Step) -> int:
-    """Tokens of a step's answer: its ids, or as many as the endpoint counted."""
+    """Number of tokens in a step's answer: its ids, or the endpoint's count."""
     return len(step.completion.message.token_ids) or step.completion.n_completion_tokens
 
 
 def _admitted(
     steps: Iterable[tuple[Trace, Step, bool]], admission: Admission, version: int | None, cut: Cut
 ) -> Iterator[SampledAnswer]:
-    """The answers that train; the others are counted in `cut`."""
+    """The answers that train; all others are counted in `cut`."""
     for trace, step, is_redacted in steps:
         done = step.completion
         reason = admission.refusal_of_turn(step)
@@ -117,10 +119,11 @@ def _admitted(
 
 
 def chained(judged: Judged, answers: Sequence[SampledAnswer], *, logprobs: bool) -> list[Row]:
-    """Rows in which each answer is once. It goes on from the answer with the most ids that its prompt begins with.
+    """Rows in which each answer occurs once. Each answer extends the longest earlier answer that its prompt begins
+    with.
 
-    Interleaved conversations keep apart, because any earlier answer may be the one, and not the last alone. Where two
-    prompts go on from one answer, the first of them has its row. logprobs: whether rows have them.
+    Interleaved conversations are kept apart, because any earlier answer may be extended, not only the last one. If two
+    prompts extend one answer, the first of them continues its row. logprobs: whether rows have them.
     """
     whole = [answer.ids.tobytes() for answer in answers]
     prompts = [ids[: 4 * answer.n_prompt] for ids, answer in zip(whole, answers, strict=True)]
@@ -143,7 +146,7 @@ def chained(judged: Judged, answers: Sequence[SampledAnswer], *, logprobs: bool)
 def _before(
     prompt: bytes, whole: Sequence[bytes], by_length: Mapping[int, Sequence[int]], lengths: Sequence[int]
 ) -> list[int]:
-    """The answers with the most ids that a prompt begins with: several where they are equal. lengths: rising."""
+    """The longest answers that a prompt begins with; several if they are equal. lengths: ascending."""
     for at in range(bisect_right(lengths, len(prompt)) - 1, -1, -1):
         before = [n for n in by_length[lengths[at]] if prompt.startswith(whole[n])]
         if before:
@@ -159,7 +162,7 @@ def _followed(start: int, following: dict[int, int]) -> Iterator[int]:
 
 
 def _row(judged: Judged, chain: Sequence[SampledAnswer], with_logprobs: bool) -> Row:
-    """The last answer's prompt begins with all that came before it, so it holds the whole chain."""
+    """The last answer's prompt begins with everything before it, so it contains the whole chain."""
     ids = chain[-1].ids
     mask = np.zeros(len(ids), np.bool_)
     logprobs = np.zeros(len(ids), np.float32)

@@ -1,4 +1,4 @@
-"""Why a trace or a turn is in no row, with the remedy: nothing is dropped in silence."""
+"""Reasons why a trace or a turn is in no row, each with a remedy. Nothing is dropped silently."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Exclusion(StrEnum):
-    """A reason: of whole trajectories, then of single turns, then of rows that an algorithm cannot learn from."""
+    """A reason: for whole trajectories, then for single turns, then for rows that an algorithm cannot learn from."""
 
     held_out = "held_out"
     validation = "validation"
@@ -83,7 +83,7 @@ _REMEDIES = {
 
 
 def exclusions_line(counts: Mapping[str, int]) -> str:
-    """Counts by reason in one line, the largest first, each with its remedy; "" for none."""
+    """Counts by reason in one line, largest first, each with its remedy; "" for none."""
     ordered = sorted(((n, reason) for reason, n in counts.items() if n), key=lambda each: (-each[0], each[1]))
     own = {str(reason) for reason in Exclusion}
     return "; ".join(

@@ -1,7 +1,7 @@
-"""The renderer of a model in a Hugging Face folder: its tokenizer and its chat template, tools included.
+"""The renderer of a model in a Hugging Face folder: its tokenizer and its chat template, including tools.
 
-The ids of an answer are the difference between the conversation with it and the prompt before it. The template runs in
-the sandboxed Jinja of transformers, and no code of the folder runs.
+The ids of an answer are the difference between the conversation with the answer and the prompt before it. The template
+runs in the sandboxed Jinja of transformers, and no code of the folder runs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class HFRenderer:
 
 
 def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as a chat template reads them: arguments of calls are objects, and reasoning is beside its answer."""
+    """Messages in the form that chat templates expect: arguments of calls are objects, and reasoning is separate."""
     sent = wire(messages)
     answers = iter(message for message in messages if message.role == "assistant")
     for message in sent:
@@ -81,7 +81,7 @@ def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _end_marks(folder: Path, tokenizer: Any) -> list[str]:
-    """Texts of the tokens that end an answer, as the folder's tokenizer and generation settings name them."""
+    """Texts of the tokens that end an answer, from the folder's tokenizer and generation settings."""
     ids = {tokenizer.eos_token_id}
     try:
         config = GenerationConfig.from_pretrained(folder, local_files_only=True)

@@ -1,4 +1,4 @@
-"""What turns words into ids where no ids were recorded, and the renderer of the tiny policy's own format."""
+"""Converts text into ids if no ids were recorded, and implements this for the tiny policy's own format."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from agentloop.types import Message, ToolSpec
 
 
 class Renderer(Protocol):
-    """Words -> the ids that a model is shown, as its own template writes them."""
+    """Text -> the ids that a model sees, through its own template."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
-        """Ids of a conversation up to where the assistant begins; None where the template refuses it."""
+        """Ids of a conversation up to the beginning of the assistant's answer; None if the template rejects it."""
         ...
 
     def turn(
@@ -21,13 +21,13 @@ class Renderer(Protocol):
     ) -> tuple[list[int], list[int]] | None:
         """(ids of the prompt, ids of the answer with its end mark).
 
-        None where the template rewrites the prompt once the answer follows, or refuses the conversation.
+        None if the template rewrites the prompt once the answer follows, or rejects the conversation.
         """
         ...
 
 
 class ChatRenderer:
-    """The tiny policy's format: tools are not in the prompt. Recorded ids of messages are not used."""
+    """The tiny policy's format: the prompt contains no tools. Recorded ids of messages are ignored."""
 
     def __init__(self, chat: ChatTemplate) -> None:
         self._chat = chat
@@ -47,5 +47,5 @@ class ChatRenderer:
 
 
 def without_ids(message: Message) -> Message:
-    """The words alone: recorded ids may be those of another tokenizer."""
+    """The text only: recorded ids may come from another tokenizer."""
     return message.model_copy(update={"token_ids": ()}) if message.token_ids else message

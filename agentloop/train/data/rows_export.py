@@ -1,11 +1,11 @@
-"""Stored traces as training rows, a JSON object a line, for other trainers.
+"""Exports stored traces as training rows for other trainers, one JSON object per line.
 
     {"input_ids": [...], "assistant_masks": [...], "logprobs": [...], "temperature": 1.0, "advantages": null,
      "reward": 1.0, "group": "...", "trajectory": "...", "task": "...", "pool": "...", "turns": [{...}]}
 
-The first two names are those that TRL's SFTTrainer reads. `logprobs` are the sampler's, 0 where the mask is. Rows of a
-trajectory share its reward; a group is one task under one version. Advantages depend on the algorithm, so they are null
-unless somebody computed them.
+TRL's SFTTrainer reads the first two names. `logprobs` are the sampler's, 0 where the mask is 0. Rows of a trajectory
+share its reward; a group is one task under one version. Advantages depend on the algorithm, so they are null unless
+they were computed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RowLines:
     one_each = False
 
     def __init__(self) -> None:
-        """Raises ConfigError where numpy is not installed."""
+        """Raises ConfigError if numpy is not installed."""
         try:
             from agentloop.train.data.admission import Admission
             from agentloop.train.data.chains import rows_of
@@ -62,7 +62,7 @@ class RowLines:
 
 
 def document(row: Row) -> dict[str, Any]:
-    """One line's object."""
+    """The object of one line."""
     return {
         "input_ids": row.token_ids,
         "assistant_masks": row.action_mask.astype("uint8"),

@@ -1,7 +1,7 @@
-"""Rows on disk, read as fast as memory: a cache of what was cut from stored traces, which can be made anew from them.
+"""Rows on disk, read as fast as memory: a cache of rows that were cut from stored traces, which can be rebuilt.
 
 A segment is one append-only file of records, each with a checksum, which readers map into memory. Nothing in it is
-executed or unpickled. A record that a crash left half-written is skipped, and the next writer cuts it off.
+executed or unpickled. Readers skip a record that a crash left half-written, and the next writer removes it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from agentloop.train.data.chains import Cut
 from agentloop.train.data.row import Row, Turn
 
 Pair: TypeAlias = tuple[str, str]
-"""(trace id, key of its verdict), as `Judged.pair`: another verdict makes other rows."""
+"""(trace id, key of its verdict), as `Judged.pair`: another verdict gives other rows."""
 FORMAT = 1
-"""Part of the file's name: another layout is another file."""
+"""Part of the file's name, because another layout needs another file."""
 MAGIC = b"rows"
 HEADER = struct.Struct("<4sIQ16s")
 """MAGIC, CRC-32 of the payload, its length in bytes, and the digest of the pair."""
 COUNTS = ("excluded", "tokens")
 """Counters of a `Cut`."""
 ALIGNED = 8
-"""Payloads, and each array in them, begin at multiples of it."""
+"""Payloads, and each array in them, begin at multiples of this number."""
 
 
 class PayloadRange(NamedTuple):
-    """Where a payload is in the file, in bytes."""
+    """Position of a payload in the file, in bytes."""
 
     start: int
     length: int
@@ -47,10 +47,10 @@ class PayloadRange(NamedTuple):
 
 
 class RowSegment:
-    """Rows by pair, for one admission. Several processes may read and append; an append is on disk when it returns."""
+    """Rows by pair, for one admission. Several processes may read and append. An append is on disk when it returns."""
 
     def __init__(self, folder: Path, admission: Admission) -> None:
-        """admission: of all rows in it. folder: made where it is missing, such as `.agentloop/rows`."""
+        """admission: of all rows in it. folder: created if missing, such as `.agentloop/rows`."""
         make_folder(folder)
         self.admission = admission
         terms = repr([FORMAT, admission.logprobs, admission.reward, admission.temperature, admission.max_tokens,
@@ -66,7 +66,7 @@ class RowSegment:
         return len(self._places)
 
     def get(self, pair: Pair) -> Cut | None:
-        """What was cut for a pair; None where it is not in here, or its record was damaged."""
+        """The cut of a pair; None if it is missing or its record is damaged."""
         place = self._places.get(_digest(pair))
         if place is None:
             self._refresh()
@@ -75,7 +75,7 @@ class RowSegment:
         return None if record is None else record[1]
 
     def every(self) -> Iterator[tuple[Pair, Cut]]:
-        """All that is in here, in the order of the file; damaged records are left out."""
+        """Everything in the segment, in file order, without damaged records."""
         self._refresh()
         for place in list(self._places.values()):
             record = self._read(place)
@@ -83,7 +83,7 @@ class RowSegment:
                 yield record
 
     def put(self, cuts: dict[Pair, Cut]) -> None:
-        """Append, with one flush to the disk for all. A later record of a pair takes the place of an earlier one."""
+        """Appends with one flush to disk. A later record of a pair replaces an earlier one."""
         with self.path.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._refresh()
@@ -98,7 +98,7 @@ class RowSegment:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Read the headers that were appended since, and map what they describe."""
+        """Reads the headers that were appended since the last read, and maps their payloads."""
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < self._end:  # cut off by hand, or removed
@@ -116,7 +116,7 @@ class RowSegment:
             self._end = start + length
 
     def _read(self, place: PayloadRange) -> tuple[Pair, Cut] | None:
-        """One record, whose arrays are parts of the mapped file; None where it is damaged."""
+        """One record, whose arrays are views of the mapped file; None if it is damaged."""
         payload = memoryview(self._map)[place.start : place.start + place.length]
         if zlib.crc32(payload) != place.checksum:
             return None

@@ -1,7 +1,7 @@
 """Forks of an attempt -> an advantage for each of its turns, so that the turn that lost the reward carries the blame.
 
-The value of a state is the mean reward of attempts that went on from it. The advantage of turn k is the value after it
-less the value before it; after the last turn the value is the reward itself. Source: VinePPO, arXiv:2410.01679 §4.
+The value of a state is the mean reward of attempts that continued from it. The advantage of turn k is the value after
+it minus the value before it. After the last turn the value is the reward itself. Source: VinePPO, arXiv:2410.01679 §4.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentloop.types import Attempt, RewardState, Trace
 
 
 def continuations(forks: Iterable[Attempt]) -> dict[int, list[float]]:
-    """Step -> rewards of the attempts that went on before it; forks that have no reward are left out.
+    """Step -> rewards of the attempts that continued before it, without forks that have no reward.
 
     forks: of one attempt. The turns that a fork took over are marked as copied.
     """
@@ -33,8 +33,8 @@ def continuations(forks: Iterable[Attempt]) -> dict[int, list[float]]:
 def turn_advantages(n_turns: int, rewards: Mapping[int, Sequence[float]], reward: float) -> list[float]:
     """Shape (n_turns,). rewards: step -> rewards of continuations before it; reward: of the attempt itself.
 
-    Turns between two measured states are one action: each has the advantage of all of them. Raises ValueError where
-    nothing was measured before the first turn: give the rewards of the attempt's group as those of step 0.
+    Turns between two measured states form one action: each has the advantage of all of them. Raises ValueError if
+    nothing was measured before the first turn: pass the rewards of the attempt's group as those of step 0.
     """
     values = {step: fmean(values) for step, values in rewards.items() if values and 0 <= step < n_turns}
     if 0 not in values:
@@ -52,8 +52,8 @@ def with_step_credit(
 ) -> list[Row]:
     """The rows of `trace` with advantages by turn. Turns of a sub-agent have that of the step that started it.
 
-    rewards: as `turn_advantages`. unit: divides the advantages, as the spread of their group does those of the rows
-    beside them. Raises ValueError for rows without a reward.
+    rewards: see `turn_advantages`. unit: divisor of the advantages, such as the spread by which the group's other
+    advantages are divided. Raises ValueError for rows without a reward.
     """
     advantages = dict[tuple[str, int], float]()
     reward = rows[0].reward if rows else 0.0
@@ -69,7 +69,7 @@ def with_step_credit(
 
 
 def _give(trace: Trace, advantage: float, advantages: dict[tuple[str, int], float]) -> None:
-    """The same for all turns of `trace` and of those below it."""
+    """Sets the same advantage for all turns of `trace` and of its sub-agents."""
     for step in trace.steps:
         advantages[trace.id, step.index] = advantage
     for child in trace.children:

@@ -1,4 +1,4 @@
-"""Traces of a store -> rows, streamed: from a segment what it has, and only what is new is decoded and cut."""
+"""Streams rows from the traces of a store. Known rows come from a segment; only new traces are decoded and cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentloop.train.data.segments import Pair, RowSegment
 from agentloop.types import Judged, Task, verdict_key
 
 PAGE = 200
-"""Traces whose verdicts are read at once, and that are appended to the segment at once."""
+"""Number of traces whose verdicts are read, and that are appended to the segment, at once."""
 
 
 def stored_rows(
@@ -24,10 +24,10 @@ def stored_rows(
     project: str | None = None,
     task_of: Callable[[TraceSummary], Task | None] = lambda row: None,
 ) -> Iterator[Cut]:
-    """What is cut from each trace for which `filter` holds, newest first, under its verdict of now.
+    """The cut of each trace that matches `filter`, newest first, under its current verdict.
 
-    A trace whose verdict has changed is cut anew. One page of rows is in memory. task_of: the task of a trace, so that
-    those of other splits are excluded. Raises ConfigError for a wrong filter.
+    A trace whose verdict has changed is cut again. One page of rows is in memory. task_of: the task of a trace, so that
+    those of other splits are excluded. Raises ConfigError for an invalid filter.
     """
     rows = store.every(filter, project=project)
     while page := list(islice(rows, PAGE)):
@@ -48,7 +48,7 @@ def stored_rows(
 def _cut(
     store: Store, rows: Sequence[TraceSummary], segment: RowSegment, task_of: Callable[[TraceSummary], Task | None]
 ) -> dict[int, tuple[Pair, Cut]]:
-    """Key of a trace -> its rows; traces that are gone are left out."""
+    """Key of a trace -> its rows, without deleted traces."""
     cuts = {}
     for stored in read_each(store, rows):
         row = stored.row

@@ -1,6 +1,6 @@
 """Traces without ids (imported, or demonstrated by a program) -> rows, in the ids of the model that learns from them.
 
-Only the words of the assistant are learned. Messages of users and tools, between any two turns, are context.
+Only the assistant's text is learned. Messages of users and tools, between any two turns, are context.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def text_rows_of(
 ) -> Cut:
     """The rows of one trajectory as `renderer` writes it, and what could not be trained.
 
-    Where the template rewrites earlier turns, the next turn begins a new row. tools: those that the agent was offered,
-    where the trace does not say. Tokens of refused turns are counted as the endpoint counted them. Answers of any model
-    are learned: words have no tokenizer.
+    If the template rewrites earlier turns, the next turn begins a new row. tools: the offered tools, if the trace does
+    not record them. Tokens of rejected turns are counted by the endpoint's count. Answers of any model are learned,
+    because text is independent of a tokenizer.
     """
     admission = replace(admission, logprobs=False, models=None)
     cut = Cut([], Counter(), Counter())
@@ -54,7 +54,7 @@ def text_rows_of(
 
 
 def texts(traces: Iterable[Trace]) -> Iterator[str]:
-    """All words of `traces`, sub-agents included: what a tokenizer is made from."""
+    """All text of `traces`, including sub-agents: the training data of a tokenizer."""
     for trace in traces:
         yield from (message.content for message in trace.messages)
         for step in trace.steps:
@@ -65,7 +65,7 @@ def texts(traces: Iterable[Trace]) -> Iterator[str]:
 
 
 def specs(definitions: Iterable[Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
-    """Tools as a request had them, in the form of chat completions or that of messages; others are left out."""
+    """Tools of a request, in the form of chat completions or of messages; others are ignored."""
     tools = []
     for definition in definitions:
         function = definition.get("function", definition)
@@ -79,7 +79,7 @@ def specs(definitions: Iterable[Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
 def _turns(
     trace: Trace, tools: Sequence[ToolSpec]
 ) -> Iterator[tuple[Trace, Step, tuple[Message, ...], Sequence[ToolSpec]]]:
-    """(trace, step, all messages before its answer, tools that were offered) of a trace, then of its sub-agents."""
+    """(trace, step, all messages before its answer, offered tools) for a trace and then its sub-agents."""
     before = trace.messages
     offered = tools
     for step in trace.steps:
