@@ -1,4 +1,4 @@
-"""The hash of a suite: of its tasks, its files folder and its verifiers kept in files, wherever they lie."""
+"""The hash of a suite: its tasks, its files folder and its verifier files, independent of their location."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from agentloop.types import Task, content_hash
 
 
 def suite_hash(tasks: Sequence[Task]) -> str:
-    """Equal for suites that ask and check the same, wherever they lie and however their lines are ordered."""
+    """Equal for suites with equal tasks and checks, independent of location and line order."""
     folders = sorted({task.sandbox.files for task in tasks if task.sandbox.files is not None})
     rows = sorted((_portable(task) for task in tasks), key=lambda row: str(row["id"]))
     return content_hash({"tasks": rows, "files": [folder_contents(folder) for folder in folders]})
 
 
 def _portable(task: Task) -> Table:
-    """The task without locations: a verifier kept in a file counts by that file's contents."""
+    """The task without locations. A verifier in a file is represented by the file's contents."""
     row = task.portable()
     for part in row["verifiers"]:
         option = {HARBOR: TASK_FOLDER}.get(part["kind"], TESTS)
@@ -35,7 +35,7 @@ def _portable(task: Task) -> Table:
 
 
 def folder_contents(folder: Path) -> list[tuple[str, str, bool]]:
-    """(relative path, hash or link target, executable) of every file; empty folders are left out, as in git."""
+    """(relative path, hash or link target, executable) for every file, without empty folders, as in git."""
     rows = []
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():

@@ -15,17 +15,17 @@ from agentloop.types import Limits, Part, SandboxSpec, Setup, Task, content_hash
 MAX_STEPS = 100
 MAX_TOKENS = 4096
 SPARE_S = 600.0
-"""What a sandbox may live beyond the agent's and the verifier's time."""
+"""Lifetime of a sandbox beyond the agent's and the verifier's time."""
 
 
 def task_folders(folder: Path) -> list[Path]:
-    """The folders of Harbor tasks that `folder` is, or holds."""
+    """The folders of Harbor tasks in `folder`, or `folder` itself."""
     folders = [folder, *sorted(file.parent for file in folder.glob(f"*/{TASK}"))]
     return [one for one in folders if (one / TASK).is_file() and (one / INSTRUCTION).is_file()]
 
 
 def ordinary(task: HarborTask) -> Task:
-    """The same task, as everything that rolls out and judges takes it."""
+    """The task in the form that rollouts and judging use."""
     agent = task.agent
     environment = task.environment
     sandbox = SandboxSpec(
@@ -63,6 +63,6 @@ def ordinary(task: HarborTask) -> Task:
 
 
 def harbor_hash(tasks: Sequence[HarborTask]) -> str:
-    """Of every file of `tasks`, tests and images included."""
+    """Hash of every file of `tasks`, including tests and images."""
     contents = sorted((task.name, folder_contents(task.folder)) for task in tasks)
     return content_hash({HARBOR: contents})

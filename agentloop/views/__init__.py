@@ -1,1 +1,1 @@
-"""Read models: what came of a loop, read from its store alone, while the loop runs or after it."""
+"""Read models: the results of a loop, read from its store alone, during the loop or after it."""

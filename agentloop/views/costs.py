@@ -1,4 +1,4 @@
-"""What stored traces took: tokens, money, and their share of the energy of a stage."""
+"""Costs of stored traces: tokens, money, and their share of a stage's energy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentloop.store.store import Store
 
 
 def stored_costs(store: Store, filter: str, project: str | None) -> Iterator[EpisodeCost]:
-    """What each trace for which `filter` holds took, with its share by time of the energy of its stage."""
+    """The costs of each trace that matches `filter`, with its share of its stage's energy by time."""
     stages = store.stages()
     times: dict[str, list[float]] = {}
     for stored in read_each(store, store.every(filter, project=project)):

@@ -1,4 +1,4 @@
-"""Figures of training by version and step, as `agentloop train curves`, reports and TensorBoard files show them."""
+"""Figures of training by version and step, for `agentloop train curves`, reports and TensorBoard files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from agentloop.train.figures import ABOUT, SHARE, family, in_order
 from agentloop.types import Frozen
 
 POLL_S = 1.0
-"""Between two looks at the store."""
+"""Seconds between two reads of the store."""
 THOUSAND = 1000
 _RANGE = re.compile(r"v?(\d*)(\.\.)?v?(\d*)")
 
 
 class TrainingStep(Frozen):
-    """One step of the making of a version; `--json` has these fields."""
+    """One step in the training of a version; `--json` has these fields."""
 
     version: int
     step: int
     at: datetime
     figures: dict[str, float | None]
-    """Name -> value, in the order of `train/figures.py`; None where it was not a finite number."""
+    """Name -> value, in the order of `train/figures.py`; None for a value that was not finite."""
 
 
 class TrainingCurves(Frozen):
@@ -47,7 +47,7 @@ class TrainingCurves(Frozen):
         return {number: tuple(steps) for number, steps in groupby(self.steps, key=lambda step: step.version)}
 
     def since(self, version: int) -> TrainingCurves:
-        """Those of `version` and later ones."""
+        """The steps of `version` and later ones."""
         return TrainingCurves(steps=tuple(step for step in self.steps if step.version >= version))
 
     def values(self, name: str) -> list[float]:
@@ -59,9 +59,9 @@ class TrainingCurves(Frozen):
 def read_curves(
     store: Store, versions: str = "", names: Sequence[str] = (), *, after: tuple[int, int] = START
 ) -> TrainingCurves:
-    """What is recorded now. versions, names, after: see `version_range` and `FigureRows.figures`.
+    """The recorded steps. versions, names, after: see `version_range` and `FigureRows.figures`.
 
-    Raises ConfigError for a range that is none, and for a name that no step of any version has recorded.
+    Raises ConfigError for an invalid range, and for a name that no step of any version has recorded.
     """
     first, last = version_range(versions)
     rows = store.figures(first, last, names=names, after=after)
@@ -71,9 +71,9 @@ def read_curves(
 
 
 def follow_curves(store: Store, versions: str = "", names: Sequence[str] = ()) -> Iterator[TrainingCurves]:
-    """What is recorded, then, without end, what was recorded since; empty where nothing was.
+    """The recorded steps, then, endlessly, the newly recorded ones; empty if there are none.
 
-    A step that a run repeats after an interruption is not shown again. Raises as `read_curves`.
+    A step that a run repeats after an interruption is not yielded again. Raises like `read_curves`.
     """
     after = START
     while True:
@@ -96,7 +96,7 @@ def version_range(text: str) -> tuple[int | None, int | None]:
 
 
 def shown_number(name: str, value: float | None) -> str:
-    """A value in its figure's unit, in three digits; `nan` for None."""
+    """A value in its figure's unit, with three digits; `nan` for None."""
     if value is None:
         return "nan"
     about = ABOUT.get(family(name))

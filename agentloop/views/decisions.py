@@ -1,4 +1,4 @@
-"""What a loop proved: its live version against the first one, and against the control arm."""
+"""The evidence of a loop: its live version compared with the first one, and with the control arm."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from agentloop.views.turns import Turns
 from agentloop.views.versions import Versions
 
 CONTROL = 0
-"""Where the report of the control arm is stored; versions count from 1."""
+"""Number under which the report of the control arm is stored; versions count from 1."""
 
 
 class Control(Frozen):
-    """The first version's model, taught only by the demonstrations that passed: what filtering gives without a loop."""
+    """The first version's model trained only on the demonstrations that passed: the effect of filtering without a
+    loop."""
 
     success: Success
-    """On the held-out split."""
+    """Success on the held-out split."""
     n_demonstrations: int
-    """Demonstrations that passed."""
+    """Number of demonstrations that passed."""
     n_steps: int
-    """Gradient steps, as many as the first version's."""
+    """Number of gradient steps, equal to the first version's."""
     failures: dict[str, int] = Field(default_factory=dict)
-    """Critical failure type -> episodes of the held-out split."""
+    """Critical failure type -> number of held-out episodes."""
     ahead: float
-    """Success of the live version minus this one's, in [-1, 1]."""
+    """Success of the live version minus the control's, in [-1, 1]."""
     ahead_ci95: tuple[float, float]
 
     def document(self) -> dict[str, Any]:
-        """For `--json`."""
+        """The document for `--json`."""
         return {
             "success": round(self.success.mean, 4),
             "ci95": [round(edge, 4) for edge in self.success.ci95],
@@ -46,7 +47,8 @@ class Control(Frozen):
 
 
 def final_decision(versions: Versions) -> Action | None:
-    """Promote where any version took the first one's place, else the newest version's; None without a decision."""
+    """The decision of the live version if any replaced the first one, else of the newest version; None without a
+    decision."""
     if versions.live.number != versions.first.number:
         return Action.promote
     actions = [versions.decisions[v.number].action for v in versions.all if v.number in versions.decisions]
@@ -54,7 +56,7 @@ def final_decision(versions: Versions) -> Action | None:
 
 
 def control_arm(store: Store, versions: Versions, turns: Turns, suite_hash: str) -> Control | None:
-    """The control arm beside the live version; None where it was not run."""
+    """The control arm beside the live version; None if it was not run."""
     report = store.report(suite_hash, CONTROL)
     stage = turns.stage(StageKind.control, CONTROL, suite_hash)
     if report is None or stage is None:

@@ -1,4 +1,4 @@
-"""Whether an overlay still finds the text that it was made from, in the latest calls through the gateway."""
+"""Checks whether an overlay still finds its original text in the latest calls through the gateway."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agentloop.types import PolicyVersion, VersionKind
 from agentloop.types.overlay import TOOL
 
 N_TRACES = 50
-"""Of a version, the last ones, which show what its agents send now."""
+"""Number of a version's latest traces to check, which show what its agents send now."""
 REMEDY = "make a version from present traces with `agentloop train`"
 
 
 def unused_components(store: Store, version: PolicyVersion) -> list[str]:
-    """One line for each component of a version of kind overlay that replaced nothing in its latest calls."""
+    """One line for each component of an overlay version that replaced nothing in its latest calls."""
     if version.kind is not VersionKind.overlay:
         return []
     n_calls = 0

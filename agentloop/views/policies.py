@@ -1,4 +1,4 @@
-"""The versions of a project as `agentloop policies ls|show` print them: what each is made of, its proof, its share."""
+"""The versions of a project as `agentloop policies ls|show` print them: their origin, proof and share."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from agentloop.types import Move, PolicyState, PolicyVersion, Proof
 
 
 class VersionLine(PolicyVersion):
-    """One version and how it stands; `--json` and the API have these fields."""
+    """One version with its state; `--json` and the API have these fields."""
 
     share: float | None = None
-    """Of new episodes that ask for the live version; None for a version that gets none."""
+    """Share of new episodes that request the live version; None for a version that gets none."""
     proof: Proof | None = None
-    """The newest one about it."""
+    """The newest proof of the version."""
     is_override: bool = False
-    """It went live without a proof."""
+    """True if it went live without a proof."""
     since: datetime
-    """When it came to its present state or share."""
+    """Time of its move to the present state or share."""
 
     @property
     def made_of(self) -> str:
-        """In a few words; a version without a lineage has its note."""
+        """Its origin in a few words; a version without a lineage has its note."""
         if self.lineage is None:
             return self.note
         words = [] if self.parent is None else [f"v{self.parent}"]
@@ -50,7 +50,7 @@ def short_proof(proof: Proof) -> str:
 
 
 def version_lines(registry: Registry) -> list[VersionLine]:
-    """Every version, the oldest first."""
+    """Every version, oldest first."""
     moves = registry.moves()
     versions = registry.all()
     canary_share = next((_share(moves, v) for v in versions if v.state is PolicyState.canary), 0.0)
@@ -60,7 +60,7 @@ def version_lines(registry: Registry) -> list[VersionLine]:
 
 
 def version_line(registry: Registry, ref: str) -> VersionLine:
-    """Of the version that `ref` names: `v3`, `3`, `live` or `canary`. Raises StateError where it does not exist."""
+    """The version that `ref` names: `v3`, `3`, `live` or `canary`. Raises StateError if it does not exist."""
     number = registry.named(ref).number
     return next(line for line in version_lines(registry) if line.number == number)
 
@@ -86,7 +86,7 @@ def _line(registry: Registry, version: PolicyVersion, moves: Sequence[Move], can
 
 
 def is_in_shadow(moves: Sequence[Move]) -> bool:
-    """Whether the last canary that began answers nobody. moves: of all versions."""
+    """True if the latest canary is a shadow, whose answers nobody gets. moves: of all versions."""
     began = [m for m in moves if m.after is PolicyState.canary is not m.before]
     return bool(began) and began[-1].is_shadow
 

@@ -1,4 +1,4 @@
-"""The attempts of one stage: which there are, what held their actions, what failed, and why some have no reward."""
+"""The attempts of one stage: their isolation, their failures, and the reasons for missing rewards."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from agentloop.store.store import Store
 from agentloop.types import EvalReport, Frozen, RewardState, StageKey, StageKind, Trace, Verdict
 
 N_PAIRS = 4
-"""Traces shown side by side."""
+"""Number of trace pairs to show."""
 N_QUOTES = 2
-"""Kinds of failure quoted of each type, the most frequent ones."""
+"""Number of failure kinds to quote for each type, the most frequent ones."""
 NO_REWARD = (RewardState.unscored.value, RewardState.disputed.value)
 
 
 class TraceVerdict(Frozen):
-    """A trace with what it was worth."""
+    """A trace with its verdict."""
 
     trace: Trace
     verdict: Verdict
 
 
 class TracePair(Frozen):
-    """The same task twice: failed under an earlier version, solved under a later one."""
+    """Two attempts at one task: a failure of an earlier version and a success of a later one."""
 
     task_id: str
     instruction: str
@@ -36,20 +36,20 @@ class TracePair(Frozen):
 
 
 class Quote(Frozen):
-    """Failures that are alike, by the words of one of them."""
+    """Similar failures, with a quote from one of them."""
 
     evidence: str
     n: int
-    """Held-out episodes that failed so."""
+    """Number of held-out episodes with this failure."""
     task_id: str
     trace_id: str
 
 
 class HeldOutRun:
-    """The held-out attempts of one version on one state of the suite."""
+    """The held-out attempts of one version for one state of the suite."""
 
     def __init__(self, store: Store, report: EvalReport) -> None:
-        """report: the version's; its attempts are read."""
+        """report: the version's report; its attempts are read."""
         self._store = store
         kind = StageKind.compare
         if report.is_fresh:
@@ -58,7 +58,7 @@ class HeldOutRun:
 
     @cached_property
     def attempts(self) -> list[TraceVerdict]:
-        """In order, whole."""
+        """The whole attempts, in order."""
         return [
             TraceVerdict(trace=trace, verdict=verdict)
             for trace, verdict in (unpack(row.body) for row in self._store.stage_traces(self.stage))
@@ -66,13 +66,13 @@ class HeldOutRun:
 
     @cached_property
     def n_unscored(self) -> int:
-        """Attempts that the verifiers gave no reward."""
+        """Number of attempts without a reward from the verifiers."""
         store = self._store
         return sum(store.n_traces(stage=self.stage, reward_state=state, project=store.project) for state in NO_REWARD)
 
     @property
     def why_unscored(self) -> str:
-        """The words of one verifier that gave none; there must be such an attempt."""
+        """The reason that one verifier gave for a missing reward. Requires such an attempt."""
         store = self._store
         for state in NO_REWARD:
             for row in store.find_traces(limit=1, stage=self.stage, reward_state=state, project=store.project):
@@ -81,12 +81,12 @@ class HeldOutRun:
 
     @cached_property
     def failures(self) -> Survey:
-        """What went wrong."""
+        """Counts of the failures."""
         return survey(self._store, f"stage:{self.stage}", project=self._store.project, limit=1000)
 
     @property
     def quotes(self) -> dict[str, tuple[Quote, ...]]:
-        """Failure type -> words that show it, of the most frequent first."""
+        """Failure type -> quotes, most frequent first."""
         quotes: dict[str, tuple[Quote, ...]] = {}
         for cluster in self.failures.clusters:  # the largest first
             earlier = quotes.get(cluster.type, ())
@@ -100,13 +100,14 @@ class HeldOutRun:
 
 
 def isolation(*runs: HeldOutRun) -> str:
-    """What held the actions of the attempts that are compared."""
+    """The isolation of the compared attempts."""
     kinds = {attempt.trace.isolation for run in runs for attempt in run.attempts}
     return " and ".join(sorted(filter(None, kinds)))
 
 
 def trace_pairs(before: HeldOutRun, after: HeldOutRun, instructions: Mapping[str, str]) -> tuple[TracePair, ...]:
-    """Tasks that failed before and pass after, of varied failure. instructions: by task id; others are not shown."""
+    """Tasks that failed before and pass after, of varied failure types. instructions: by task id; other tasks are
+    omitted."""
     passed = {attempt.trace.task_id: attempt for attempt in after.attempts if attempt.verdict.reward == 1.0}
     pairs: dict[str, TracePair] = {}
     for attempt in before.attempts:

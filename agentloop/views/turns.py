@@ -1,4 +1,4 @@
-"""The finished stages of a loop: how much was done, how fast, what did not train, and the validation split."""
+"""The finished stages of a loop: amounts, throughput, excluded rows, and success on the validation split."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LABELS = {
 
 
 class StageRate(Frozen):
-    """How much one stage of the loop got done, for the throughput chart."""
+    """The throughput of one stage, for the chart."""
 
     label: str
     episodes: int
@@ -29,49 +29,49 @@ class StageRate(Frozen):
 
 
 class Turns:
-    """The stages that were finished when it was made, in their order."""
+    """The finished stages at the time of construction, in order."""
 
     def __init__(self, store: Store) -> None:
         self.stages = tuple(store.stages().values())
 
     def stage(self, kind: StageKind, version: int, suite_hash: str) -> StageRow | None:
-        """The finished stage of one kind for a version, on one state of the suite."""
+        """The finished stage of one kind for a version and a state of the suite."""
         key = (kind, version, suite_hash)
         return next((row for row in self.stages if (row.kind, row.version, row.suite_hash) == key), None)
 
     @property
     def n_episodes(self) -> int:
-        """Over all stages."""
+        """Total over all stages."""
         return sum(row.n_episodes for row in self.stages)
 
     @property
     def n_tool_calls(self) -> int:
-        """Over all stages."""
+        """Total over all stages."""
         return sum(row.n_tool_calls for row in self.stages)
 
     @property
     def n_infra_failed(self) -> int:
-        """Attempts that failed for our reasons, those that were tried again included; none was scored."""
+        """Attempts that failed for infrastructure reasons, including repeated ones. None was scored."""
         return int(sum(row.metrics.get("n_infra_failed", 0) for row in self.stages))
 
     @property
     def wall_s(self) -> float:
-        """Of finished stages: what an interruption cost is not in it."""
+        """Time of finished stages, without the time lost to interruptions."""
         return sum(row.wall_s for row in self.stages)
 
     @property
     def cpu_s(self) -> float:
-        """Of the loop's own process: what sandboxes spent is not in it."""
+        """CPU time of the loop's own process, without that of sandboxes."""
         return sum(row.cpu_s for row in self.stages)
 
     @property
     def sandbox(self) -> str | None:
-        """Name of the backend of the last stage; None where no stage has it, as in a store of an earlier agentloop."""
+        """Backend of the last stage; None if no stage records it, as in stores of earlier versions of agentloop."""
         return next((row.sandbox for row in reversed(self.stages) if row.sandbox), None)
 
     @property
     def samples_dropped(self) -> dict[str, int]:
-        """Why rows did not train -> how many, over all stages."""
+        """Reason -> number of rows that did not train, over all stages."""
         total: Counter[str] = Counter()
         for row in self.stages:
             total.update(row.dropped)
@@ -79,7 +79,7 @@ class Turns:
 
     @property
     def rates(self) -> tuple[StageRate, ...]:
-        """One a stage."""
+        """One entry for each stage."""
         return tuple(
             StageRate(label=_label(row), episodes=row.n_episodes, tool_calls=row.n_tool_calls, wall_s=row.wall_s)
             for row in self.stages
@@ -87,7 +87,7 @@ class Turns:
 
     @property
     def learning_curve(self) -> tuple[tuple[int, float], ...]:
-        """(episodes trained on so far, success on the validation split in [0, 1]) after each stage that trained."""
+        """(episodes trained on so far, success on the validation split in [0, 1]) after each training stage."""
         points: list[tuple[int, float]] = []
         n = 0
         for row in self.stages:

@@ -1,4 +1,4 @@
-"""Two versions side by side: settings and words by line, their evidence, behaviour on shared tasks, tokens, money."""
+"""Compares two versions: settings and text by line, their evidence, behaviour on shared tasks, tokens, money."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentloop.types import Component, Frozen, Overlay, PolicyVersion
 from agentloop.types.overlay import TextFailure
 
 PASSES = 0.5
-"""Mean reward from which a task counts as passed, to find the tasks that flipped."""
+"""Mean reward from which a task counts as passed when looking for flipped tasks."""
 
 
 class SettingChange(Frozen):
@@ -25,37 +25,37 @@ class SettingChange(Frozen):
 
     key: str
     before: str | None
-    """As JSON; None where the version does not have the key."""
+    """As JSON; None if the version lacks the key."""
     after: str | None
 
 
 class FailureEvidence(Frozen):
-    """Failures of one type that a text, or the later version as a whole, was made from."""
+    """Failures of one type from which a text, or the later version as a whole, was made."""
 
     failure: str
     n: int
-    """Traces that failed so."""
+    """Number of traces with this failure."""
     trace_id: str
-    """One of them."""
+    """Id of one of them."""
     quote: str = ""
-    """What it shows."""
+    """A quote from that trace."""
 
 
 class TextChange(Frozen):
-    """One text that the agent reads, by line."""
+    """One text that the agent reads, compared by line."""
 
     name: str
-    """As in the overlay: `instructions`, `tool.search`; of a lesson the kind of task that it applies to."""
+    """Name as in the overlay: `instructions`, `tool.search`; for a lesson, the kind of task that it applies to."""
     lines: tuple[str, ...]
-    """Each begins with `+`, `-` or a blank."""
+    """Each line begins with `+`, `-` or a space."""
     traces: tuple[str, ...] = ()
-    """Of a lesson: the failed trace, and the one that fixed it."""
+    """For a lesson: the failed trace, and the one that fixed it."""
     evidence: tuple[FailureEvidence, ...] = ()
-    """Failures that the new text was written from, by frequency; none for a text that a person wrote."""
+    """Failures from which the new text was written, by frequency; empty for text that a person wrote."""
 
 
 class TaskChange(Frozen):
-    """Mean reward of both versions at one task."""
+    """Mean rewards of both versions at one task."""
 
     task_id: str
     before: float
@@ -63,57 +63,58 @@ class TaskChange(Frozen):
 
     @property
     def is_flip(self) -> bool:
-        """One version passes it and the other does not."""
+        """True if exactly one version passes it."""
         return (self.before >= PASSES) != (self.after >= PASSES)
 
 
 class PerCall(Frozen):
-    """Means over the model's calls in a version's attempts."""
+    """Means over the model calls in a version's attempts."""
 
     n_calls: int
     prompt_tokens: float
     completion_tokens: float
     cost_usd: float | None
-    """None where no price is known."""
+    """None if no price is known."""
 
     @property
     def is_metered(self) -> bool:
-        """Whether its tokens or its money were counted; a scripted model counts neither."""
+        """True if tokens or money were counted. A scripted model counts neither."""
         return self.cost_usd is not None or self.prompt_tokens + self.completion_tokens > 0
 
 
 class VersionDiff(Frozen):
-    """What changed from one version to another, and what followed from it."""
+    """The changes from one version to another, and their effects."""
 
     before: int
     after: int
     parts: tuple[str, ...]
-    """Names of the parts whose hashes differ."""
+    """Names of the parts with different hashes."""
     settings: tuple[SettingChange, ...]
     texts: tuple[TextChange, ...]
     lessons: tuple[TextChange, ...]
     evidence: tuple[FailureEvidence, ...]
-    """By frequency."""
+    """Evidence by frequency."""
     tasks: tuple[TaskChange, ...]
-    """Those that both were measured at: flips first, then by the size of the change."""
+    """Tasks on which both were measured: flips first, then by the size of the change."""
     failures: dict[str, tuple[float, float]]
-    """Type -> share of the attempts at shared tasks that failed so, before and after."""
+    """Type -> share of attempts at shared tasks with this failure, before and after."""
     calls: tuple[PerCall | None, PerCall | None]
     """At shared tasks, before and after."""
 
     @property
     def n_better(self) -> int:
-        """Tasks with a higher mean reward after."""
+        """Number of tasks with a higher mean reward after the change."""
         return sum(task.after > task.before for task in self.tasks)
 
     @property
     def n_worse(self) -> int:
-        """Tasks with a lower one."""
+        """Number of tasks with a lower mean reward after the change."""
         return sum(task.after < task.before for task in self.tasks)
 
 
 def version_diff(store: Store, project: Path, before: str, after: str) -> VersionDiff:
-    """From one version to another, by name (`v3`, `live`). Raises NoSuchVersion, ConfigError for a broken folder."""
+    """The diff from one version to another, by name (`v3`, `live`). Raises NoSuchVersion, ConfigError for a broken
+    folder."""
     registry = Registry(store)
     versions = (registry.named(before), registry.named(after))
     first, second = (read_contents(version, project) for version in versions)
@@ -150,7 +151,7 @@ def _settings(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[S
 def _written_from(
     registry: Registry, project: Path, before: PolicyVersion, after: PolicyVersion
 ) -> dict[str, tuple[FailureEvidence, ...]]:
-    """Component -> failures that its text was written from, in `after` and its ancestors up to `before`."""
+    """Component -> failures from which its text was written, in `after` and its ancestors up to `before`."""
     failures: dict[TextFailure, None] = {}
     version: PolicyVersion | None = after
     while version is not None and version.number != before.number:
@@ -183,7 +184,7 @@ def _texts(
 
 
 def _text(component: Component | None, other: Component | None) -> str:
-    """What the agent reads; a version without the component reads the text that the other one's was made from."""
+    """The text that the agent reads. For a version without the component, the text that the other one's replaces."""
     if component is not None:
         return component.text
     return other.original if other is not None else ""

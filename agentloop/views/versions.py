@@ -13,25 +13,25 @@ from agentloop.types import Decision, EvalReport, Frozen, PolicyState, PolicyVer
 
 
 class VersionRow(Frozen):
-    """One policy version as the gate saw it; the first row of a report is where the loop started."""
+    """One policy version as the gate evaluated it. The first row of a report is the start of the loop."""
 
     number: int
     parent: int | None
     note: str
     sha256: str
     success: Success
-    """On the held-out split."""
+    """Success on the held-out split."""
     decision: Decision | None = None
-    """None for the version the loop started from."""
+    """None for the version with which the loop started."""
     failures: dict[str, int] = Field(default_factory=dict)
-    """Critical failure type -> episodes of the held-out split."""
+    """Critical failure type -> number of held-out episodes."""
 
 
 class Versions:
-    """Those with a result on the state of the suite that has the hash `suite_hash`, by number."""
+    """The versions with a result for the suite state `suite_hash`, by number."""
 
     def __init__(self, store: Store, suite_hash: str) -> None:
-        """Raises ConfigError where no version has one."""
+        """Raises ConfigError if no version has one."""
         every = store.versions()
         reports = {version.number: store.report(suite_hash, version.number) for version in every}
         self.reports: dict[int, EvalReport] = {number: report for number, report in reports.items() if report}
@@ -47,12 +47,12 @@ class Versions:
 
     @property
     def first(self) -> PolicyVersion:
-        """Where the loop started."""
+        """The version with which the loop started."""
         return self.all[0]
 
     @property
     def rows(self) -> tuple[VersionRow, ...]:
-        """For the report."""
+        """The rows for the report."""
         return tuple(
             VersionRow(
                 number=version.number,
@@ -67,7 +67,7 @@ class Versions:
         )
 
     def document(self, version: PolicyVersion, *, n_infra_failed: int) -> dict[str, Any]:
-        """One version for `--json`. n_infra_failed: its attempts that infrastructure lost."""
+        """One version for `--json`. n_infra_failed: number of its attempts that infrastructure lost."""
         report = self.reports[version.number]
         proof: dict[str, Any] = {"decision": None, "reasons": [], "lead": None, "lower_bound": None, "alpha": None}
         if decision := self.decisions.get(version.number):
