@@ -13,12 +13,12 @@ import pytest
 
 from agentloop.demo.shop import SYSTEM, ShopAgent, ShopModel, ShopRewriter, World
 from agentloop.errors import ConfigError, PolicyError, SandboxError, SandboxGone
-from agentloop.registry.folders import read_evidence
+from agentloop.registry.folders import read_evidence, write_overlay
 from agentloop.sandbox.absent import AbsentBackend, AbsentSandbox
 from agentloop.testing.experience import MemoryDraft, MemoryExperience
 from agentloop.train.trainers.components import components_of, read_overlay
 from agentloop.train.trainers.turn import CLOCK
-from agentloop.types import Completion, Judged, Message, Overlay, SandboxSpec, Split, StopReason, Task, Trace
+from agentloop.types import Completion, Judged, Lesson, Message, Overlay, SandboxSpec, Split, StopReason, Task, Trace
 from agentloop.types.overlay import TOOL
 from tests.train.shops import Lines, draft_in, experience_of, improved
 
@@ -300,3 +300,20 @@ def test_a_lesson_stays_where_it_pays_for_its_tokens(
     improved(draft, experience_of(WORLD), lessons=1, max_attempts=70, tools=False)
     assert len(read_overlay(draft.folder).lessons) == n_kept
     assert draft.figures["n_lessons_dropped"] == 1 - n_kept
+
+
+def test_a_lesson_of_the_parent_that_does_not_pay_any_more_is_dropped(tmp_path: Path) -> None:
+    taught = [each for each in WORLD.conventions if each.tool != "close"]
+    sentences = [f"For {each.kind} orders, give `{each.parameter}` as `{each.value}`." for each in taught]
+    paying = Lesson(applies_to="order handling", text=" ".join(sentences))
+    useless = Lesson(applies_to="order handling", text="Orders deserve care.")
+    draft = draft_in(tmp_path)
+    (tmp_path / "v0001").mkdir()
+    write_overlay(tmp_path / "v0001", Overlay(lessons=(useless, paying)))
+    note = improved(draft, experience_of(WORLD))
+    overlay = read_overlay(draft.folder)
+    assert overlay.lessons == (paying,)
+    assert note is not None
+    assert note.endswith(", without 1 lesson")
+    assert draft.figures["n_lessons_dropped"] == 1
+    assert draft.figures["validation_after"] > draft.figures["validation_before"]

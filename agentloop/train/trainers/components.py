@@ -69,15 +69,19 @@ def has_instructions(components: Iterable[str]) -> bool:
 
 
 def overlay_of(
-    texts: Mapping[str, str], components: Mapping[str, Component], parent: Overlay, lessons: Sequence[Lesson] = ()
+    texts: Mapping[str, str],
+    components: Mapping[str, Component],
+    parent: Overlay,
+    lessons: Sequence[Lesson] | None = None,
 ) -> Overlay:
-    """What an agent reads that has `texts`, by component, and the lessons of `parent` with further ones."""
+    """What an agent reads that has `texts`, by component, and `lessons`, by default those of `parent`."""
     changed: list[Component] = []
     for name, component in components.items():
         text = texts.get(name, component.text)
         if text != component.original:
             changed.append(component.model_copy(update={"text": text}))
-    return parent.model_copy(update={"components": tuple(changed), "lessons": (*parent.lessons, *lessons)})
+    chosen = parent.lessons if lessons is None else tuple(lessons)
+    return parent.model_copy(update={"components": tuple(changed), "lessons": chosen})
 
 
 def _instructions(components: Iterable[Component]) -> list[Component]:

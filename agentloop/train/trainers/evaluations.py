@@ -53,8 +53,8 @@ class Evaluations:
         """The highest mean reward on validation so far; 0 before the first."""
         return max((fmean(rewards) for _, rewards in self.validated.values()), default=0.0)
 
-    def overlay(self, texts: Mapping[str, str], lessons: Sequence[Lesson] = ()) -> Overlay:
-        """What an agent reads that has `texts` and further lessons."""
+    def overlay(self, texts: Mapping[str, str], lessons: Sequence[Lesson] | None = None) -> Overlay:
+        """What an agent reads that has `texts` and `lessons`, by default those of the parent."""
         return overlay_of(texts, self.components, self._parent, lessons)
 
     async def try_tasks(self, overlay: Overlay, tasks: Sequence[Task]) -> list[Attempt]:

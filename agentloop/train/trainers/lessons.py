@@ -1,7 +1,8 @@
 """Lessons: short notes from a failure that a later attempt at the same task fixed.
 
-Each is tried on the validation tasks, one after another, and stays where what it gains there pays for its tokens.
-Which few of them a conversation gets is decided by text (`overlays.LessonIndex`).
+Each is tried on the validation tasks, one after another, and stays where what it gains there pays for its tokens. Those
+of the parent are tried again, beside the new texts: what a lesson says may be in the instructions by now. Which few of
+them a conversation gets is decided by text (`overlays.LessonIndex`).
 """
 
 from __future__ import annotations
@@ -21,17 +22,43 @@ MIN_TASKS = 2
 """Validation tasks, wins less losses, that a lesson must bring: one may be luck."""
 
 
+async def keep_paying(
+    evaluations: Evaluations, texts: Mapping[str, str], lessons: Sequence[Lesson], indices: Sequence[int]
+) -> list[Lesson]:
+    """Those of `lessons` without which the validation tasks `indices` lose what a lesson must bring.
+
+    texts: of the version that gets them. Where the budget ends, the lessons that were not tried stay.
+    """
+    kept = list(lessons)
+    try:
+        best = await _mean(evaluations, texts, kept, indices)
+        for lesson in lessons:
+            others = [each for each in kept if each is not lesson]
+            mean = await _mean(evaluations, texts, others, indices)
+            if not _pays(lesson, best - mean, len(indices)):
+                kept = others
+                best = mean
+    except BudgetSpent:
+        pass
+    return kept
+
+
 async def learn_lessons(
-    evaluations: Evaluations, rewriter: Rewriter, texts: Mapping[str, str], indices: Sequence[int], n: int
+    evaluations: Evaluations,
+    rewriter: Rewriter,
+    texts: Mapping[str, str],
+    kept: Sequence[Lesson],
+    indices: Sequence[int],
+    n: int,
 ) -> tuple[list[Lesson], int]:
-    """(lessons that pay for their tokens, how many others were tried). n: lessons tried at most.
+    """(`kept` and new lessons that pay for their tokens, how many others were tried). n: lessons tried at most.
 
     texts: of the version that gets them. indices: validation tasks. Ends early where the budget does.
     """
-    lessons: list[Lesson] = []
+    lessons = list(kept)
     n_dropped = 0
-    best = fmean(await evaluations.validate(evaluations.overlay(texts), indices))
     try:
+        best = await _mean(evaluations, texts, lessons, indices)
         for failed, fixed in _pairs(evaluations.attempts)[:n]:
             if best >= 1 or rewriter.is_silent:
                 break
@@ -40,9 +67,8 @@ async def learn_lessons(
             if answer is None:
                 continue
             lesson = Lesson(applies_to=answer[0], text=answer[1], traces=(failed.trace.id, fixed.trace.id))
-            mean = fmean(await evaluations.validate(evaluations.overlay(texts, [*lessons, lesson]), indices))
-            price = REWARD_PER_TOKEN * len(lesson.text) / CHARACTERS_PER_TOKEN
-            if mean - best > price and (mean - best) * len(indices) > MIN_TASKS - 0.5:
+            mean = await _mean(evaluations, texts, [*lessons, lesson], indices)
+            if _pays(lesson, mean - best, len(indices)):
                 lessons.append(lesson)
                 best = mean
             else:
@@ -50,6 +76,18 @@ async def learn_lessons(
     except BudgetSpent:
         pass  # the lessons so far are tried ones
     return lessons, n_dropped
+
+
+async def _mean(
+    evaluations: Evaluations, texts: Mapping[str, str], lessons: Sequence[Lesson], indices: Sequence[int]
+) -> float:
+    return fmean(await evaluations.validate(evaluations.overlay(texts, lessons), indices))
+
+
+def _pays(lesson: Lesson, gain: float, n_tasks: int) -> bool:
+    """Whether a `gain` in mean reward on so many tasks is more than its tokens cost, and more than luck."""
+    price = REWARD_PER_TOKEN * len(lesson.text) / CHARACTERS_PER_TOKEN
+    return gain > price and gain * n_tasks > MIN_TASKS - 0.5
 
 
 def _pairs(attempts: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -16,9 +16,9 @@ from agentloop.train.trainers.clock import TurnClock
 from agentloop.train.trainers.components import OVERLAY, overlay_of
 from agentloop.train.trainers.evaluations import Evaluations, key_of
 from agentloop.train.trainers.feedback import by_component, evidence_of_each
-from agentloop.train.trainers.lessons import learn_lessons
+from agentloop.train.trainers.lessons import keep_paying, learn_lessons
 from agentloop.train.trainers.rewriting import Rewriter
-from agentloop.types import Component, Judged, Lesson, Overlay
+from agentloop.types import Component, Judged, Overlay
 
 MAX_VALIDATION = 30
 """Validation tasks that each accepted candidate does."""
@@ -82,7 +82,8 @@ class OverlayTurn:
         indices = sorted(self._draft.rng("validation").sample(range(n_validation), n_chosen))
         clock = TurnClock(self._draft.workspace / CLOCK)
         budget = Budget(clock, self._effort.max_attempts, self._effort.max_usd, self._effort.max_minutes)
-        budget.n_reserved = min(budget.max_attempts // 4, self._effort.n_lessons * n_chosen)
+        n_lessons = self._effort.n_lessons + len(self._parent.lessons)
+        budget.n_reserved = min(budget.max_attempts // 4, n_lessons * n_chosen)
         evaluations = Evaluations(self._experience, self._components, self._parent, budget, aside)
         search = OverlaySearch(evaluations, self._rewriter, indices, self._evidence)
         self._draft.progress.start(f"gepa: v{self._draft.number}", budget.max_attempts)
@@ -90,15 +91,9 @@ class OverlayTurn:
         await search.run(tasks, minibatch=self._effort.minibatch, seed=seed)
         budget.n_reserved = 0
         best = self._best(evaluations)
-        lessons: list[Lesson] = []
         n_dropped = 0
-        if self._effort.n_lessons and best is not None:
-            texts = {name: component.original for name, component in self._components.items()}
-            texts |= {each.name: each.text for each in best.components}
-            lessons, n_dropped = await learn_lessons(
-                evaluations, self._rewriter, texts, indices, self._effort.n_lessons
-            )
-            best = evaluations.overlay(texts, lessons)
+        if best is not None:
+            best, n_dropped = await self._with_lessons(best, evaluations, indices)
         self._report(evaluations, search.n_tried, search.why_ended, n_dropped)
         self._draft.measure(n_unrepaired=search.n_unrepaired, n_attempts_saved=search.n_saved, n_forks=budget.n_forks)
         return self._finish(best, evaluations)
@@ -118,6 +113,21 @@ class OverlayTurn:
         self._draft.learn_from((judged.pair for judged in self._stored), self._rewriter.refused)
         return self._write(overlay, UNPROVEN)
 
+    async def _with_lessons(
+        self, best: Overlay, evaluations: Evaluations, indices: Sequence[int]
+    ) -> tuple[Overlay, int]:
+        """(`best` with the lessons that pay, the parent's and new ones; how many do not)."""
+        texts = {name: component.original for name, component in self._components.items()}
+        texts |= {each.name: each.text for each in best.components}
+        lessons = await keep_paying(evaluations, texts, self._parent.lessons, indices)
+        n_dropped = len(self._parent.lessons) - len(lessons)
+        if self._effort.n_lessons:
+            lessons, n_useless = await learn_lessons(
+                evaluations, self._rewriter, texts, lessons, indices, self._effort.n_lessons
+            )
+            n_dropped += n_useless
+        return evaluations.overlay(texts, lessons), n_dropped
+
     def _best(self, evaluations: Evaluations) -> Overlay | None:
         """The candidate with the most reward on validation, the parent included; None before any was measured."""
         measured = list(evaluations.validated.values())
@@ -126,19 +136,19 @@ class OverlayTurn:
         return max(measured, key=lambda pair: fmean(pair[1]))[0]
 
     def _finish(self, best: Overlay | None, evaluations: Evaluations) -> str | None:
-        measured = evaluations.validated
-        if best is None or key_of(best) == next(iter(measured), None):
+        rewards = {key: fmean(numbers) for key, (_, numbers) in evaluations.validated.items()}
+        before = next(iter(rewards.values()), 0.0)
+        after = rewards[key_of(best)] if best is not None else 0.0
+        if best is None or after <= before:
             self._draft.progress.say("gepa: no candidate did better on validation than the parent; nothing is made")
             return None
-        before = fmean(next(iter(measured.values()))[1])
-        after = fmean(measured[key_of(best)][1])
         self._draft.measure(validation_before=before, validation_after=after)
         self._draft.learn_from((attempt.pair for attempt in evaluations.attempts), self._dropped(evaluations))
         self._draft.progress.say(
-            f"v{self._draft.number}: {_changes(self._components, best)}; on validation {before:.0%} -> {after:.0%} "
+            f"v{self._draft.number}: {self._changes(best)}; on validation {before:.0%} -> {after:.0%} "
             "(chosen by this number, so it flatters; the gate has not seen it)"
         )
-        return self._write(best, _changes(self._components, best))
+        return self._write(best, self._changes(best))
 
     def _write(self, overlay: Overlay, note: str) -> str:
         self._draft.folder.mkdir(parents=True, exist_ok=True)
@@ -178,15 +188,18 @@ class OverlayTurn:
             dropped["infra"] = evaluations.budget.n_lost
         return dropped
 
-
-def _changes(components: Mapping[str, Component], overlay: Overlay) -> str:
-    """Which texts a version changes."""
-    changes: list[str] = []
-    for each in overlay.components:
-        before = components[each.name].text if each.name in components else each.original
-        if each.text != before:
-            n_more = len(each.text.split()) - len(before.split())
-            changes.append(f"{each.name} {n_more:+d} words")
-    if overlay.lessons:
-        changes.append(counted(len(overlay.lessons), "lesson"))
-    return ", ".join(changes)
+    def _changes(self, overlay: Overlay) -> str:
+        """Which texts a version changes."""
+        changes: list[str] = []
+        for each in overlay.components:
+            before = self._components[each.name].text if each.name in self._components else each.original
+            if each.text != before:
+                n_more = len(each.text.split()) - len(before.split())
+                changes.append(f"{each.name} {n_more:+d} words")
+        n_new = sum(lesson not in self._parent.lessons for lesson in overlay.lessons)
+        n_gone = sum(lesson not in overlay.lessons for lesson in self._parent.lessons)
+        if n_new:
+            changes.append(counted(n_new, "lesson"))
+        if n_gone:
+            changes.append(f"without {counted(n_gone, 'lesson')}")
+        return ", ".join(changes)
