@@ -182,7 +182,7 @@ def saving(bench: Bench) -> dict[str, Any]:
         return {"value": round(time.perf_counter() - start, 3)}
 
 
-def publishing(server: str | None, adapter: Path | None) -> dict[str, Any]:
+def publishing(server: str | None, base: str, adapter: Path | None) -> dict[str, Any]:
     """Milliseconds to load, check and announce an adapter."""
     if server is None or adapter is None:
         return {"why_not": "needs a vLLM server and an adapter with its probe.json: --server, --adapter"}
@@ -190,7 +190,7 @@ def publishing(server: str | None, adapter: Path | None) -> dict[str, Any]:
     from agentloop.publish.probe import Probe
 
     probe = Probe.model_validate_json((adapter.parent / "probe.json").read_text())
-    published = asyncio.run(LoraHotSwap(server).publish(f"gpu-{time.time_ns()}", adapter, probe))
+    published = asyncio.run(LoraHotSwap(server, base).publish(f"gpu-{time.time_ns()}", adapter, probe))
     return {"value": round(1000 * published.seconds, 1), "worst": published.worst}
 
 
@@ -231,7 +231,7 @@ def measured(folder: Path, options: argparse.Namespace, reason: str) -> list[dic
         "all weights, finite steps of 200": lambda bench: finite_steps(bench, None),
         "bf16, mean nats from fp32": precision,
         "adapter saved, s": saving,
-        "adapter published, ms": lambda bench: publishing(options.server, options.adapter),
+        "adapter published, ms": lambda bench: publishing(options.server, options.base, options.adapter),
     }
     rows = []
     for name, step in steps.items():
@@ -248,6 +248,7 @@ def main() -> int:
     parser.add_argument("--random", choices=SIZES, default="0.5b", help="size of the model that is made on the spot")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--server", help="base URL of a vLLM server")
+    parser.add_argument("--base", default="base", help="the server's name for the base model")
     parser.add_argument("--adapter", type=Path, help="folder of an adapter for it, beside its probe.json")
     parser.add_argument("--out", type=Path, help="write the JSON here, too")
     options = parser.parse_args()

@@ -23,7 +23,8 @@ from agentloop.train.algorithms.gae import estimates, whitened
 from agentloop.train.algorithms.grpo import Grpo, GrpoOptions
 from agentloop.train.algorithms.kl import divergence
 from agentloop.train.algorithms.kto import Kto, KtoOptions
-from agentloop.train.algorithms.ppo import value_errors
+from agentloop.train.algorithms.ppo import Ppo, PpoOptions, value_errors
+from agentloop.train.algorithms.reward_model import RewardModel
 from agentloop.train.algorithms.sft import Sft
 from train.algorithms.rows import batch_of, row, whole_of
 
@@ -117,6 +118,39 @@ def test_losses_and_gradients(oracle: str, name: str, algorithm: Algorithm, orde
     loss, gradient = loss_of(algorithm, order)
     assert loss == pytest.approx(float(frozen[f"{name}/loss"]), rel=1e-5)
     assert same(gradient, frozen[f"{name}/grad"])
+
+
+def test_the_reward_model_s_loss() -> None:
+    algorithm = RewardModel()
+    rows = [row(trajectory=str(number)) for number in range(N_ROWS)]
+    units = [tuple(rows[number] for number in pair) for pair in PAIRS]
+    rewards = INPUTS["rewards"].clone().requires_grad_()
+    scored = Scored(INPUTS["logps"][MASK], rewards_B=rewards[[number for pair in PAIRS for number in pair]])
+    loss, _ = algorithm.loss(batch_of(units, algorithm), scored, whole_of(units, algorithm, {}))
+    assert loss.item() == pytest.approx(float(TRL["reward_model/loss"]), rel=1e-5)
+    assert same(torch.autograd.grad(loss, rewards)[0], TRL["reward_model/grad"])
+
+
+def test_ppo_is_the_clipped_loss_and_the_critic_s() -> None:
+    """TRL has no PPO any more: the clipped policy loss is that of its `bnpo`, and the critic's is verl's."""
+    algorithm = Ppo(PpoOptions(value_weight=0.5))
+    units = [(row([1] * (N_TOKENS + 1), [0, *mask], trajectory=str(n)),) for n, mask in enumerate(MASK.int().tolist())]
+    logps = INPUTS["logps"].clone().requires_grad_()
+    values = INPUTS["values"].clone().requires_grad_()
+    batch = replace(
+        batch_of(units, algorithm),
+        behaviour_N=INPUTS["old"][MASK],
+        advantage_N=INPUTS["advantages"][:, None].expand(-1, N_TOKENS)[MASK],
+        value_N=INPUTS["old_values"][MASK],
+        return_N=INPUTS["returns"][MASK],
+    )
+    whole = whole_of(units, algorithm, algorithm.begin(units, lambda _: []))
+    loss, _ = algorithm.loss(batch, Scored(logps[MASK], values_N=values[MASK]), whole)
+    expected = float(TRL["bnpo/loss"]) + 0.5 * float(VERL["value/loss"])
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    by_logps, by_values = torch.autograd.grad(loss, [logps, values])
+    assert same(by_logps, TRL["bnpo/grad"])
+    assert same(by_values, 0.5 * VERL["value/grad"])
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

@@ -181,6 +181,28 @@ def sft(logps: Tensor) -> Tensor:
     return loss
 
 
+def reward_model(rewards: Tensor) -> Tensor:
+    """`RewardTrainer.compute_loss`: the first half of the rows is chosen."""
+    from trl import RewardTrainer
+
+    trainer = bare(RewardTrainer, args=SimpleNamespace(center_rewards_coefficient=None))
+    trainer.model = Scorer(rewards)
+    loss: Tensor = trainer.compute_loss(trainer.model, {"attention_mask": inputs()["mask"]})
+    return loss
+
+
+class Scorer:
+    """A model that answers with scores that were decided before."""
+
+    training = True
+
+    def __init__(self, rewards: Tensor) -> None:
+        self.rewards = rewards
+
+    def __call__(self, **_: Any) -> Any:
+        return SimpleNamespace(logits=self.rewards[:, None])
+
+
 def trl_cases() -> dict[str, np.ndarray]:
     """Every loss that TRL shares with us."""
     frozen = Frozen()
@@ -204,4 +226,5 @@ def trl_cases() -> dict[str, np.ndarray]:
     frozen.loss("ipo", lambda logps: dpo(logps, "ipo", 0.3))
     frozen.loss("kto", kto)
     frozen.loss("sft", sft)
+    frozen.loss("reward_model", reward_model, leaf="rewards")
     return frozen.arrays
