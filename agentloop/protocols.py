@@ -24,6 +24,7 @@ from agentloop.types import (
     Message,
     Overlay,
     PolicyVersion,
+    Published,
     SandboxSpec,
     Span,
     Step,
@@ -79,7 +80,7 @@ class Pool(Protocol):
 
     @property
     def backend(self) -> SandboxBackend:
-        """What makes its boxes, and those that a verifier needs beside the agent's."""
+        """What makes its sandboxes, and those that a verifier needs beside the agent's."""
         ...
 
     @property
@@ -339,6 +340,87 @@ class Trainer(Protocol):
 
     async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
         """Make the version after `parent`; its note. None, having reported why, when nothing is to be made."""
+        ...
+
+
+class Fingerprint(Protocol):
+    """Tokens, and what a server that has a version must answer for them; `publish/probe.py` makes one."""
+
+    @property
+    def sequences(self) -> Sequence[Sequence[int]]:
+        """Token ids that the server is to score."""
+        ...
+
+    @property
+    def positions(self) -> Sequence[tuple[int, int]]:
+        """(sequence, index) of each token that is compared."""
+        ...
+
+    @property
+    def logprobs(self) -> Sequence[float]:
+        """Their log-probabilities in nats at temperature 1, under what was trained."""
+        ...
+
+    @property
+    def parent(self) -> Sequence[float]:
+        """The same under the version before it, whose answers must be refused."""
+        ...
+
+    @property
+    def base(self) -> Sequence[float] | None:
+        """The same under the model that an adapter stands on; None for a whole model."""
+        ...
+
+    @property
+    def base_hash(self) -> str | None:
+        """Of that model's folder; None where nobody hashed it."""
+        ...
+
+    @property
+    def text(self) -> str | None:
+        """What the tokenizer of that model was tried on; None for a model without one."""
+        ...
+
+    @property
+    def text_ids(self) -> Sequence[int]:
+        """Its token ids, without special tokens."""
+        ...
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference in nats that precision explains."""
+        ...
+
+    @property
+    def apart(self) -> float:
+        """Largest difference in nats between what was trained and its parent."""
+        ...
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether that is enough to tell the two apart."""
+        ...
+
+    def at(self, scores: Sequence[Sequence[float]]) -> list[float]:
+        """The values of `scores` at `positions`; it has one for each token of each sequence."""
+        ...
+
+
+class Publisher(Protocol):
+    """Brings a version to where it is asked, and proves that what answers there is what was made."""
+
+    name: str
+
+    async def publish(self, name: str, folder: Path, probe: Fingerprint) -> Published:
+        """Serve the adapter or model in `folder` as `name`, which is new.
+
+        Raises PublishError where it cannot be served or does not answer as `probe` says; the server then has what it
+        had before.
+        """
+        ...
+
+    async def retract(self, name: str) -> None:
+        """Free the slot of `name`, once nobody asks it any more. A name that is not served is not an error."""
         ...
 
 

@@ -1,21 +1,22 @@
-"""Does a server answer as torch said that it would?"""
+"""Checks that a server's log-probabilities equal those of the trainer."""
 
 from __future__ import annotations
 
 import logging
 
 from agentloop.errors import PublishError
-from agentloop.publish.probe import MIN_APART, Probe, furthest
+from agentloop.protocols import Fingerprint
+from agentloop.publish.probe import MIN_APART, furthest
 from agentloop.publish.server import VLLMControl
 
 _log = logging.getLogger("agentloop")
 
 
-async def compare(server: VLLMControl, name: str, probe: Probe) -> float:
+async def compare(server: VLLMControl, name: str, probe: Fingerprint) -> float:
     """Largest difference in nats over the probe's tokens between the server's model `name` and torch.
 
-    Raises PublishError where precision does not explain it. Equal answers of a version that its parent is too like are
-    no proof, which a warning says.
+    Raises PublishError for a difference that precision does not explain. If a version is too similar to its parent,
+    equal answers prove nothing; a warning says so.
     """
     served = probe.at(await server.logprobs(name, probe.sequences))
     worst = furthest(served, probe.logprobs)

@@ -1,8 +1,9 @@
-"""All weights of a running vLLM server are replaced: it is paused, reads the new folder, forgets its cache, goes on.
+"""Replaces all weights of a running vLLM server: pauses it, reloads from the new folder, clears its cache, resumes.
 
-A server answers 200 to a reload and may serve part of the old weights: with tied embeddings on a CPU it keeps the old
-head. So its answers are compared with torch's after every reload, and the weights before come back where they differ.
-Such a server needs VLLM_SERVER_DEV_MODE=1, whose routes run whatever they are asked: it must listen on loopback only.
+A server answers 200 to a reload even if it keeps part of the old weights: with tied embeddings on a CPU it keeps the
+old head. So its answers are compared with torch's after every reload, and the previous weights are restored if they
+differ. Such a server needs VLLM_SERVER_DEV_MODE=1, whose routes execute arbitrary requests, so it must listen on
+loopback only.
 """
 
 from __future__ import annotations
@@ -17,26 +18,28 @@ from pydantic import SecretStr
 
 from agentloop.errors import PublishError
 from agentloop.policies.engine import LOOPBACK
+from agentloop.protocols import Fingerprint
 from agentloop.publish.check import compare
-from agentloop.publish.probe import Probe, furthest
-from agentloop.publish.publisher import Published
+from agentloop.publish.probe import furthest
 from agentloop.publish.server import VLLMControl
+from agentloop.types import Published
 
 RELOAD_S = 600.0
-"""Wall time of a reload, and of the answers under way that it waits for."""
+"""Timeout of a reload, including the answers under way that it waits for."""
 
 
 class FullReload:
-    """See `publisher.Publisher`: the whole model of one server, which keeps its name.
+    """See `protocols.Publisher`: the whole model of one server, which keeps its name.
 
-    Answers under way end with the weights that they began with, and new ones wait. Those between the reload and the end
-    of its check, some milliseconds, are answered by what the check may refuse.
+    Answers under way finish with the weights that they began with, and new ones wait. Answers between the reload and
+    the end of its check, some milliseconds, come from weights that the check may reject.
     """
 
     name = "full"
 
     def __init__(self, base_url: str, model: str, folder: Path, *, api_key: SecretStr | None = None) -> None:
-        """model: what the server calls it. folder: of the weights that it has now. Raises PublishError off loopback."""
+        """model: its name at the server. folder: of its current weights. Raises PublishError for a server that is not
+        on loopback."""
         host = urlsplit(base_url).hostname
         if host not in LOOPBACK:
             raise PublishError(
@@ -46,10 +49,10 @@ class FullReload:
         self.server = VLLMControl(base_url, api_key, timeout_s=RELOAD_S)
         self.model = model
         self.folder = folder
-        """Of the weights that the server has."""
+        """Folder of the server's current weights."""
 
-    async def publish(self, name: str, folder: Path, probe: Probe) -> Published:
-        """See `publisher.Publisher`. folder: of whole weights. name: of the version, for messages alone."""
+    async def publish(self, name: str, folder: Path, probe: Fingerprint) -> Published:
+        """See `protocols.Publisher`. folder: of whole weights. name: of the version, for messages only."""
         started = time.perf_counter()
         await self._check_free()
         before = probe.at(await self.server.logprobs(self.model, probe.sequences))
@@ -65,10 +68,10 @@ class FullReload:
         return Published(self.model, time.perf_counter() - started, worst, probe.apart, probe.is_proof)
 
     async def retract(self, name: str) -> None:
-        """See `publisher.Publisher`. Nothing is to be freed: the next version takes the place of this one."""
+        """See `protocols.Publisher`. Does nothing: the next version replaces this one."""
 
     async def _check_free(self) -> None:
-        """Raises PublishError where the server has another model, or adapters, which stand on its present weights."""
+        """Raises PublishError if the server has another model, or adapters, which depend on its current weights."""
         models = await self.server.models()
         if self.model not in models:
             raise PublishError(f"{self.server.base_url} serves no model {self.model!r} (models: {', '.join(models)})")
@@ -79,7 +82,8 @@ class FullReload:
             )
 
     async def _reload(self, folder: Path) -> None:
-        """Raises PublishError where the server has no such routes or cannot read the folder; it goes on either way."""
+        """Raises PublishError if the server lacks these routes or cannot read the folder. The server resumes in both
+        cases."""
         try:
             await self.server.post("pause?mode=wait")
         except PublishError as error:
@@ -97,8 +101,8 @@ class FullReload:
         finally:
             await self.server.post("resume")
 
-    async def _restored(self, probe: Probe, before: list[float]) -> str:
-        """Bring the weights before back; in words, how that went."""
+    async def _restored(self, probe: Fingerprint, before: list[float]) -> str:
+        """Restores the previous weights. Returns the result in words."""
         with suppress(PublishError):
             await self._reload(self.folder)
             now = probe.at(await self.server.logprobs(self.model, probe.sequences))

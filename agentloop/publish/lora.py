@@ -1,6 +1,6 @@
-"""An adapter becomes live on a running vLLM server: under a new name, loaded and checked before anybody hears of it.
+"""Makes an adapter live on a running vLLM server: loads it under a new name and checks it before it is announced.
 
-A name is never used twice, because a server may keep blocks of its cache, or the old file, under a name that it knows.
+A name is never reused, because a server may keep cache blocks or the old file under a known name.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from pydantic import SecretStr
 
 from agentloop.errors import PublishError, ServerBusy
 from agentloop.policies.engine import MAX_RANK, SLOTS
+from agentloop.protocols import Fingerprint
 from agentloop.publish.check import compare
-from agentloop.publish.probe import Probe, furthest
-from agentloop.publish.publisher import Published
+from agentloop.publish.probe import furthest
 from agentloop.publish.server import VLLMControl
+from agentloop.types import Published
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
 MAX_HEADER = 100 << 20
-"""Bytes of the list of tensors in a safetensors file."""
+"""Maximum bytes of the header of a safetensors file."""
 
 
 def nobody(_: Sequence[str]) -> None:
-    """Where no adapter may go."""
+    """Chooses no adapter to unload."""
 
 
 class LoraHotSwap:
-    """See `publisher.Publisher`: adapters on one base model of one server."""
+    """See `protocols.Publisher`: adapters on one base model of one server."""
 
     name = "lora"
 
@@ -47,9 +48,9 @@ class LoraHotSwap:
         max_rank: int = MAX_RANK,
         spare: Callable[[Sequence[str]], str | None] = nobody,
     ) -> None:
-        """base: what the server calls the base model. slots, max_rank: as the server was started.
+        """base: name of the base model at the server. slots, max_rank: the server's own settings.
 
-        spare: where no slot is free, which of the loaded adapters may go, or None.
+        spare: chooses a loaded adapter to unload if no slot is free, or None.
         """
         self.server = VLLMControl(base_url, api_key)
         self.base = base
@@ -57,12 +58,12 @@ class LoraHotSwap:
         self._max_rank = max_rank
         self._spare = spare
         self._checked: set[str] = set()
-        """Hashes of base models that this server was shown to have."""
+        """Hashes of base models that this server has been shown to serve."""
 
-    async def publish(self, name: str, folder: Path, probe: Probe) -> Published:
-        """See `publisher.Publisher`. folder: of the adapter, which the server reads by the same path.
+    async def publish(self, name: str, folder: Path, probe: Fingerprint) -> Published:
+        """See `protocols.Publisher`. folder: of the adapter, which the server reads by the same path.
 
-        One that does not answer as it was trained is unloaded.
+        An adapter that does not answer as trained is unloaded.
         """
         started = time.perf_counter()
         check_adapter(folder, self._max_rank)
@@ -78,12 +79,12 @@ class LoraHotSwap:
         return Published(name, time.perf_counter() - started, worst, probe.apart, probe.is_proof)
 
     async def retract(self, name: str) -> None:
-        """See `publisher.Publisher`."""
+        """See `protocols.Publisher`."""
         if name in await self.server.models():
             await self.server.unload(name)
 
     async def serves(self, name: str) -> bool:
-        """Whether the server has it loaded."""
+        """True if the server has it loaded."""
         return name in await self.server.models()
 
     async def _check_room(self, name: str) -> None:
@@ -104,8 +105,8 @@ class LoraHotSwap:
                 f"start the server with --max-loras above {self._slots}"
             )
 
-    async def _check_base(self, probe: Probe) -> None:
-        """Show that the server's base model and its tokenizer are those that the adapter was trained with."""
+    async def _check_base(self, probe: Fingerprint) -> None:
+        """Checks that the server's base model and tokenizer are those that the adapter was trained with."""
         if probe.base is None or (probe.base_hash is not None and probe.base_hash in self._checked):
             return
         served = probe.at(await self.server.logprobs(self.base, probe.sequences))
@@ -125,7 +126,8 @@ class LoraHotSwap:
 
 
 def check_adapter(folder: Path, max_rank: int = MAX_RANK) -> None:
-    """Raises PublishError for a folder that is no whole adapter, or one that a server would apply only in part."""
+    """Raises PublishError for a folder without a complete adapter, and for an adapter that a server would apply only in
+    part."""
     try:
         settings: dict[str, Any] = json.loads((folder / CONFIG).read_bytes())
     except (OSError, ValueError) as error:
@@ -146,7 +148,7 @@ def check_adapter(folder: Path, max_rank: int = MAX_RANK) -> None:
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:
-    """Shape of each tensor of a safetensors file, by its header. Raises PublishError for one that is not whole."""
+    """Shape of each tensor of a safetensors file, from its header. Raises PublishError for an incomplete file."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -14,6 +14,7 @@ from agentloop.types.episode import AttemptPhase, Break, Episode, EpisodeState, 
 from agentloop.types.frozen import Frozen, content_hash
 from agentloop.types.imported import Imported
 from agentloop.types.overlay import Component, Lesson, Overlay
+from agentloop.types.published import Published
 from agentloop.types.sampling import Sampling
 from agentloop.types.span import Span
 from agentloop.types.stage import StageKey, StageKind
@@ -66,6 +67,7 @@ __all__ = [
     "PolicyVersion",
     "Proof",
     "ProofKind",
+    "Published",
     "Purpose",
     "Rehearsal",
     "RewardRule",

@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -27,13 +27,14 @@ from agentloop.failures.detectors.outside import outside_detectors
 from agentloop.failures.reading import Reading
 from agentloop.formats.export import load_exporter
 from agentloop.formats.importing import load_formats
-from agentloop.judge.artifacts import collect, fresh_boxes
+from agentloop.judge.artifacts import collect, fresh_sandboxes
 from agentloop.judge.score import judge
 from agentloop.loop.trainers import make_trainer
 from agentloop.otel.stored_trace import read_each
 from agentloop.plugins import load_part
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import SandboxBackend
+from agentloop.publish.probe import Probe
 from agentloop.registry.policies import fixed_policy
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.checkup import check_installed
@@ -47,6 +48,7 @@ from agentloop.testing.agents import AGENT_LAWS, AgentLaw
 from agentloop.testing.detectors import DETECTOR_LAWS, REDACTOR_LAWS
 from agentloop.testing.formats import EXPORTER_LAWS, FORMAT_LAWS
 from agentloop.testing.policies import POLICY_LAWS
+from agentloop.testing.publishers import PUBLISHER_LAWS, PublisherCase
 from agentloop.testing.supervised import FILE_LAWS, STREAM_LAWS
 from agentloop.testing.tools import TOOLSET_LAWS, ToolsetCase, ToolsetLaw
 from agentloop.testing.trainers import TRAINER_LAWS, TrainerLaw
@@ -141,7 +143,7 @@ def test_a_sandbox_of_another_package_serves_files_artifacts_and_programs(
                 stop, answer = await agent.run(task, policy, sandbox, seed=0, record=lambda _: None)
                 assert (stop, answer) == (StopReason.submitted, "said")
                 taken = await collect(task, sandbox, tmp_path / "artifacts")
-            verdict = await judge(task, answered("said"), fresh=fresh_boxes(task, pool, taken, "e"))
+            verdict = await judge(task, answered("said"), fresh=fresh_sandboxes(task, pool, taken, "e"))
             assert (verdict.state, verdict.reward) == (RewardState.scored, 1.0), verdict
         finally:
             await pool.close()
@@ -170,6 +172,28 @@ def laws_of_group(tmp_path: Path) -> list[Callable[[], Any]]:
     traces = [answered(text).model_copy(update={"id": text}) for text in ("a", "bb", "ccc")]
     case = GroupCase(load_part("verifiers", "outside_ranking"), traces)
     return [partial(law, case) for law in GROUP_LAWS]
+
+
+def laws_of_publisher(tmp_path: Path) -> list[Callable[[], Any]]:
+    from outside_parts import OutsidePublisher  # type: ignore[import-not-found]  # installed by the fixture
+
+    (tmp_path / "logprob").write_text("-1.0")
+    tokens = tuple((0, n) for n in range(1, 33))
+    probe = Probe(
+        sequences=(tuple(range(33)),), positions=tokens, logprobs=(-1.0,) * 32, parent=(-2.0,) * 32, tolerance=1e-4
+    )
+    wrong = probe.model_copy(update={"logprobs": probe.parent})
+    publisher = OutsidePublisher()
+    publisher.served["live"] = -2.0
+
+    async def models() -> list[str]:
+        return list(publisher.served)
+
+    async def scores(model: str, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [[publisher.served[model]] * len(ids) for ids in sequences]
+
+    case = PublisherCase(publisher, tmp_path, probe, wrong, "live", models, scores)
+    return [partial(law, case) for law in PUBLISHER_LAWS]
 
 
 def laws_of_detector(tmp_path: Path) -> list[Callable[[], Any]]:
@@ -205,7 +229,7 @@ def test_trainer_keeps(law: TrainerLaw, bubblewrap: BubblewrapBackend, tmp_path:
 
 @pytest.mark.parametrize(
     "laws",
-    [laws_of_policy, laws_of_verifier, laws_of_group, laws_of_detector, laws_of_redactor],
+    [laws_of_policy, laws_of_verifier, laws_of_group, laws_of_publisher, laws_of_detector, laws_of_redactor],
     ids=lambda laws: laws.__name__[8:],
 )
 def test_part_keeps(laws: Callable[[Path], list[Callable[[], Any]]], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +12,9 @@ from pydantic import SecretStr
 
 from agentloop.abilities import Files
 from agentloop.agents.tools.toolset import Place, Tool, schema
+from agentloop.errors import PublishError
 from agentloop.failures.reading import Reading
-from agentloop.protocols import Draft, Experience, Policy, Record, Sandbox, SandboxBackend
+from agentloop.protocols import Draft, Experience, Fingerprint, Policy, Record, Sandbox, SandboxBackend
 from agentloop.types import (
     Completion,
     Component,
@@ -22,6 +24,7 @@ from agentloop.types import (
     Message,
     Overlay,
     PolicyVersion,
+    Published,
     Step,
     StopReason,
     Task,
@@ -153,6 +156,30 @@ class OutsideTools:
             return place.sandbox.id
 
         yield [Tool(ToolSpec(name="where", description="Where am I?", parameters=schema({})), where)]
+
+
+class OutsidePublisher:
+    """Versions whose every token has one log-probability, the number in their file `logprob`."""
+
+    name = "outside"
+
+    def __init__(self) -> None:
+        self.served: dict[str, float] = {}
+
+    async def publish(self, name: str, folder: Path, probe: Fingerprint) -> Published:
+        started = time.perf_counter()
+        try:
+            logprob = float((folder / "logprob").read_text())
+        except (OSError, ValueError) as error:
+            raise PublishError(f"{folder}: no version ({type(error).__name__}); make it again") from None
+        worst = max(abs(logprob - trained) for trained in probe.logprobs)
+        if worst > probe.tolerance:
+            raise PublishError(f"{folder}: it is {worst:g} nats away from what was made; make it again")
+        self.served[name] = logprob
+        return Published(name, time.perf_counter() - started, worst, probe.apart, probe.is_proof)
+
+    async def retract(self, name: str) -> None:
+        self.served.pop(name, None)
 
 
 class OutsideDetector:

@@ -1,0 +1,20 @@
+"""What came of publishing a version (`protocols.Publisher`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Published(NamedTuple):
+    """What was published, and how the check went."""
+
+    model: str
+    """Its name at the server."""
+    seconds: float
+    """To load, check and announce it."""
+    worst: float
+    """Largest difference in nats between torch and the server over the probe's tokens."""
+    apart: float
+    """Largest difference in nats between this and its parent there: what the check could have told apart."""
+    is_proven: bool
+    """Whether `apart` is large enough that an answer of the parent would have been refused."""
