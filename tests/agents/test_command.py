@@ -26,6 +26,7 @@ from agentloop.costs.totals import price
 from agentloop.errors import AgentCrashed, CapabilityError, ConfigError, SandboxUnavailable, UpstreamUnavailable
 from agentloop.otel.spans import spans_of, trace_of
 from agentloop.policies.openai import OpenAIPolicy
+from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Policy, SandboxBackend
 from agentloop.rollout.attempt import Rollout
@@ -34,9 +35,12 @@ from agentloop.sandbox.pool import SandboxPool
 from agentloop.testing import opened
 from agentloop.types import (
     Completion,
+    Component,
     Episode,
+    Lesson,
     Limits,
     Message,
+    Overlay,
     Purpose,
     SandboxSpec,
     StopReason,
@@ -115,6 +119,34 @@ print("done", file=sys.stderr)
     assert [seed for *_, seed in policy.asked] == [7, 8, 9]
     assert ended.printed == "and now, said the policy\ndone"
     assert ended.steps[-1].results[-1].ok
+
+
+def test_a_program_s_texts_are_replaced_in_transit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    """The program is as it was; the model reads the version's texts, and the step has what the model read."""
+    text = """
+search = {"name": "search", "description": "Finds pages.", "parameters": {"type": "object", "properties": {}}}
+prompt = "You help. Be brief. Today is Monday."
+said = ask([{"role": "system", "content": prompt}, user(task)], tools=[{"type": "function", "function": search}])
+print(prompt, search["description"])
+"""
+    components = (
+        Component(name="instructions.1", original="Be brief.", text="Be brief and exact."),
+        Component(name="tool.search", original="Finds pages.", text="Finds pages by their id."),
+    )
+    lessons = (Lesson(applies_to="questions about pages", text="Pages begin at 1."),)
+    inner = Exact(echo)
+    policy = OverlaidPolicy(inner, Overlay(components=components, lessons=lessons))
+    agent = Command(RUN, files=program(tmp_path / "p", text))
+    ended = ran(bubblewrap, agent, policy, instruction="How many pages are there?")
+    assert ended.stop is StopReason.submitted
+    prompt = "You help. Be brief and exact. Today is Monday.\n\nLessons from earlier attempts:\n- Pages begin at 1."
+    [(messages, tools, _, _)] = inner.asked
+    assert [message.content for message in messages] == [prompt, "How many pages are there?"]
+    assert [tool.description for tool in tools] == ["Finds pages by their id."]
+    [step] = ended.steps
+    assert [message.content for message in step.heard] == [prompt, "How many pages are there?"]
+    assert step.tools[0]["function"]["description"] == "Finds pages by their id."
+    assert ended.printed == "You help. Be brief. Today is Monday. Finds pages.", "the program has its own texts"
 
 
 def test_an_episode_s_trace_has_what_the_policy_saw(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
