@@ -8,6 +8,7 @@ whole step, and the gradient is that of one rank.
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -46,9 +47,15 @@ class Ranks:
         if self.size == 1:
             return actor
         if not is_sharded:
-            return DistributedDataParallel(actor, broadcast_buffers=False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # the new name would copy buffers once
+                return DistributedDataParallel(actor, broadcast_buffers=False)
         shard(actor, dtype)
         return actor
+
+    def together(self, name: str, *arguments: Any, **options: Any) -> AbstractContextManager[None]:
+        """A block that every rank runs. Here each got to it by itself; see `followers.Leader`."""
+        return nullcontext()
 
     def last_only(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
         """A block whose backward pass leaves gradients to the last one, which adds them up over ranks."""

@@ -97,18 +97,19 @@ class Engine:
         `Need.old`: log-probabilities. `Need.values`: a critic's values, and the advantages that rest on them. Call it
         once, before the steps that share these rows.
         """
-        needs = self.algorithm.needs
-        if not units or not needs & {Need.old, Need.values}:
-            return list(units)
-        rows = distinct_rows(units)
-        self._check(rows)
-        measures = self._measure(rows, self.algorithm, ScoreParts(values=Need.values in needs))
-        fresh = {id(row): replace(row, old_logprobs=measures[id(row)].logprobs) for row in rows}
-        scored = [tuple(fresh[id(row)] for row in unit) for unit in units]
-        if Need.values not in needs:
-            return scored
-        values = [measures[id(row)].values for unit in units for row in unit]
-        return cast(ActorCritic, self.algorithm).with_values(scored, cast(list[Floats], values))
+        with self.ranks.together("prepared", units):
+            needs = self.algorithm.needs
+            if not units or not needs & {Need.old, Need.values}:
+                return list(units)
+            rows = distinct_rows(units)
+            self._check(rows)
+            measures = self._measure(rows, self.algorithm, ScoreParts(values=Need.values in needs))
+            fresh = {id(row): replace(row, old_logprobs=measures[id(row)].logprobs) for row in rows}
+            scored = [tuple(fresh[id(row)] for row in unit) for unit in units]
+            if Need.values not in needs:
+                return scored
+            values = [measures[id(row)].values for unit in units for row in unit]
+            return cast(ActorCritic, self.algorithm).with_values(scored, cast(list[Floats], values))
 
     def step(self, units: Sequence[Unit], rate: float = 1.0, algorithm: Algorithm | None = None) -> dict[str, float]:
         """One update on `units` at `rate` times the learning rate; the algorithm's figures and the step's own.
@@ -117,31 +118,33 @@ class Engine:
         finite changes nothing and is counted as `skipped`. Raises TrainingError for the fifth such step in a row, for
         no units, for rows that the model cannot read and rows that were not `prepared`.
         """
-        judge = algorithm or self.algorithm
-        if not units:
-            raise TrainingError("a step needs at least one row with a gradient; skip the update")
-        rows = distinct_rows(units)
-        self._check(rows)
-        if Need.old in judge.needs and any(row.old_logprobs is None for row in rows):
-            raise TrainingError(f"{judge.name} weighs the model before its updates; call Engine.prepared first")
-        constants = judge.begin(units, lambda rows: self._row_scores(rows, judge))
-        whole = whole_of(units, judge.scores_context, constants)
-        self.optimizer.zero_grad()
-        figures = self.ranks.added(self._gradient(units, judge, whole))
-        norm = self._update(figures, rate)
-        n_tokens = sum(len(row) for row in rows)
-        return {
-            **complete(figures),
-            GRADIENT: norm,
-            SKIPPED: float(math.isnan(norm)),
-            of(TOKENS, StepPhase.train): float(n_tokens),
-        }
+        with self.ranks.together("step", units, rate, algorithm):
+            judge = algorithm or self.algorithm
+            if not units:
+                raise TrainingError("a step needs at least one row with a gradient; skip the update")
+            rows = distinct_rows(units)
+            self._check(rows)
+            if Need.old in judge.needs and any(row.old_logprobs is None for row in rows):
+                raise TrainingError(f"{judge.name} weighs the model before its updates; call Engine.prepared first")
+            constants = judge.begin(units, lambda rows: self._row_scores(rows, judge))
+            whole = whole_of(units, judge.scores_context, constants)
+            self.optimizer.zero_grad()
+            figures = self.ranks.added(self._gradient(units, judge, whole))
+            norm = self._update(figures, rate)
+            n_tokens = sum(len(row) for row in rows)
+            return {
+                **complete(figures),
+                GRADIENT: norm,
+                SKIPPED: float(math.isnan(norm)),
+                of(TOKENS, StepPhase.train): float(n_tokens),
+            }
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """`rows` with `old_logprobs` of their sampled tokens (all real tokens where the algorithm scores them)."""
-        self._check(rows)
-        measures = self._measure(rows, self.algorithm)
-        return [replace(row, old_logprobs=measures[id(row)].logprobs) for row in rows]
+        with self.ranks.together("score", rows):
+            self._check(rows)
+            measures = self._measure(rows, self.algorithm)
+            return [replace(row, old_logprobs=measures[id(row)].logprobs) for row in rows]
 
     def mismatch(self, rows: Sequence[Row], tolerance: Tolerance | None = None) -> Mismatch:
         """How far the model's log-probabilities are from the sampler's on fresh rows, and where they first part.

@@ -115,6 +115,8 @@ class Trainable:
         self._write_companions = write_companions
         self._frozen: ScoringModel | None = None
         self._ranks = ALONE
+        self.recipe: Mapping[str, Any] | None = None
+        """Arguments of `load`, by which another process makes the same; None for a model in memory."""
         _remove_dropout(model)
         self.base = model.to(self.device)
         # Before a reference is copied from it: a copy attends as its model does.
@@ -166,6 +168,14 @@ class Trainable:
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ConfigError(f"{folder}: {' '.join(str(error).split())[:300]}; name a whole causal model") from error
         trainable = cls(model, lora=lora, adapter=adapter, head=head, placement=placement, source=folder, seed=seed)
+        trainable.recipe = {
+            "folder": folder,
+            "lora": lora,
+            "adapter": adapter,
+            "head": head,
+            "placement": placement,
+            "seed": seed,
+        }
         trainable.load_head(folder if adapter is None else adapter)
         return trainable
 
@@ -225,18 +235,21 @@ class Trainable:
     def save(self, folder: Path) -> str:
         """Write `adapter/` or `weights/` into `folder`; the sha256 of it (`registry/artifacts.weights_hash`).
 
-        It is whole or not there, and takes the place of one before. The same weights give the same files. On several ranks, all must call it, and the first writes. The scalar head
+        It is whole or not there, and takes the place of one before.
+
+        The same weights give the same files. On several ranks, all must call it, and the first writes. The scalar head
         is inside, in a separate file.
         """
-        place = folder / (WEIGHTS if self.lora is None else ADAPTER)
-        state = self.state()
-        saved_hash = ""
-        if self._ranks.is_first:
-            make_folder(folder)
-            with replacing(place) as draft:
-                self.write(draft, state)
-                saved_hash = weights_hash(draft)
-        return self._ranks.from_first(saved_hash)
+        with self._ranks.together("save_model", folder):
+            place = folder / (WEIGHTS if self.lora is None else ADAPTER)
+            state = self.state()
+            saved_hash = ""
+            if self._ranks.is_first:
+                make_folder(folder)
+                with replacing(place) as draft:
+                    self.write(draft, state)
+                    saved_hash = weights_hash(draft)
+            return self._ranks.from_first(saved_hash)
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the trained tensors by name, on the CPU, as they are trained."""
@@ -260,15 +273,16 @@ class Trainable:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Put trained tensors in place. Raises TrainingError where names or shapes differ."""
-        own = dict(self.parameters())
-        if own.keys() != state.keys():
-            odd = sorted(own.keys() ^ state.keys())[0]
-            raise TrainingError(f"the saved state belongs to another model: {odd} is in one of them only")
-        with torch.no_grad():
-            for name, value in own.items():
-                if value.shape != state[name].shape:
-                    raise TrainingError(f"the saved state belongs to another model: {name} has another shape")
-                value.copy_(like(state[name], value))
+        with self._ranks.together("load_state", state):
+            own = dict(self.parameters())
+            if own.keys() != state.keys():
+                odd = sorted(own.keys() ^ state.keys())[0]
+                raise TrainingError(f"the saved state belongs to another model: {odd} is in one of them only")
+            with torch.no_grad():
+                for name, value in own.items():
+                    if value.shape != state[name].shape:
+                        raise TrainingError(f"the saved state belongs to another model: {name} has another shape")
+                    value.copy_(like(state[name], value))
 
     def read(self, adapter: Path) -> dict[str, Tensor]:
         """The state in the folder of an adapter that `save` wrote. Raises TrainingError where it is not whole."""

@@ -21,7 +21,7 @@ CREDITED = ("grpo",)
 """Kinds whose loss takes advantages by turn."""
 ROLLED = ("steps_per_turn", "n_tasks", "group_size", "forks", "max_lag", "over_commit", "max_running", "stop_at")
 """Options that only attempts of a turn's own need."""
-SERVED = ("model", "lora", "device", "dtype", "checkpointing", "max_lag", "over_commit", "max_running")
+SERVED = ("model", "lora", "device", "dtype", "checkpointing", "max_lag", "over_commit", "max_running", "n_processes")
 """Options that the tiny policy does not have: it is made here, and answers in this process."""
 
 
@@ -77,8 +77,11 @@ class Learning:
     """`auto` is float32 on a CPU and bfloat16 on a GPU."""
     checkpointing: bool = False
     """Compute activations again in the backward pass, which saves memory."""
+    n_processes: Positive = 1
+    """Processes that share the rows of an update of an adapter, on this machine; with GPUs, as many as there are."""
     n_threads: Positive | None = None
-    """Of torch. None: 1 for the tiny policy, which is the cheapest and repeatable; torch's own choice else."""
+    """Of torch, in each process. None: 1 for the tiny policy, which is the cheapest and repeatable; torch's own choice
+    else."""
 
 
 NAMES = tuple(each.name for each in fields(Learning))

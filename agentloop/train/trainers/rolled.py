@@ -170,16 +170,18 @@ class RolledTurn:
         state.sample = [row.token_ids.tolist() for row in cut.rows[:N_SAMPLE]] or state.sample
         state.episodes += [attempt.episode.id for attempt in attempts]
         state.rates.append(self._curriculum.rates)
+        phase = StepPhase.generate if self._host.answers_in_process else StepPhase.wait
+        seconds = {str(phase): waited_s, str(StepPhase.train): trained_s}
+        seconds[str(StepPhase.judge)] = sum(attempt.judge_s for attempt in attempts)
+        # Before the checkpoint: a process that goes on from there makes no figures of this step.
+        self._draft.record(step + 1, **figures, **counts(SECONDS, seconds))
         raised = self.training.watch(figures, mark)
         if raised is not None:
             self._draft.progress.say(f"step {step + 1}: {raised.line}; {GOES_BACK}")
         self.training.checkpoint()
         published_s = await self._publish(step + 1, groups) if step + 1 < self._learning.steps_per_turn else 0.0
         groups.announce(step + 1)
-        phase = StepPhase.generate if self._host.answers_in_process else StepPhase.wait
-        seconds = {str(phase): waited_s, str(StepPhase.train): trained_s, str(StepPhase.publish): published_s}
-        seconds[str(StepPhase.judge)] = sum(attempt.judge_s for attempt in attempts)
-        self._draft.record(step + 1, **figures, **counts(SECONDS, seconds))
+        self._draft.record(step + 1, **counts(SECONDS, {str(StepPhase.publish): published_s}))
         self._draft.progress.advance(0, reward=figures[REWARD], entropy=figures.get("entropy", 0.0))
 
     def _current(self, taken: Sequence[Group], forks: Sequence[Forked]) -> tuple[list[Group], list[Forked]]:

@@ -55,6 +55,11 @@ class ServedWeights:
                     f"[train.options] {name} needs an adapter: a server has one set of all weights at a time; remove "
                     f"{name}, or set lora = {{ rank = 16, alpha = 32 }}"
                 )
+        if learning.n_processes > 1:
+            raise ConfigError(
+                "[train.options] n_processes shares the rows of an adapter; all weights of a served model train in one "
+                "process: remove n_processes, or set lora = { rank = 16, alpha = 32 }"
+            )
         self.learning_rate = learning.learning_rate or 1e-6
         self._learning = learning
         self._model = learning.model

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from agentloop.errors import ConfigError, PublishError, TrainingError
 from agentloop.publish.lora import LoraHotSwap
@@ -26,6 +30,7 @@ from agentloop.train.trainers.served import Served, Server
 from agentloop.train.trainers.served_weights import ServedWeights
 from agentloop.train.trainers.weights import WeightsTrainer
 from agentloop.types import Attempt, Task, VersionKind
+from tests.faults.command import children
 from tests.serving.trained import random_rows, train
 
 from .torch_server import BASE, TorchServer, serving
@@ -166,6 +171,19 @@ def test_no_more_groups_run_at_once_than_are_allowed(server: TorchServer, tmp_pa
     assert max(at_once) == 2
 
 
+def test_a_turn_that_ends_while_it_publishes_has_the_figures_of_its_step(server: TorchServer, tmp_path: Path) -> None:
+    def refuse(path: str, body: Any) -> None:
+        if path == "/v1/load_lora_adapter" and "-s1-" in body["lora_name"]:
+            server.loaded[body["lora_name"]] = tmp_path  # it is there already, it says
+
+    server.before = refuse
+    draft = draft_in(tmp_path / "v2")
+    with pytest.raises(PublishError, match="already been loaded"):
+        improved(served(server, tmp_path), draft, experience())
+    assert sorted(draft.steps) == [1]
+    assert (draft.workspace / "00000001").is_dir(), "the next process begins after this step"
+
+
 def test_an_adapter_that_was_cut_off_by_a_kill_is_saved_again(server: TorchServer, tmp_path: Path) -> None:
     world = experience()
     with pytest.raises(Interrupted):
@@ -201,6 +219,33 @@ def write_adapter(folder: Path, model: Path) -> Probe:
     train(trainable, 1)
     trainable.save(folder)
     return make_probe(trainable, random_rows(trainable.n_vocab))
+
+
+def test_two_processes_make_the_version_of_one(server: TorchServer, tmp_path: Path) -> None:
+    tensors = []
+    for n in (1, 2):
+        draft = draft_in(tmp_path / str(n) / "v2")
+        made = served(server, tmp_path, learning_rate=1e-3, group_size=8, steps_per_turn=2, n_processes=n)
+        improved(made, draft, experience())
+        tensors.append(load_file(draft.folder / ADAPTER / "adapter_model.safetensors"))
+        server.loaded.clear()
+    one, two = tensors
+    assert one.keys() == two.keys()
+    assert any(value.abs().max() > 1e-4 for name, value in one.items() if "lora_B" in name), "something was learned"
+    for name, value in one.items():
+        assert torch.allclose(value, two[name], atol=1e-6), name
+
+
+def test_a_process_that_is_gone_ends_the_turn_in_one_line(server: TorchServer, tmp_path: Path) -> None:
+    def end(path: str, body: Any) -> None:
+        if path == "/v1/load_lora_adapter":
+            for pid in children(os.getpid()):
+                if b"agentloop.train.followers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+
+    server.before = end
+    with pytest.raises(TrainingError, match=r"the 2 processes of the training parted \(status -9\); run the same"):
+        improved(served(server, tmp_path, group_size=8, n_processes=2), draft_in(tmp_path / "v2"), experience())
 
 
 def all_weights(server: TorchServer, versions: Path, **learning: Any) -> WeightsTrainer:
@@ -246,6 +291,8 @@ def test_a_turn_of_all_weights_that_is_killed_goes_on_and_ends_in_the_same_versi
 
 
 def test_all_weights_refuse_what_only_adapters_have(server: TorchServer, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="n_processes shares the rows of an adapter"):
+        all_weights(server, tmp_path, n_processes=2)
     for name in ("max_lag", "over_commit"):
         with pytest.raises(ConfigError, match=rf"{name} needs an adapter: .*; remove {name}, or set lora"):
             all_weights(server, tmp_path, **{name: 1})
