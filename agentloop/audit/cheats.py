@@ -43,10 +43,12 @@ class Cheat(Frozen):
     """Whether verification of what it leaves may never end, so that a cut-off there says nothing against the task."""
 
 
-def refuse_no_box(backend: SandboxBackend) -> None:
+def refuse_no_sandbox(backend: SandboxBackend) -> None:
     """Raises CapabilityError: a cheat may remove all that it can reach."""
     if backend.isolation == "none":
-        raise CapabilityError(f"{backend.name} is no box, and an audit breaks what it can; use docker or bubblewrap")
+        raise CapabilityError(
+            f"{backend.name} is no sandbox, and an audit breaks what it can; use docker or bubblewrap"
+        )
 
 
 def patience_s(attempts_s: Sequence[float]) -> float:
@@ -68,10 +70,10 @@ async def start_one_of_each(backend: SandboxBackend, specs: Sequence[tuple[str, 
             continue
         started.append(spec)
         try:
-            box = await backend.create(spec)
+            sandbox = await backend.create(spec)
         except SandboxError as error:
             raise type(error)(f"task {task}: {error}") from error
-        await box.close()
+        await sandbox.close()
 
 
 def infrastructure(verdict: Verdict, error: str | None) -> str | None:

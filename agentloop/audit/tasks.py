@@ -24,7 +24,7 @@ from agentloop.audit.cheats import (
     infrastructure,
     known_cheats,
     patience_s,
-    refuse_no_box,
+    refuse_no_sandbox,
     start_one_of_each,
 )
 from agentloop.judge.artifacts import wanted
@@ -98,7 +98,7 @@ async def audit(
     it is quick, and SandboxError when no sandbox starts for a task.
     """
     if not quick or any(task.setup is not None for task in tasks):
-        refuse_no_box(backend)
+        refuse_no_sandbox(backend)
     await start_one_of_each(backend, [(task.id, task.sandbox) for task in tasks if task.environment is None])
     pool = SandboxPool(backend)
     work = LocalWork(pool, max_concurrent=None, probes=False, pauses_s=ONCE)

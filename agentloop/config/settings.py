@@ -101,7 +101,7 @@ class Config(_Settings):
 
     @property
     def hash(self) -> str:
-        """What decides a result: everything but names, prices, the box's kind, secrets and how long to go on."""
+        """What decides a result: everything but names, prices, the sandbox's kind, secrets and how long to go on."""
         decisive = self.model_dump(
             mode="json",
             exclude={

@@ -122,7 +122,7 @@ def project_backend(kind: str | None, project: Path, agents: Sequence[Agent] = (
     """The backend called `kind`, or the one that the settings of `project` name, with what they add.
 
     agents: where these are named and all act on this machine, a machine without a sandbox will do.
-    Raises ConfigError for boxes that hold nothing, where the settings do not allow that.
+    Raises ConfigError for sandboxes that hold nothing, where the settings do not allow that.
     """
     settings = load_config(project).sandbox if (project / CONFIG_FILE).is_file() else SandboxSection()
     where = "--sandbox" if kind else place(project / CONFIG_FILE, "sandbox", "kind")
@@ -147,12 +147,12 @@ async def rolling(
     evidence: str,
     tapes: Mapping[str, SuiteTape] | None = None,
 ) -> AsyncIterator[Runner]:
-    """The runner of the tasks of all `suites`. Boxes are gone at the end.
+    """The runner of the tasks of all `suites`. Sandboxes are gone at the end.
 
     sides: actors by suite. run: decides every seed. evidence: id of the gate or bank that gets the outcomes; its
     attempts are its own, so that asked again after its verdict it measures again. tapes: of suites of our own whose
     tape is played or recorded.
-    Raises ConfigError for an agent that cannot act, CapabilityError for boxes that cannot be made.
+    Raises ConfigError for an agent that cannot act, CapabilityError for sandboxes that cannot be made.
     """
     redactor = Redactor(token_bytes(32), known_secrets(project))
     pool = SandboxPool(backend)

@@ -1,6 +1,6 @@
-"""What an agent left in its box, brought to a fresh one.
+"""What an agent left in its sandbox, brought to a fresh one.
 
-Both boxes say what files they have; what differs is packed in the agent's box, looked through here,
+Both sandboxes say what files they have; what differs is packed in the agent's sandbox, looked through here,
 and unpacked in the fresh one. The agent's programs may lie, about its own work alone: which paths
 may arrive is decided here (`trust.py`), links are made last, and nothing is written through one.
 """
@@ -30,7 +30,7 @@ MAX_ENTRIES = 200_000
 MAX_TOLD = 1 << 20
 """Bytes of a file that are looked at, to know whether it is loaded unasked."""
 BATCH = 60_000
-"""Characters of names in one command, of which 128 KiB is the most that a box takes."""
+"""Characters of names in one command, of which 128 KiB is the most that a sandbox takes."""
 TIMEOUT_S = 120.0
 TYPE = 0xF000
 FOLDER = 0x4000
@@ -52,7 +52,7 @@ class Carried:
 
     n_files: int = 0
     kept_back: tuple[str, ...] = ()
-    """What the agent changed and the fresh box has as the image has it."""
+    """What the agent changed and the fresh sandbox has as the image has it."""
     upgraded: bool = False
     """Whether packages were installed, which may have changed any of those."""
     problem: str = ""
@@ -60,10 +60,10 @@ class Carried:
 
 
 async def carry(worked: WholeSandbox, fresh: WholeSandbox, workdir: str | None) -> Carried:
-    """Make the fresh box what the agent left, as far as its verdict can be trusted then.
+    """Make the fresh sandbox what the agent left, as far as its verdict can be trusted then.
 
     Raises SandboxError when the image lacks find, stat or tar, and SandboxGone. What the agent did to
-    its own box so that it cannot be read is its own loss: `problem` says it.
+    its own sandbox so that it cannot be read is its own loss: `problem` says it.
     """
     before = await _listing(fresh)
     if not before:
@@ -114,7 +114,7 @@ class _Brought:
     """An archive that only takes what it should: wanted paths, plain types, nothing by way of a link."""
 
     def __init__(self, archive: tarfile.TarFile, wanted: set[str], links: set[str]) -> None:
-        """links: where the fresh box has one."""
+        """links: where the fresh sandbox has one."""
         self._archive = archive
         self._wanted = wanted
         self._links = links
@@ -149,10 +149,10 @@ class _Brought:
             self.n_files += 1
 
 
-async def _listing(box: WholeSandbox) -> Files:
-    """What the box has, as its own programs say it; {} when they say nothing."""
+async def _listing(sandbox: WholeSandbox) -> Files:
+    """What the sandbox has, as its own programs say it; {} when they say nothing."""
     with tempfile.TemporaryFile() as listing:
-        await _output(box, LISTING, listing, MAX_LISTING)
+        await _output(sandbox, LISTING, listing, MAX_LISTING)
         listing.seek(0)
         files: Files = {}
         for line in listing:
@@ -166,11 +166,11 @@ async def _listing(box: WholeSandbox) -> Files:
         return files
 
 
-async def _pack(box: WholeSandbox, names: list[str], brought: _Brought) -> None:
+async def _pack(sandbox: WholeSandbox, names: list[str], brought: _Brought) -> None:
     paths = " ".join(shlex.quote("." + name) for name in names)
     with tempfile.TemporaryFile() as packed:
         await _output(
-            box, f"exec tar -cf - --no-recursion -C / -- {paths} 2>/dev/null", packed, MAX_BYTES + MAX_LISTING
+            sandbox, f"exec tar -cf - --no-recursion -C / -- {paths} 2>/dev/null", packed, MAX_BYTES + MAX_LISTING
         )
         packed.seek(0)
         await asyncio.to_thread(_look_through, packed, brought)
@@ -184,9 +184,9 @@ def _look_through(packed: IO[bytes], brought: _Brought) -> None:
         brought.take(entries)
 
 
-async def _unpack(box: WholeSandbox, packed: IO[bytes]) -> None:
-    """Raises SandboxGone. An owner that the box does not have is left to it."""
-    process = box.start("exec tar -xpf - -C /")
+async def _unpack(sandbox: WholeSandbox, packed: IO[bytes]) -> None:
+    """Raises SandboxGone. An owner that the sandbox does not have is left to it."""
+    process = sandbox.start("exec tar -xpf - -C /")
     async with asyncio.timeout(TIMEOUT_S):
         while data := packed.read(1 << 16):
             await process.stdin.write(data)
@@ -196,9 +196,9 @@ async def _unpack(box: WholeSandbox, packed: IO[bytes]) -> None:
         await process.wait()
 
 
-async def _output(box: WholeSandbox, command: str, to: IO[bytes], max_bytes: int) -> None:
+async def _output(sandbox: WholeSandbox, command: str, to: IO[bytes], max_bytes: int) -> None:
     """What a command prints, as far as `max_bytes`. Raises TimeoutError, SandboxGone."""
-    process = box.start(command)
+    process = sandbox.start(command)
     process.stdin.close()
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -212,9 +212,9 @@ async def _output(box: WholeSandbox, command: str, to: IO[bytes], max_bytes: int
         process.kill()
 
 
-async def _remove(box: WholeSandbox, gone: list[str]) -> None:
+async def _remove(sandbox: WholeSandbox, gone: list[str]) -> None:
     for names in _batches(gone):
-        await box.exec(f"rm -rf -- {' '.join(map(shlex.quote, names))}", timeout_s=60.0, lease="")
+        await sandbox.exec(f"rm -rf -- {' '.join(map(shlex.quote, names))}", timeout_s=60.0, lease="")
 
 
 def _within_limits(wanted: list[str], about: Files) -> tuple[list[str], str]:

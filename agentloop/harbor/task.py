@@ -51,7 +51,7 @@ class NetworkMode(StrEnum):
 
 
 class VerifierMode(StrEnum):
-    """Where tests run: in the agent's box after it was swept, or in a fresh one with the declared artifacts."""
+    """Where tests run: in the agent's sandbox after it was swept, or in a fresh one with the declared artifacts."""
 
     shared = "shared"
     separate = "separate"
@@ -84,7 +84,7 @@ class Healthcheck(Table):
 
 
 class TaskEnvironment(Table):
-    """The box."""
+    """The sandbox."""
 
     docker_image: str | None = None
     build_timeout_sec: float = 600.0
@@ -120,7 +120,7 @@ class TaskEnvironment(Table):
 
 
 class Collect(Table):
-    """A command in the agent's box, run before artifacts are taken from it."""
+    """A command in the agent's sandbox, run before artifacts are taken from it."""
 
     command: str
     timeout_sec: float = 60.0
@@ -131,7 +131,7 @@ class Verification(Phase):
 
     environment_mode: VerifierMode = VerifierMode.shared
     environment: TaskEnvironment | None = None
-    """The box of a separate verifier; None is another of the agent's."""
+    """The sandbox of a separate verifier; None is another of the agent's."""
     collect: tuple[Collect, ...] = ()
 
 
@@ -151,7 +151,7 @@ class HarborTask(Table):
     verifier: Verification = Verification()
     solution: Solution = Solution()
     artifacts: tuple[str, ...] = ()
-    """Paths in the agent's box that a separate verifier is given."""
+    """Paths in the agent's sandbox that a separate verifier is given."""
     tags: tuple[str, ...] = ()
     """[metadata] tags."""
     remarks: tuple[str, ...] = ()
@@ -259,7 +259,7 @@ def _refuse_what_we_lack(folder: Path, tables: dict[str, Any]) -> None:
     }
     for what, is_asked in lacking.items():
         if is_asked:
-            raise CapabilityError(f"{folder / TASK}: {what} is more than a box of ours has; leave this task out")
+            raise CapabilityError(f"{folder / TASK}: {what} is more than a sandbox of ours has; leave this task out")
 
 
 def _unknown(path: Path, tables: dict[str, Any]) -> list[str]:
@@ -302,7 +302,7 @@ def _not_held(path: Path, tables: dict[str, Any]) -> list[str]:
     table = environment if isinstance(environment, dict) else {}
     lines = []
     if table.get("storage_mb") or table.get("storage"):
-        lines.append("[environment] storage is not held: the box may write as much as the machine has room for")
+        lines.append("[environment] storage is not held: the sandbox may write as much as the machine has room for")
     if table.get("mcp_servers"):
         lines.append("[[environment.mcp_servers]] are not started; the agent has its own tools only")
     if table.get("network_mode") == NetworkMode.allowlist and not table.get("allowed_hosts"):

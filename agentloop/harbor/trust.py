@@ -1,7 +1,7 @@
-"""Which of an agent's changes to the file system reach the box in which its work is judged.
+"""Which of an agent's changes to the file system reach the sandbox in which its work is judged.
 
-An agent in a shared box was root, so every program there may be its own by now. The tests therefore
-run in a fresh box of the image, and get the agent's files there, but none that would decide what a
+An agent in a shared sandbox was root, so every program there may be its own by now. The tests therefore
+run in a fresh sandbox of the image, and get the agent's files there, but none that would decide what a
 program of the image does: the image's programs and libraries are never replaced, and what is loaded
 without being asked for (`sitecustomize`, `.pth`, `ld.so.preload`, a second `python3` earlier in the
 path, a `pytest` plugin) stays behind. New programs and packages come along: installing is work, too.
@@ -93,7 +93,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True)
 class Trust:
-    """What is known of a fresh box of the image, and with it what may be brought there."""
+    """What is known of a fresh sandbox of the image, and with it what may be brought there."""
 
     paths: Collection[str]
     """Everything that is in it."""

@@ -1,4 +1,4 @@
-"""What a finished trial is worth: the tests in a fresh box, the number they write, and whether to believe it.
+"""What a finished trial is worth: the tests in a fresh sandbox, the number they write, and whether to believe it.
 
 A shared verifier gets the agent's files (`carry.py`) and the image's programs as they were; a separate
 one declared artifacts alone. Nothing here runs the agent.
@@ -30,7 +30,7 @@ MAX_SAID = 400
 """Bytes of what the tests printed last that go into a message."""
 
 
-async def verified(task: HarborTask, box: WholeSandbox, backend: SandboxBackend, spec: SandboxSpec) -> Graded:
+async def verified(task: HarborTask, sandbox: WholeSandbox, backend: SandboxBackend, spec: SandboxSpec) -> Graded:
     """Run the tests. spec: of the agent's sandbox.
 
     Raises SandboxError where they cannot be run: TransferLimit for files that are more than a verifier gets, PathError
@@ -38,20 +38,20 @@ async def verified(task: HarborTask, box: WholeSandbox, backend: SandboxBackend,
     ConfigError for a mistake of the task, before the tests' sandbox has any of the agent's files.
     """
     if task.verifier.environment_mode is VerifierMode.shared:
-        box.kill_all()
+        sandbox.kill_all()
         fresh = await backend.create(spec.model_copy(update={"allowed_hosts": task.hosts(task.verifier)}))
         assert isinstance(fresh, WholeSandbox)  # noqa: S101 - as the agent's was
         try:
             await must(fresh, f"mkdir -p {FOLDERS} && chmod 777 {FOLDERS}")
             await _check_owner(task, fresh)
-            carried = await carry(box, fresh, spec.workdir)
-            await box.close()
+            carried = await carry(sandbox, fresh, spec.workdir)
+            await sandbox.close()
             return _believed(await _tested(task, fresh), carried)
         finally:
             await fresh.close()
     with tempfile.TemporaryDirectory() as folder:
-        places = await _collected(task, box, task.verifier.collect, Path(folder))
-        await box.close()
+        places = await _collected(task, sandbox, task.verifier.collect, Path(folder))
+        await sandbox.close()
         other = task.verifier.environment
         image = spec.image if other is None else other.docker_image or str(task.folder / "tests")
         own: dict[str, object] = {"image": image, "allowed_hosts": task.hosts(task.verifier)}
@@ -69,13 +69,13 @@ async def verified(task: HarborTask, box: WholeSandbox, backend: SandboxBackend,
             await fresh.close()
 
 
-async def _check_owner(task: HarborTask, box: WholeSandbox) -> None:
+async def _check_owner(task: HarborTask, sandbox: WholeSandbox) -> None:
     """ConfigError where the verifier's user cannot run and own what it must in a sandbox without the agent's files."""
     user = task.verifier.user
     command = f"chmod a+rX {LOGS}{_owned(task)}"
     if user not in ROOT:
         command += f" && {words_as(user)} true"
-    done = await box.exec(command, timeout_s=30.0, lease="")
+    done = await sandbox.exec(command, timeout_s=30.0, lease="")
     if done.exit_code:
         output = " ".join((done.stderr or done.stdout).split())[:200]
         raise ConfigError(
@@ -114,34 +114,34 @@ def _believed(outcome: Graded, carried: Carried) -> Graded:
 
 
 async def _collected(
-    task: HarborTask, box: WholeSandbox, collect: tuple[Collect, ...], folder: Path
+    task: HarborTask, sandbox: WholeSandbox, collect: tuple[Collect, ...], folder: Path
 ) -> dict[str, Path]:
-    """Path in the box -> where it is now; what the agent did not make is left out."""
+    """Path in the sandbox -> where it is now; what the agent did not make is left out."""
     for step in collect:
-        await box.exec(step.command, timeout_s=step.timeout_sec, lease="")
-    box.kill_all()
+        await sandbox.exec(step.command, timeout_s=step.timeout_sec, lease="")
+    sandbox.kill_all()
     places = {}
     for n, path in enumerate(dict.fromkeys([COLLECTED, *task.artifacts])):
         local = folder / str(n) / Path(path).name
         with suppress(PathError):
-            await box.download(path, local)
+            await sandbox.download(path, local)
             places[path] = local
     return places
 
 
-async def _tested(task: HarborTask, box: WholeSandbox) -> Graded:
+async def _tested(task: HarborTask, sandbox: WholeSandbox) -> Graded:
     # What the agent left is in the sandbox by now, and may be in the way.
     await must(
-        box, f"[ ! -L /logs ] && rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 700 {LOGS}", PathError
+        sandbox, f"[ ! -L /logs ] && rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 700 {LOGS}", PathError
     )
-    await box.upload(task.folder / "tests", TESTS)
+    await sandbox.upload(task.folder / "tests", TESTS)
     # `_check_owner` has shown that these commands work without the agent's files.
-    await must(box, f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh{_owned(task)}", PathError)
+    await must(sandbox, f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh{_owned(task)}", PathError)
     verifier = task.verifier
-    tester = UserSandbox(box, verifier.user, {**task.environment.env, **verifier.env}, verifier.timeout_sec)
+    tester = UserSandbox(sandbox, verifier.user, {**task.environment.env, **verifier.env}, verifier.timeout_sec)
     done = await tester.exec(f"{TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1")
-    box.kill_all()
-    printed = await _printed(box)
+    sandbox.kill_all()
+    printed = await _printed(sandbox)
     if done.timed_out:
         return Graded(value=0.0, why=f"tests/test.sh took more than {task.verifier.timeout_sec:g} s{printed}")
     if done.exit_code in (126, 127):
@@ -149,10 +149,10 @@ async def _tested(task: HarborTask, box: WholeSandbox) -> Graded:
         why = f"its first line is {shebang.decode(errors='replace')!r}"
         return Graded(value=None, error=f"tests/test.sh cannot be run (exit code {done.exit_code}; {why}){printed}")
     for name, read in (("reward.json", _from_json), ("reward.txt", _from_text)):
-        if (await box.exec(f"[ -L {LOGS} ] || [ -L {LOGS}/{name} ]", timeout_s=10.0, lease="")).exit_code == 0:
+        if (await sandbox.exec(f"[ -L {LOGS} ] || [ -L {LOGS}/{name} ]", timeout_s=10.0, lease="")).exit_code == 0:
             return Graded(value=None, error=f"{LOGS}/{name} is a link, and what it leads to is no reward{printed}")
         try:
-            content = await box.read(f"{LOGS}/{name}", max_bytes=MAX_REWARD_BYTES)
+            content = await sandbox.read(f"{LOGS}/{name}", max_bytes=MAX_REWARD_BYTES)
         except PathError:
             continue
         except TransferLimit as error:
@@ -161,7 +161,7 @@ async def _tested(task: HarborTask, box: WholeSandbox) -> Graded:
             outcome = Graded(value=_checked(read(content.decode())))
         except ValueError as error:
             return Graded(value=None, error=f"tests/test.sh wrote no reward to {name}: {error}{printed}")
-        if outcome.value and (changed := await _changed_tests(task, box)):
+        if outcome.value and (changed := await _changed_tests(task, sandbox)):
             named = ", ".join(changed[:3])
             printed = f"tampered: {named} changed while the tests ran, so {outcome.value:g} is no reward"
             return Graded(value=None, error=printed, tampered=changed)
@@ -174,13 +174,13 @@ async def _tested(task: HarborTask, box: WholeSandbox) -> Graded:
     )
 
 
-async def _changed_tests(task: HarborTask, box: WholeSandbox) -> tuple[str, ...]:
+async def _changed_tests(task: HarborTask, sandbox: WholeSandbox) -> tuple[str, ...]:
     """Files of /tests that are not those that were put there; what the tests add is their own affair."""
     ours = {path: path.relative_to(task.folder / "tests") for path in (task.folder / "tests").rglob("*")}
     with tempfile.TemporaryDirectory() as folder:
         try:
             size = sum(path.lstat().st_size for path in ours)
-            await box.download(TESTS, Path(folder) / "tests", max_bytes=size + MAX_ADDED)
+            await sandbox.download(TESTS, Path(folder) / "tests", max_bytes=size + MAX_ADDED)
         except SandboxError as error:
             if isinstance(error, SandboxGone):
                 raise
@@ -194,9 +194,9 @@ async def _changed_tests(task: HarborTask, box: WholeSandbox) -> tuple[str, ...]
         )
 
 
-async def _printed(box: WholeSandbox) -> str:
+async def _printed(sandbox: WholeSandbox) -> str:
     """The end of what the tests printed, for a person who asks why there is no reward."""
-    done = await box.exec(f"tail -c {MAX_SAID} {LOGS}/test-stdout.txt", timeout_s=10.0, lease="")
+    done = await sandbox.exec(f"tail -c {MAX_SAID} {LOGS}/test-stdout.txt", timeout_s=10.0, lease="")
     text = " ".join(done.stdout.split())
     return f"; it printed: {text}" if text else "; it printed nothing"
 

@@ -68,7 +68,7 @@ async def _check_user(task: HarborTask, name: str, phase: Phase, sandbox: WholeS
     reason = " ".join((done.stderr or done.stdout).split())[:200]
     where = f"{task.folder}/task.toml: [{name}] user {phase.user!r}"
     if "not permitted" in reason:
-        raise CapabilityError(f"{where}: this box has one user alone ({reason}); use docker, or leave it out")
+        raise CapabilityError(f"{where}: this sandbox has one user alone ({reason}); use docker, or leave it out")
     raise ConfigError(f"{where} is none of the image's ({reason}); correct it, or add one in the Dockerfile")
 
 

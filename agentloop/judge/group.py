@@ -16,7 +16,7 @@ from agentloop.faults import fault_in
 from agentloop.judge.score import (
     ALONE,
     TIMEOUT_S,
-    FreshBox,
+    FreshSandbox,
     checked,
     judge,
     name_verifiers,
@@ -31,7 +31,7 @@ from agentloop.types import Graded, RewardState, Score, Task, Trace, Verdict
 async def judge_group(
     task: Task,
     traces: Sequence[Trace],
-    fresh: Sequence[FreshBox | None] = (),
+    fresh: Sequence[FreshSandbox | None] = (),
     guess: Rule | None = None,
     grades: Sequence[Mapping[str, Graded]] = (),
 ) -> list[Verdict]:
@@ -51,10 +51,10 @@ async def judge_group(
                 scores = await rank(verifier, name, [traces[n] for n in sound])
                 for n, score in zip(sound, scores, strict=True):
                     scores_of[n][name] = score
-    boxes = fresh or [None] * len(traces)
+    sandboxes = fresh or [None] * len(traces)
     verdicts = [
-        await judge(task, trace, existing=existing, fresh=box, guess=guess)
-        for trace, existing, box in zip(traces, scores_of, boxes, strict=True)
+        await judge(task, trace, existing=existing, fresh=sandbox, guess=guess)
+        for trace, existing, sandbox in zip(traces, scores_of, sandboxes, strict=True)
     ]
     return [
         _with_tampering(trace, verdict, tuple(path for one in graded.values() for path in one.tampered))

@@ -27,7 +27,7 @@ from agentloop.faults import fault_in
 from agentloop.judge.group import rank
 from agentloop.judge.reader import Reader, is_open, with_cause
 from agentloop.judge.records import MAX_SPANS, TraceRecord, bare_task, classified, classified_imported, is_ours, read
-from agentloop.judge.score import ALONE, NEEDS_BOX, judge, name_verifiers, no_score
+from agentloop.judge.score import ALONE, NEEDS_SANDBOX, judge, name_verifiers, no_score
 from agentloop.protocols import GroupVerifier, SandboxVerifier, Verifier
 from agentloop.store.history import JudgedTrace
 from agentloop.store.rewriting import New
@@ -257,8 +257,8 @@ def _reusable(
     if waits(verifier):
         return outside
     if artifacts_of(verifier) or isinstance(verifier, SandboxVerifier):
-        account.why_not[f"{name} needs the agent's box"] += 1
-        return had or no_score(verifier, name, NEEDS_BOX)
+        account.why_not[f"{name} needs the agent's sandbox"] += 1
+        return had or no_score(verifier, name, NEEDS_SANDBOX)
     if only and name not in only:
         return had or no_score(verifier, name, "was not asked: --verifier names others")
     same = had is not None and had.version == verifier.version and had.value is not None

@@ -27,8 +27,8 @@ from agentloop.plugins import load_part
 from agentloop.protocols import GroupVerifier, Sandbox, SandboxVerifier, Verifier
 from agentloop.types import WAITING, Graded, Part, RewardState, Score, Task, Trace, Verdict
 
-FreshBox = Callable[[Sequence[str]], AbstractAsyncContextManager[Sandbox]]
-"""Paths of artifacts -> a fresh box that has them in their places (`artifacts.py`)."""
+FreshSandbox = Callable[[Sequence[str]], AbstractAsyncContextManager[Sandbox]]
+"""Paths of artifacts -> a fresh sandbox that has them in their places (`artifacts.py`)."""
 
 TIMEOUT_S = 60.0
 """Wall time of one verifier. It ends what awaits; code that blocks the loop is its author's own to bound."""
@@ -42,7 +42,7 @@ ENGINE = Path(__file__).parents[1]
 AS = "as"
 """The option that names a verifier's score. A word that no constructor can have for a parameter."""
 ALONE = "compares the episodes of a group, and there was only one"
-NEEDS_BOX = "needs the agent's box, which is gone; run the task again"
+NEEDS_SANDBOX = "needs the agent's sandbox, which is gone; run the task again"
 _loaded: dict[str, Verifier] = {}
 
 
@@ -57,7 +57,7 @@ async def judge(
     *,
     load: Callable[[Part], Verifier] | None = None,
     existing: Mapping[str, Score] = {},
-    fresh: FreshBox | None = None,
+    fresh: FreshSandbox | None = None,
     guess: Rule | None = None,
 ) -> Verdict:
     """The worth of a finished trace, and why.
@@ -65,7 +65,7 @@ async def judge(
     verifiers: in place of the task's own, which `load` makes from its parts (installed ones by
     default, kept between calls). `combine.py` makes the reward from their values, as the task's rule says.
     existing: scores by verifier; these verifiers are not asked.
-    fresh: makes the box of a verifier that names `artifacts`, which without it gives no number.
+    fresh: makes the sandbox of a verifier that names `artifacts`, which without it gives no number.
     guess: of `classify`.
 
     - `infra_failed`: the infrastructure ended the trace (`faults.py`). Verifiers are not run.
@@ -139,14 +139,14 @@ def _in_order(task: Task, named: Mapping[str, Verifier]) -> list[str]:
     return sorted(named, key=lambda name: (name not in gates, is_paid(named[name])))
 
 
-async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshBox | None) -> Score:
+async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshSandbox | None) -> Score:
     """One verifier's score; a value that cannot be used is reported as it was, never clipped.
 
     Whatever a verifier raises is its own: a CancelledError counts as ours only if our task was cancelled, and
     KeyboardInterrupt alone always passes, because it cannot be told from Ctrl-C.
     """
     if isinstance(verifier, SandboxVerifier):
-        return no_score(verifier, name, NEEDS_BOX)
+        return no_score(verifier, name, NEEDS_SANDBOX)
     if not isinstance(verifier, Verifier):
         return no_score(verifier, name, ALONE)
     artifacts = artifacts_of(verifier)
@@ -157,10 +157,10 @@ async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshBox | 
             if not artifacts:
                 value = await verifier.score(trace, None)
             elif fresh is None:
-                return no_score(verifier, name, NEEDS_BOX)
+                return no_score(verifier, name, NEEDS_SANDBOX)
             else:
-                async with fresh(artifacts) as box:
-                    value = await verifier.score(trace, box)
+                async with fresh(artifacts) as sandbox:
+                    value = await verifier.score(trace, sandbox)
     except KeyboardInterrupt:
         raise
     except NotYet as error:

@@ -29,7 +29,7 @@ async def audited(project: Project, tasks: Sequence[Task]) -> None:
     SandboxError where infrastructure failed. Verifiers of `[train] trusted_verifiers` are not audited.
     """
     chosen = representatives(tasks, project.config.train.trusted_verifiers)
-    if not chosen or not _has_boxes(project):
+    if not chosen or not _has_sandboxes(project):
         return
     id = content_hash([project.suite.hash, [task.id for task in chosen], _cheats()])
     record = project.store.audit(id)
@@ -62,7 +62,7 @@ def _short(kind: str) -> str:
     return kind.rpartition("/")[2]
 
 
-def _has_boxes(project: Project) -> bool:
+def _has_sandboxes(project: Project) -> bool:
     """Whether cheats can be tried; a line where they cannot, because a cheat breaks what it can reach."""
     backend = project.pool.backend
     if backend.name == ReplayBackend.name:

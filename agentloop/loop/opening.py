@@ -59,7 +59,7 @@ def open_project(
     is_gated: bool = True,
     **overrides: dict[str, Any],
 ) -> Iterator[Project]:
-    """The project in `folder`, with boxes from `backend`. Raises ConfigError or StoreError.
+    """The project in `folder`, with sandboxes from `backend`. Raises ConfigError or StoreError.
 
     store_name: a file or URL in place of the store that the settings name. is_gated: versions will be compared, so
     the project needs held-out tasks; without, it may have no suite either.

@@ -20,7 +20,7 @@ from agentloop.types import PolicyState, Split
 
 
 async def run_loop(project: Project, trainer: Trainer) -> None:
-    """Turns until `trainer` has nothing to make. Boxes are gone when this returns or raises."""
+    """Turns until `trainer` has nothing to make. Sandboxes are gone when this returns or raises."""
     _warn_of_few_tasks(project)
     try:
         await _turns(project, trainer)

@@ -259,7 +259,7 @@ class _Workbench:
 
 
 def _origins(project: Project, *, of_failures: bool) -> list[Task]:
-    """Train tasks of the suite itself that a variant can be made of: with a solution, in a box, of our own format."""
+    """Train tasks of the suite that can have variants: with a solution, in a sandbox, in our own format."""
     tasks = [
         task
         for task in project.suite.split(Split.train)

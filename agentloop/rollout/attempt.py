@@ -20,7 +20,7 @@ from agentloop.abilities import is_on_host, received, runs_program, with_files
 from agentloop.errors import ConfigError
 from agentloop.failures.detectors.rules import Rule
 from agentloop.faults import event_of, fault_of, words_of
-from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes
+from agentloop.judge.artifacts import Artifacts, collect, fresh_sandboxes
 from agentloop.judge.group import judge_group
 from agentloop.protocols import Policy, Pool, Sandbox
 from agentloop.rollout.actors import Actor
@@ -146,7 +146,7 @@ async def judge_rollouts(rollouts: Sequence[Rollout], crew: Crew) -> list[Attemp
     """Verdicts of one task's rollouts, which verifiers may compare. Raises PluginError and ConfigError."""
     task = rollouts[0].task
     fresh = [
-        fresh_boxes(task, crew.pool, one.artifacts, one.episode.id) if one.artifacts is not None else None
+        fresh_sandboxes(task, crew.pool, one.artifacts, one.episode.id) if one.artifacts is not None else None
         for one in rollouts
     ]
     grades = [one.grades for one in rollouts]

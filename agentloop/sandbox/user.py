@@ -44,7 +44,7 @@ class UserSandbox:
         return await self._sandbox.exec(self._as_its_user(command), timeout_s=left, max_output=max_output, lease="")
 
     def start(self, command: str) -> LiveProcess:
-        """See `abilities.Streams`. It ends with the box, if not before."""
+        """See `abilities.Streams`. It ends with the sandbox, if not before."""
         return self._sandbox.start(self._as_its_user(command), lease="")
 
     def _as_its_user(self, command: str) -> str:

@@ -23,7 +23,7 @@ class SuiteHead(Frozen):
     name: str
     sandbox: SandboxSpec
     files: dict[Split, Path]
-    """What a box of each split starts with; a split that is not in it starts with nothing."""
+    """What a sandbox of each split starts with; a split that is not in it starts with nothing."""
     limits: Limits
     reward: RewardRule | None
     verifiers: tuple[Part, ...]
@@ -60,7 +60,7 @@ def _sandbox(path: Path, text: str, head: Table) -> SandboxSpec:
 
 
 def _files(path: Path, text: str, head: Table) -> dict[Split, Path]:
-    """`files = "folder"` for every split, or `files = { train = "folder", ... }`: a box sees its split."""
+    """`files = "folder"` for every split, or `files = { train = "folder", ... }`: a sandbox sees its split."""
     files = head.get("sandbox", {}).get("files")
     if files is None:
         return {}
@@ -73,7 +73,7 @@ def _files(path: Path, text: str, head: Table) -> dict[Split, Path]:
         place = place_in(path.parent, folder, f"{where}: key 'files'")
         if not place.is_dir():
             raise ConfigError(
-                f"{where}: key 'files': no folder {listed(place)}; make it, or leave the key out for an empty box"
+                f"{where}: key 'files': no folder {listed(place)}; make it, or leave the key out for an empty sandbox"
             )
         refuse_above(place, path.parent, f"{where}: key 'files'")
         contents[split_of(name, where)] = place

@@ -4,9 +4,9 @@
                               name none)
     evals/NAME/tasks.jsonl    one task a line: id, instruction, split, pool, verifiers, reward, solution, environment,
                               and tags beside those of suite.toml
-    evals/NAME/files/         what a box starts with, when [sandbox] says `files = "files"`
+    evals/NAME/files/         what a sandbox starts with, when [sandbox] says `files = "files"`
     evals/NAME/baseline/      what policies did here (`bank.py`)
-    evals/NAME/CASE/          a regression case, whose tasks.jsonl has one task: its own box, and maybe a prefix.jsonl
+    evals/NAME/CASE/          a regression case: tasks.jsonl with one task, and maybe a prefix.jsonl
 
 A folder of tasks in the Harbor format, or one such task, is a suite, too (`harbor.py`): `load_suite` takes all three.
 
@@ -34,7 +34,7 @@ from agentloop.types import Frozen, Split, Task
 
 
 class Suite(Frozen):
-    """Tasks that are done in the same kind of box under the same limits, read from a folder or made in Python."""
+    """Tasks that are done in the same kind of sandbox under the same limits, read from a folder or made in Python."""
 
     name: str
     tasks: tuple[Task, ...]

@@ -49,7 +49,7 @@ def _task(row: Table, where: str, folder: Path, head: SuiteHead) -> Task:
     shared: Table = {}
     if head.environment and isinstance(row.get("environment", {}), dict):
         shared = {"environment": {**head.environment, **row.get("environment", {})}}
-    box = head.sandbox.model_copy(update={"files": head.files.get(split)})
+    sandbox = head.sandbox.model_copy(update={"files": head.files.get(split)})
     try:
         return Task.model_validate(
             {
@@ -58,7 +58,7 @@ def _task(row: Table, where: str, folder: Path, head: SuiteHead) -> Task:
                 **shared,
                 "split": split,
                 "verifiers": verifiers,
-                "sandbox": box,
+                "sandbox": sandbox,
                 "limits": head.limits,
                 "tags": tuple(dict.fromkeys((*head.tags, *tags_of(row.get("tags", []), where)))),
                 "prefix": _prefix(row.get("prefix"), where, folder),

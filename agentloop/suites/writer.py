@@ -23,7 +23,7 @@ def write_suite(folder: Path, name: str, tasks: Sequence[Task]) -> Suite:
 
     The files folder and verifier files stay where they are and are named relative to `folder`.
     Everything is checked before anything is written. Each file is replaced whole, suite.toml last:
-    a new suite that was cut short does not load. Raises ConfigError, also for tasks of unlike boxes
+    a new suite that was cut short does not load. Raises ConfigError, also for tasks of unlike sandboxes
     or limits, which one suite cannot say.
     """
     if any(task.setup is not None for task in tasks):

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from agentloop.abilities import artifacts_of, is_paid, time_of, waits
 from agentloop.errors import NotYet, SandboxGone
 from agentloop.judge.group import rank
-from agentloop.judge.score import TIMEOUT_S, FreshBox, judge
+from agentloop.judge.score import TIMEOUT_S, FreshSandbox, judge
 from agentloop.protocols import GroupVerifier, Sandbox, SandboxBackend, SandboxVerifier, Verifier
 from agentloop.testing import expect, opened
 from agentloop.types import Graded, Message, SandboxSpec, StopReason, Task, Trace
@@ -27,9 +27,9 @@ class VerifierCase:
     verifier: Verifier
     right: Trace
     wrong: Trace
-    fresh: FreshBox | None = None
+    fresh: FreshSandbox | None = None
     """Makes the sandbox with the artifacts of the right trace, for a verifier that names some."""
-    fresh_wrong: FreshBox | None = None
+    fresh_wrong: FreshSandbox | None = None
     """Makes the one of the wrong trace."""
 
 

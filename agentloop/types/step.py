@@ -88,7 +88,7 @@ class ExecResult(Frozen):
     dropped: int = 0
     """Bytes left out of the middle of stdout and stderr."""
     oom: bool = False
-    """The box ran out of its memory while the command ran, and something in it was killed."""
+    """The sandbox ran out of its memory while the command ran, and something in it was killed."""
     restarted: bool = False
     """A session's shell ended with this command; the next one starts in a new shell."""
     duration_s: float = 0.0

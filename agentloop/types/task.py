@@ -49,14 +49,14 @@ class RewardRule(Frozen):
 
 
 class SandboxSpec(Frozen):
-    """What a box is made of and what it must hold. Equal specs may share a pool."""
+    """Contents and limits of a sandbox. Equal specs may share a pool."""
 
     image: str = "host"
     """`host` is the host's own /usr, read-only; what else there is, `sandbox/images.py` says."""
     files: Path | None = None
     """Host folder that appears as the working directory /work; None gives an empty one."""
     read_only: bool = False
-    """True mounts `files` read-only, which lets several episodes share one box."""
+    """True mounts `files` read-only, which lets several episodes share one sandbox."""
     agent_files: Path | None = None
     """Host folder that appears at /agent, read-only: the agent's program, which is no part of the task."""
     root: bool = False
@@ -74,7 +74,7 @@ class SandboxSpec(Frozen):
     n_processes: int | None = Field(default=None, gt=0)
     """Processes and threads at once; None asks for no limit."""
     lifetime_s: float | None = Field(default=None, gt=0)
-    """Seconds after which the box ends itself, whatever runs in it; None is never."""
+    """Seconds after which the sandbox ends itself, whatever runs in it; None is never."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names (`*.example.com` for those below) that the proxy connects to; `*` is all but private ones."""
 
@@ -160,11 +160,11 @@ class Task(Frozen):
     reward: RewardRule | None = None
     """None is the mean of the verifiers, with the default bound on their dispute."""
     environment: EnvironmentSpec | None = None
-    """What is played in place of working in the box; None for nothing."""
+    """An environment that is played in place of work in the sandbox; None for none."""
     tags: tuple[str, ...] = ()
     """Words to choose tasks by; `must-pass` means something to the gate."""
     prefix: tuple[Step, ...] = ()
-    """Turns that were taken before: a fork goes on from there, in a box that has what they left (`work/fork.py`)."""
+    """Turns of the original attempt: a fork continues after them, in a sandbox with their files (`work/fork.py`)."""
     setup: Setup | None = None
     """Of a task in the Harbor format; None where commands run as the sandbox's only user, in its working folder."""
 

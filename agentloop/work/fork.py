@@ -1,8 +1,8 @@
-"""Trace, step k -> the task that goes on from there: its first k turns, and what they left in the box.
+"""Trace, step k -> the task that continues from there: its first k turns, and the files that they left.
 
-The turns' calls are made again in a fresh box. Only when each gives what it gave before is the working folder taken
-out: what a fork starts with is then known to be what the failed run had. What is not in the working folder (a running
-program, files in /tmp, what root changed) cannot be carried, so a run that has any is no fork.
+The calls of these turns run again in a fresh sandbox. If each has the same result as before, the working folder is
+copied, so the fork starts with the files of the failed run. State outside the working folder (a running program, files
+in /tmp, changes by root) cannot be copied: a run that has any cannot be forked.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from agentloop.work.work import Ask
 
 
 class NoFork(ConfigError):
-    """A run that cannot be gone on from at that step; the message says why."""
+    """The run cannot be forked at that step; the message says why."""
 
 
 async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxBackend, snapshot: Path) -> Task:
-    """`task` from step `k` of `trace` on; the files are written to the new folder `snapshot`, if the box is its own.
+    """`task` from step `k` of `trace` on. Writes the files to the new folder `snapshot`, if the sandbox is not shared.
 
     Raises NoFork.
     """
@@ -38,7 +38,9 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
     why = _why_not(task, steps, k)
     if why:
         raise NoFork(why)
-    pool = SandboxPool(backend, min_idle=0)  # of its own: what others left in a box that is shared is not this run's
+    pool = SandboxPool(
+        backend, min_idle=0
+    )  # of its own: what others left in a sandbox that is shared is not this run's
     planned = plan([task], run=trace.id, stage=f"fork@{k}", purpose=Purpose.run, policy_version=actor.version)
     repeats = replace(actor, policy=_repeats(steps))
     try:

@@ -24,7 +24,7 @@ def doctor(as_json: AsJson = False) -> None:
     """Show which sandboxes work on this machine, which limits each holds, and how to fix the others."""
     from agentloop.sandbox.checkup import check_all, machine
 
-    with stderr.status("trying what boxes hold here"):
+    with stderr.status("trying what sandboxes hold here"):
         checkups = asyncio.run(check_all())
     chosen = next((checkup.backend for checkup in checkups if checkup.problem is None), None)
     if as_json:
@@ -80,7 +80,7 @@ def _table(working: Sequence[Checkup]) -> Table:
         ]
         table.add_row(trial.name, trial.wording, *marks)
     table.add_row("isolation", "", *(checkup.isolation for checkup in working))
-    table.add_row("box starts in", "", *(f"{1000 * (checkup.start_s or 0):.0f} ms" for checkup in working))
+    table.add_row("sandbox starts in", "", *(f"{1000 * (checkup.start_s or 0):.0f} ms" for checkup in working))
     table.add_row("images", "", *(IMAGES.get(checkup.backend, "see its own pages") for checkup in working))
     return table
 

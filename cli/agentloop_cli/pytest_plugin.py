@@ -89,7 +89,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End every box."""
+    """End every sandbox."""
     if (session := config.stash.get(_session, None)) is not None:
         session.close()
 
@@ -140,13 +140,13 @@ def agent_policy(pytestconfig: pytest.Config) -> Policy:
 
 @pytest.fixture
 def agent_sandbox(pytestconfig: pytest.Config) -> Iterator[LeasedSandbox]:
-    """An empty box of its own, gone after the test."""
+    """An empty sandbox of its own, gone after the test."""
     from agentloop.testing.own import LeasedSandbox
 
     session = session_of(pytestconfig)
-    box = _or_usage_error(lambda: LeasedSandbox(session.runner, session.pool))
-    yield box
-    box.close()
+    sandbox = _or_usage_error(lambda: LeasedSandbox(session.runner, session.pool))
+    yield sandbox
+    sandbox.close()
 
 
 @pytest.fixture

@@ -287,7 +287,7 @@ def test_cheats_are_not_run_without_a_box(tmp_path: Path, root: Path) -> None:
     suite = write_suite(tmp_path / "s", root, asked("a", {"kind": "exact", "expected": "42"}, "echo 42"))
     done = CliRunner().invoke(app, ["judge", "audit", str(suite), "--sandbox", "unconfined"])
     assert isinstance(done.exception, CapabilityError)
-    assert str(done.exception) == "unconfined is no box, and an audit breaks what it can; use docker or bubblewrap"
+    assert str(done.exception) == "unconfined is no sandbox, and an audit breaks what it can; use docker or bubblewrap"
 
 
 def test_a_verifier_that_cannot_be_made_is_said_before_anything_runs(tmp_path: Path, root: Path) -> None:

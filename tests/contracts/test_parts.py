@@ -33,7 +33,7 @@ from agentloop.formats.export import load_exporter
 from agentloop.formats.importing import load_formats
 from agentloop.formats.source import SourceFile
 from agentloop.harbor.verifier import HarborVerifier
-from agentloop.judge.artifacts import Artifacts, fresh_boxes
+from agentloop.judge.artifacts import Artifacts, fresh_sandboxes
 from agentloop.judge.verifiers.actions import Actions
 from agentloop.judge.verifiers.command import CommandVerifier
 from agentloop.judge.verifiers.delayed import Delayed
@@ -214,7 +214,7 @@ def test_verifier_of_files_keeps(law: VerifierLaw, kind: str, bubblewrap: Bubble
     async def go() -> None:
         pool, task = SandboxPool(bubblewrap, min_idle=0), Task(id="t", instruction="x")
         right, wrong = (
-            fresh_boxes(task, pool, Artifacts(files={"/work/out": tmp_path / name / "out"}), name)
+            fresh_sandboxes(task, pool, Artifacts(files={"/work/out": tmp_path / name / "out"}), name)
             for name in ("right", "wrong")
         )
         try:

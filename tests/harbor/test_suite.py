@@ -14,7 +14,7 @@ from sandbox.roots import busybox_root
 import agentloop as al
 from agentloop.config.settings import STORE
 from agentloop.errors import ConfigError
-from agentloop.judge.score import NEEDS_BOX, judge
+from agentloop.judge.score import NEEDS_SANDBOX, judge
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.bodies import unpack
 from agentloop.store.store import Store
@@ -115,7 +115,7 @@ def test_a_stored_attempt_is_not_judged_without_its_sandbox(
     done = attempted(task, solver(task), bubblewrap)
     assert done.verdict.reward == 1.0
     again = asyncio.run(judge(task, done.trace))
-    assert (again.state, again.scores[0].error) == (RewardState.unscored, NEEDS_BOX)
+    assert (again.state, again.scores[0].error) == (RewardState.unscored, NEEDS_SANDBOX)
 
 
 @pytest.mark.slow

@@ -265,7 +265,7 @@ def test_a_phase_has_its_own_user_by_name_or_number(
     [
         ('"nosuchuser"', "ConfigError: {}: [{}] user 'nosuchuser' is none of the image's"),
         ("4322", "ConfigError: {}: [{}] user 4322 is none of the image's"),
-        ('"worker"', "CapabilityError: {}: [{}] user 'worker': this box has one user alone"),
+        ('"worker"', "CapabilityError: {}: [{}] user 'worker': this sandbox has one user alone"),
     ],
 )
 def test_a_user_that_cannot_be_had_is_never_a_0(

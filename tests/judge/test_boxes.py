@@ -177,7 +177,7 @@ def test_without_the_box_there_is_no_number() -> None:
     assert wanted(task) == ["/work/a"]
     verdict = asyncio.run(judge(task, trace([submit("95")])))
     assert (verdict.state, verdict.scores[0].error) == (
-        RewardState.unscored, "needs the agent's box, which is gone; run the task again"
+        RewardState.unscored, "needs the agent's sandbox, which is gone; run the task again"
     )  # fmt: skip
 
 

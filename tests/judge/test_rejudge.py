@@ -216,7 +216,7 @@ def test_a_group_is_compared_again_whole_and_once(store: Store) -> None:
 def test_what_needs_a_box_keeps_its_score_and_is_told(store: Store) -> None:
     tests = Part(kind="command", options={"command": "true", "artifacts": ["a"]})
     [verdict] = put(store, of(EXACT, tests), named("a"))
-    assert "needs the agent's box" in (verdict.scores[1].error or "")
+    assert "needs the agent's sandbox" in (verdict.scores[1].error or "")
     known = verdict.model_copy(
         update={"scores": (verdict.scores[0], Score(verifier="command", version="1", value=0.75))}
     )
@@ -226,7 +226,7 @@ def test_what_needs_a_box_keeps_its_score_and_is_told(store: Store) -> None:
     store.put_verdicts([New(stored.row.key, known)])
     account = again(store, of(EXACT, tests))
     assert store.trace("a")[2].reward == 0.875
-    assert account.why_not == {"command needs the agent's box": 1}
+    assert account.why_not == {"command needs the agent's sandbox": 1}
 
 
 def test_a_judge_model_is_asked_again_only_when_it_is_named(store: Store) -> None:

@@ -26,7 +26,7 @@ REMEDIES: Mapping[F, str] = {
     F.outcome_premature_stop: "say in the prompt what counts as done, and refuse an end without it",
     F.outcome_wrong_or_unverified: "no wrong step was found: see --by task, read one, and have answers checked",
     F.outcome_reward_hack: "close the way in the verifier first, then judge again: `agentloop judge`",
-    F.outcome_unsafe_action: "forbid it where it happens, in the box or the tool, not in the prompt",
+    F.outcome_unsafe_action: "forbid it where it happens, in the sandbox or the tool, not in the prompt",
     F.unclassified: "read a few; a pattern that comes back is worth a type of your own: [[failures.leaf]]",
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentloop.failures.detectors.detector import LIKELY, Finding, detector
-from agentloop.failures.detectors.words import API, BOX, CONTEXT, REFUSED, UNREADABLE
+from agentloop.failures.detectors.words import API, SANDBOX, CONTEXT, REFUSED, UNREADABLE
 from agentloop.failures.reading import Reading
 from agentloop.faults import fault_in
 from agentloop.types import FailureType, StopReason
@@ -39,7 +39,7 @@ def crashed(reading: Reading) -> Iterator[Finding]:
         yield Finding(None, (trace.error,), at=match.start(), type=FailureType.call_malformed)
     elif match := REFUSED.search(words):
         yield Finding(None, (trace.error,), at=match.start())
-    elif not API.search(words) and not BOX.search(words):
+    elif not API.search(words) and not SANDBOX.search(words):
         yield Finding(None, (trace.error,), LIKELY)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentloop.failures.detectors.detector import LIKELY, Finding, detector
-from agentloop.failures.detectors.words import API, BOX, CONTEXT, REFUSED, UNREADABLE
+from agentloop.failures.detectors.words import API, CONTEXT, REFUSED, SANDBOX, UNREADABLE
 from agentloop.failures.reading import Reading
 from agentloop.faults import fault_in
 from agentloop.types import FailureType
@@ -31,7 +31,7 @@ def infrastructure(reading: Reading) -> Iterator[Finding]:
         return
     if API.search(words):
         yield Finding(None, (error,), type=FailureType.infra_model_api_error)
-    elif BOX.search(words):
+    elif SANDBOX.search(words):
         yield Finding(None, (error,))
 
 
@@ -51,7 +51,7 @@ def service_error(reading: Reading) -> Iterator[Finding]:
 
 
 @detector("box_error", FailureType.infra_sandbox_failure)
-def box_error(reading: Reading) -> Iterator[Finding]:
+def sandbox_error(reading: Reading) -> Iterator[Finding]:
     """A foreign tool failed because of its environment: refused connections, no memory, no disk."""
     yield from _reported(reading, FailureType.infra_sandbox_failure)
 

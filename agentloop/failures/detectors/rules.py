@@ -40,7 +40,7 @@ ALL: tuple[Detector, ...] = (
     agent.crashed,
     agent.withheld,
     infra.infrastructure,
-    infra.box_error,
+    infra.sandbox_error,
     infra.service_error,
     infra.grader_failure,
     tampering.canary_used,

@@ -59,7 +59,7 @@ UNREADABLE = re.compile(
     r"tool_use_failed"
 )
 """A model's answer, or a tool call in it, that cannot be parsed."""
-BOX = re.compile(
+SANDBOX = re.compile(
     r"connection refused|connection reset|connection (?:was )?(?:closed|lost)|broken pipe"
     r"|out of memory|oom[ -]?kill|\boomkilled\b"
     r"|no space left on device|cannot allocate memory"
@@ -130,7 +130,7 @@ _CAUSES = (
     (
         ("connection", "broken pipe", "memory", "oom", "no space", "container", "sandbox", "docker", "137", "kernel",
          "environment crash", "environment died", "environment error"),
-        BOX,
+        SANDBOX,
         FailureType.infra_sandbox_failure,
     ),
 )  # fmt: skip

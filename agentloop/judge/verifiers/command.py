@@ -1,4 +1,4 @@
-"""The verifier that runs a test command, in a box that the agent never had."""
+"""The verifier that runs a test command, in a sandbox that the agent never had."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentloop.abilities import FileSandbox
-from agentloop.judge.verifiers.files import in_box
+from agentloop.judge.verifiers.files import in_sandbox
 from agentloop.protocols import Sandbox
 from agentloop.types import Graded, Trace
 
@@ -17,11 +17,11 @@ CANNOT_RUN = (126, 127)
 
 
 class CommandVerifier:
-    """1.0 when `command` exits 0 in a fresh box with the agent's `artifacts` and the hidden `tests`, else 0.0.
+    """1.0 when `command` exits 0 in a fresh sandbox with the agent's `artifacts` and the hidden `tests`, else 0.0.
 
-    artifacts: paths that are taken out of the agent's box when it is done, and put into the fresh one. tests: a folder
+    artifacts: paths that are taken out of the agent's sandbox when it is done, and put into the fresh one. tests: a folder
     of the host, uploaded to /tests after the agent's files, so that none of them can lie in its place. No network.
-    `command` starts in the box's own folder; run what the agent wrote as a child of the tests and look at what it
+    `command` starts in the sandbox's own folder; run what the agent wrote as a child of the tests and look at what it
     prints, because code that tests import can end them with any exit code. Tests that run out of memory, overrun
     `timeout_s` or cannot start what the agent wrote give 0: the agent's code can bring each about. `agentloop judge
     audit` finds a command that fails for its own reasons, because the task's solution does not score 1 either.
@@ -42,16 +42,16 @@ class CommandVerifier:
         self._command = command
         self._tests = None if tests is None else Path(tests)
         self._time_s = timeout_s
-        self.artifacts = tuple(map(in_box, artifacts))
-        self.timeout_s = timeout_s + 60.0  # making the box is not the command's time
+        self.artifacts = tuple(map(in_sandbox, artifacts))
+        self.timeout_s = timeout_s + 60.0  # making the sandbox is not the command's time
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
         """With the end of what the command printed. Raises SandboxGone."""
         if not isinstance(sandbox, FileSandbox):
-            raise TypeError("tests need a box that takes files; use docker or bubblewrap")
+            raise TypeError("tests need a sandbox that takes files; use docker or bubblewrap")
         if self._tests is not None:
             created = await sandbox.exec("rm -rf /tests && mkdir -p /tests")
-            at = "/tests" if created.exit_code == 0 else "/tmp/tests"  # noqa: S108 - of the box, where / may not be written
+            at = "/tests" if created.exit_code == 0 else "/tmp/tests"  # noqa: S108 - of the sandbox, where / may not be written
             await sandbox.upload(self._tests, at)
             command = f"TESTS={at}; export TESTS; {self._command}"
         else:

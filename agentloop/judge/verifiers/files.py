@@ -17,7 +17,7 @@ class FilesVerifier:
     """1.0 when every file is as it should be after the episode, else 0.0.
 
     expected: path -> one of `{"content": text}` (equal but for outer whitespace), `{"contains": text}`,
-    `{"sha256": hex}`, `{"absent": true}`. A path starts at /work unless it is absolute. Read in a fresh box, into
+    `{"sha256": hex}`, `{"absent": true}`. A path starts at /work unless it is absolute. Read in a fresh sandbox, into
     which only these files were copied; what is no plain file, or larger than 16 MiB, is not as it should be.
     Raises ValueError for a check that is none.
     """
@@ -35,22 +35,22 @@ class FilesVerifier:
                 raise ValueError(f'files: {path}: "absent" is true and stands alone')
             if not all(isinstance(value, str) for kind, value in checks.items() if kind != "absent"):
                 raise ValueError(f"files: {path}: content, contains and sha256 are texts")
-            self._expected[in_box(path)] = {kind: value for kind, value in checks.items() if isinstance(value, str)}
+            self._expected[in_sandbox(path)] = {kind: value for kind, value in checks.items() if isinstance(value, str)}
         if not self._expected:
             raise ValueError("files: name at least one file")
         self.artifacts = tuple(self._expected)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
-        """Raises SandboxGone, and TypeError for a box that hands out no files."""
+        """Raises SandboxGone, and TypeError for a sandbox that hands out no files."""
         if not isinstance(sandbox, FileSandbox):
-            raise TypeError("files need a box that hands out files; use docker or bubblewrap")
+            raise TypeError("files need a sandbox that hands out files; use docker or bubblewrap")
         return float(all([await self._is_right(sandbox, path, checks) for path, checks in self._expected.items()]))
 
-    async def _is_right(self, box: FileSandbox, path: str, checks: Mapping[str, str]) -> bool:
+    async def _is_right(self, sandbox: FileSandbox, path: str, checks: Mapping[str, str]) -> bool:
         if not checks:
-            return (await box.exec(f'[ ! -e "{path}" ] && [ ! -L "{path}" ]')).exit_code == 0
+            return (await sandbox.exec(f'[ ! -e "{path}" ] && [ ! -L "{path}" ]')).exit_code == 0
         try:
-            data = await box.read(path, max_bytes=self.max_bytes)
+            data = await sandbox.read(path, max_bytes=self.max_bytes)
         except (PathError, TransferLimit):
             return False
         text = data.decode(errors="replace")
@@ -61,9 +61,9 @@ class FilesVerifier:
         )
 
 
-def in_box(path: str) -> str:
+def in_sandbox(path: str) -> str:
     """`path` as an absolute one. Raises ValueError for one that leads out, or that no shell takes as it is."""
     whole = path if path.startswith("/") else f"/work/{path}"
     if any(part in {"..", ""} for part in whole.split("/")[1:]) or any(sign in whole for sign in '"$`\\\n\0'):
-        raise ValueError(f"{path!r} is no path of a file in a box; write it without '..', '//', quotes and '$'")
+        raise ValueError(f"{path!r} is no path of a file in a sandbox; write it without '..', '//', quotes and '$'")
     return whole
