@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from agentloop.errors import AgentLoopError, TrainingError
 from agentloop.train import state
@@ -98,7 +99,7 @@ def leading(n_processes: int) -> Iterator[Ranks]:
     if n_processes == 1:
         yield ALONE
         return
-    store = dist.TCPStore(LOCAL, 0, n_processes, True, START, wait_for_workers=False)
+    store = TCPStore(LOCAL, 0, n_processes, True, START, wait_for_workers=False)
     numbers = [str(n_processes), str(store.port), str(torch.get_num_threads())]
     with ExitStack() as stack:
         started = [stack.enter_context(_started([str(rank), *numbers])) for rank in range(1, n_processes)]
@@ -157,7 +158,7 @@ def begin(ranks: Ranks, recipe: Recipe) -> None:
 
 def follow(rank: int, size: int, port: int) -> None:
     """Repeat the calls of the first process until it says that the training is over."""
-    store = dist.TCPStore(LOCAL, port, size, False, START)
+    store = TCPStore(LOCAL, port, size, False, START)
     with _group(store, rank, size):
         ranks = Ranks(rank, size)
         recipe: Recipe = ranks.from_first(None)  # type: ignore[assignment]
@@ -173,7 +174,7 @@ def follow(rank: int, size: int, port: int) -> None:
 
 
 @contextmanager
-def _group(store: dist.Store, rank: int, size: int) -> Iterator[None]:
+def _group(store: Store, rank: int, size: int) -> Iterator[None]:
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
