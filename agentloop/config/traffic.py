@@ -31,7 +31,8 @@ class CanarySection(Section):
     delta: float = Field(default=0.05, gt=0, lt=1)
     """Drop of the mean reward that a PASS excludes."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
-    """Risk of an alarm where nothing is wrong, and of a PASS where the canary is worse by delta."""
+    """Risk of an alarm where nothing is wrong, for each canary; and of a PASS where the canary is worse by delta, for
+    all canaries of the project together."""
     max_episodes: int = Field(default=2500, ge=1)
     """Episodes of the canary after which the comparison ends as INCONCLUSIVE: a drop of 5 points may take so many."""
     wait_hours: float = Field(default=24.0, gt=0)

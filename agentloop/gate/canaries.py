@@ -20,6 +20,7 @@ from typing import NamedTuple
 from agentloop.config.traffic import CanarySection
 from agentloop.errors import AgentLoopError, StateError, counted
 from agentloop.gate.canary import Arm, CanaryFold, CanaryRules, CanaryVerdict, LiveEpisode, fold
+from agentloop.gate.wealth import AlphaSpent, next_alpha
 from agentloop.registry.moves import Moves, no_check, shown_proof
 from agentloop.registry.routing import possible_versions
 from agentloop.registry.versions import Registry
@@ -102,7 +103,8 @@ def look(store: Store, settings: CanarySection, now: datetime | None = None) -> 
         for one in stored
         if one.policy_version in possible_versions(live.number, moves, one.trace_id, one.started_at)
     ]
-    rules = rules_of(settings)
+    risk = _risk(registry.moves(), settings.alpha)
+    rules = rules_of(settings)._replace(pass_alpha=risk.alpha)
     folded = fold((_episode(one, canary.number, rules.wait) for one in episodes), rules, now)
     by_arm = {
         Arm.canary: [one for one in episodes if one.policy_version == canary.number],
@@ -117,7 +119,7 @@ def look(store: Store, settings: CanarySection, now: datetime | None = None) -> 
         folded=folded,
         n_begun={arm: len(mine) for arm, mine in by_arm.items()},
         warnings=tuple(warnings),
-        proof=_proof(folded, canary, live, _more_hacks(by_arm)),
+        proof=_proof(folded, (live, canary), risk.number, _more_hacks(by_arm)),
     )
 
 
@@ -268,6 +270,31 @@ def rules_of(settings: CanarySection) -> CanaryRules:
     )
 
 
+class _Risk(NamedTuple):
+    """What the present canary may risk of the risk that all canaries of a project share, by the rule of `wealth.py`."""
+
+    number: int
+    alpha: float
+
+
+def _risk(moves: Sequence[Move], alpha: float) -> _Risk:
+    """moves: of all versions, with the beginning of the present canary. alpha: of all canaries together."""
+    spent: list[AlphaSpent] = []
+    risk = _Risk(0, alpha)
+    for i, move in enumerate(moves):
+        if not _begins(move) or move.is_shadow:
+            continue
+        risk = _Risk(len(spent) + 1, next_alpha(spent, alpha))
+        ended = next((each for each in moves[i + 1 :] if each.version == move.version and _ends(each)), None)
+        passed = ended is not None and ended.after is PolicyState.live and ended.proof is not None
+        spent.append(AlphaSpent(risk.alpha, is_promotion=passed))
+    return risk
+
+
+def _ends(move: Move) -> bool:
+    return move.before is PolicyState.canary is not move.after
+
+
 def _begins(move: Move) -> bool:
     return move.after is PolicyState.canary and move.before is not PolicyState.canary
 
@@ -299,7 +326,11 @@ def _more_hacks(by_arm: Mapping[Arm, Sequence[TrafficEpisode]]) -> str | None:
     )
 
 
-def _proof(folded: CanaryFold, canary: PolicyVersion, live: PolicyVersion, obstacle: str | None) -> Proof | None:
+def _proof(
+    folded: CanaryFold, versions: tuple[PolicyVersion, PolicyVersion], number: int, obstacle: str | None
+) -> Proof | None:
+    """versions: the live one and the canary. number: of the canary among all."""
+    live, canary = versions
     if folded.verdict is None:
         return None
     claim = "not_worse"
@@ -313,11 +344,19 @@ def _proof(folded: CanaryFold, canary: PolicyVersion, live: PolicyVersion, obsta
         verdict=folded.verdict.value,
         outcomes=folded.outcomes.hexdigest(),
         n=folded.bets.n,
-        alpha=folded.rules.alpha,
+        alpha=_claimed_at(folded),
+        stake=number,
         difference=folded.bets.mean,
         low=folded.low,
         obstacle=obstacle,
     )
+
+
+def _claimed_at(folded: CanaryFold) -> float:
+    """The risk of this verdict: PASS has another one than an alarm."""
+    if folded.verdict is CanaryVerdict.passed:
+        return folded.rules.pass_alpha or folded.rules.alpha
+    return folded.rules.alpha
 
 
 def _models(version: PolicyVersion, episodes: Sequence[TrafficEpisode]) -> Iterable[str]:

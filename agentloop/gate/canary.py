@@ -66,13 +66,16 @@ class CanaryRules(NamedTuple):
     """Drop of the mean reward that PASS excludes."""
     alpha: float = 0.05
     """Risk of an alarm, FAIL or INFRA, where the canary is no worse and its rewards come as the live ones do. It is the
-    risk of a false PASS, too: each of the claims, `not_worse` and `better`, has half of it."""
+    risk of a false PASS, too, unless `pass_alpha` is smaller: each of the claims, `not_worse` and `better`, has half of
+    it."""
     max_episodes: int = 2500
     """Canary episodes after which an open comparison is INCONCLUSIVE."""
     wait: timedelta = timedelta(hours=24)
     """Time after its beginning at which the reward of an episode is given up."""
     settle: timedelta = timedelta(0)
     """Age from which an episode counts: longer than its first call takes to be recorded."""
+    pass_alpha: float | None = None
+    """Risk of a false PASS; None: alpha."""
 
 
 class CanaryVerdict(StrEnum):
@@ -155,7 +158,7 @@ class CanaryFold:
         self.outcomes = hashlib.sha256()
         self._infra_bound = -math.log(ATTRITION * rules.alpha)
         self._fail_bound = -math.log((1 - ATTRITION) * rules.alpha)
-        self._claim_bound = math.log(2 / rules.alpha)
+        self._claim_bound = math.log(2 / (rules.pass_alpha or rules.alpha))
         self._visits = Counter[str]()
         self._strata: dict[str, _Stratum] = {}
 

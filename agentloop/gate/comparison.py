@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import chain, count
@@ -27,6 +27,7 @@ from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Si
 from agentloop.gate.proofs import leave_proofs, proofs_of
 from agentloop.gate.result import result_of
 from agentloop.gate.run import Run
+from agentloop.gate.stakes import Stake, stake_of_gate
 from agentloop.gate.suites import EvalSuite, evals_of_source, name_of, project_backend, rolling
 from agentloop.gate.summary import ENDS
 from agentloop.gate.taped import SuiteTape
@@ -260,6 +261,9 @@ def run_gate(
     """
     options = prepared.options
     folder = options.out or folder_of(prepared)
+    stake = stake_of_gate(options.project, folder, prepared.identities)
+    if stake is not None:
+        prepared = _at_stake(prepared, stake, display)
     fold = Fold(prepared.header)
     with run_store(folder, options.project) as store:
         run = Run(folder, prepared.header, prepared.bank, prepared.made_of, store, prepared.versions)
@@ -279,8 +283,19 @@ def run_gate(
         finally:
             run.close()
     write_text(folder / RESULT, result.model_dump_json(indent=1) + "\n")
-    leave_proofs(store_place(options.project), proofs_of(result, outcomes, prepared.identities))
+    proofs = proofs_of(result, outcomes, prepared.identities, stake and stake.number)
+    leave_proofs(store_place(options.project), proofs)
     return result, folder
+
+
+def _at_stake(prepared: Prepared, stake: Stake, display: GateDisplay) -> Prepared:
+    """With the risk that the project leaves for this comparison."""
+    display.note(
+        f"comparison {stake.number} with a live version: a PASS that is wrong has a probability of {stake.alpha:.2g} "
+        "at most, so that all of the project's promotions together stay within [gate] alpha"
+    )
+    header = prepared.header.model_copy(update={"settings": stake.lowered(prepared.header.settings)})
+    return replace(prepared, header=header)
 
 
 def _with_reason(result: GateResult, stopped: str | None, no_baseline: str | None) -> GateResult:

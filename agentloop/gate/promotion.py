@@ -210,8 +210,9 @@ def proof_of(
     versions: tuple[PolicyVersion, PolicyVersion],
     *,
     obstacles: Sequence[str],
+    stake: int | None = None,
 ) -> Proof:
-    """What a decision rests on. obstacles: as for `decide`."""
+    """What a decision rests on. obstacles: as for `decide`. stake: of `Proof`."""
     champion, candidate = versions
     result = comparison.end()
     return Proof(
@@ -226,5 +227,6 @@ def proof_of(
         alpha=result.settings.alpha,
         difference=decision.difference,
         low=decision.ci95[0],
+        stake=stake,
         obstacle=next(iter(obstacles), None),
     )

@@ -30,10 +30,15 @@ def leave_proofs(place: StorePlace, proofs: Sequence[Proof]) -> int:
     return len(about_versions)
 
 
-def proofs_of(result: GateResult, outcomes: Sequence[Outcome], sides: Mapping[str, tuple[str, str]]) -> list[Proof]:
+def proofs_of(
+    result: GateResult,
+    outcomes: Sequence[Outcome],
+    sides: Mapping[str, tuple[str, str]],
+    stake: int | None = None,
+) -> list[Proof]:
     """One for each suite with a mean. sides: suite -> identities of the candidate and of the baseline.
 
-    outcomes: of both sides and all suites, in the order in which they counted.
+    outcomes: of both sides and all suites, in the order in which they counted. stake: of `Proof`.
     """
     tasks: dict[str, set[str]] = {}
     for line in result.tasks:
@@ -57,6 +62,7 @@ def proofs_of(result: GateResult, outcomes: Sequence[Outcome], sides: Mapping[st
             alpha=_risk(result.settings, suite),
             difference=look.mean,
             low=look.low,
+            stake=stake,
             obstacle=more_hacks(own),
         )
         proofs.append(proof)

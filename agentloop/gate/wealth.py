@@ -1,9 +1,10 @@
-"""Decisions of a project, in their order -> the risk that the next candidate may take of a false promotion.
+"""Comparisons of a project, in their order -> the risk that the next one may take of a false promotion.
 
-The probability that a project ever promotes a candidate that is no better than the version live at that time is at most
-alpha, however many candidates it makes. Candidate k may take
+The probability that a project ever promotes a candidate by a gate whose claim does not hold (one that is no better than
+the version live at that time; or, by the claim `not_worse`, one that is worse by delta) is at most alpha, however many
+candidates it makes and however often somebody gates them. Comparison k may take
 
-    alpha_k = alpha * 6 / (pi^2 k^2)  +  alpha_(k-1), if candidate k-1 was promoted
+    alpha_k = alpha * 6 / (pi^2 k^2)  +  alpha_(k-1), if comparison k-1 promoted its candidate
 
 Source: Tian & Ramdas, Online control of the familywise error rate, Stat. Methods Med. Res. 30 (2021), online fallback.
 
@@ -22,7 +23,17 @@ Why it holds, with held-out tasks that every candidate is compared on:
   the shares of the promoted candidates right before it, all of which were better; no share is counted twice. The shares
   sum to alpha.
 
-It says nothing of versions that somebody promotes by hand, or by a canary, which has a risk of its own. "Better" is
+Gates by hand are in the same row of numbers as the loop's comparisons (`stakes.py`). Each has its number, and with it
+its alpha_k, in the store before its first attempt, so a gate that was ended, forgotten or repeated has used up its
+share: the sum above is over all that began, not over those that ended well. A gate whose evidence goes on keeps its
+number. A proof without a number does not promote. Two comparisons at once have two numbers, and the second gets nothing
+from the first.
+
+Canaries share `[canary] alpha` by the same rule, numbered by the moves that began them, so all promotions of a project
+are wrong with probability `[gate] alpha` + `[canary] alpha` at most. An override and a rollback claim nothing, and are
+not in the sum. Neither is somebody who deletes the store, or who writes a candidate with the held-out tasks in view.
+
+"Better" is
 about the mean over the suite's held-out tasks, in the order of `schedule.py`. Its rounds visit each task equally often;
 the statement is exact for a candidate that does no task better, and for `iid` sampling in general.
 """

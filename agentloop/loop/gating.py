@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from agentloop.errors import ConfigError, SandboxError
 from agentloop.gate.promotion import Comparison, decide, find_obstacles, proof_of
-from agentloop.gate.wealth import AlphaSpent, next_alpha
+from agentloop.gate.stakes import take_stake
 from agentloop.loop.held_out_outcomes import (
     FRESH,
     compare_stage,
@@ -27,8 +27,8 @@ from agentloop.loop.held_out_outcomes import (
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin, unscored
 from agentloop.loop.trained import refuse_trained
+from agentloop.registry.versions import LOOP
 from agentloop.types import (
-    Action,
     Attempt,
     Decision,
     EvalReport,
@@ -50,20 +50,24 @@ async def gate(project: Project, candidate: PolicyVersion) -> Decision:
     if not bank:  # its traces were pruned
         await _measure(project, champion)
         bank = measured(project, champion)
+    versions = (champion, candidate)
+    stake = take_stake(project.store, versions, project.suite.hash, project.config.gate.alpha, by=LOOP)
     comparison = Comparison(
         compared_part(project),
         of_live(project, bank),
-        alpha=next_alpha(_spent(project), project.config.gate.alpha),
+        alpha=stake.alpha,
         seed=project.config.project.seed,
         names=(f"v{champion.number}", f"v{candidate.number}"),
     )
     await _compare(project, candidate, comparison, n_rounds=min(map(len, bank)))
-    versions = (champion, candidate)
     obstacles = find_obstacles(comparison, project.config.gate.n_min)
     decision = decide(comparison, versions, obstacles=obstacles, now=datetime.now(UTC))
     evidence = store_evidence(project, comparison, versions)
-    project.registry.apply(decision, proof=proof_of(decision, comparison, versions, obstacles=obstacles))
-    evidence.end(comparison.end().verdict.value)
+    proof = proof_of(decision, comparison, versions, obstacles=obstacles, stake=stake.number)
+    project.registry.apply(decision, proof=proof)
+    evidence.end(proof.verdict)
+    if stake.row is not None:
+        stake.row.end(proof.verdict)
     return decision
 
 
@@ -141,12 +145,6 @@ def _remember(project: Project, stage: Stage, attempts: Sequence[Attempt], repor
     stage.finish()  # first: with a report the stage is not done again, and would never be counted
     project.store.put_report(report)
     return report
-
-
-def _spent(project: Project) -> list[AlphaSpent]:
-    """The project's decisions so far, in their order."""
-    decisions = project.store.decisions().values()
-    return [AlphaSpent(one.alpha or 0.0, is_promotion=one.action is Action.promote) for one in decisions]
 
 
 def _is_whole(attempt: Attempt, n_lost: Mapping[str, int]) -> bool:

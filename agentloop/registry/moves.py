@@ -268,6 +268,11 @@ def objection(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, suite
         return f'its {proof.kind} ended {proof.verdict}; improve it, or promote it with `--override "why"`'
     if proof.obstacle is not None:
         return f'{proof.obstacle}; improve it, or promote it with `--override "why"`'
+    if proof.stake is None:
+        return (
+            "its proof has no share of the project's risk of a false promotion: the baseline was not the live version "
+            'when it began; compare the two again, or promote it with `--override "why"`'
+        )
     if proof.alpha > MAX_ALPHA:
         return (
             f"its proof may be wrong with probability {proof.alpha:g}, and {MAX_ALPHA:g} is the most that counts; "

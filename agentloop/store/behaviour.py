@@ -58,7 +58,7 @@ class Behaviour:
             col(TraceRow.model).is_not(None),
         )
         with self._database.read() as connection:
-            return set(connection.execute(query.distinct()).scalars())
+            return {name for name in connection.execute(query.distinct()).scalars() if name is not None}
 
     def failures_of(self, trace_ids: Sequence[str]) -> dict[str, str]:
         """Trace id -> type of its critical failure, for traces that have one and still exist."""

@@ -6,7 +6,7 @@ anew with the next number. Its files are exports of these rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -16,6 +16,9 @@ from sqlmodel import Field, SQLModel, col
 from agentloop.store.database import Database
 from agentloop.store.statements import insert_rows
 from agentloop.store.tables import Key
+
+ALL = "all"
+"""Key of runs that are numbered whatever their question."""
 
 
 class EvidenceRow(SQLModel, table=True):
@@ -186,6 +189,37 @@ def evidence(database: Database, project: str, id: str) -> EvidenceLog | None:
     with database.session() as session:
         row = session.get(EvidenceRow, (project, id))
     return EvidenceLog(database, row) if row is not None else None
+
+
+def begin_next(
+    database: Database,
+    project: str,
+    kind: str,
+    question: str,
+    about: Callable[[Sequence[dict[str, Any]]], dict[str, Any]],
+) -> EvidenceLog:
+    """The run of that kind and question that has no verdict, else a new one, numbered among all of the kind.
+
+    about: the descriptions of all earlier ones, by number -> that of the new one. No other process numbers one
+    meanwhile.
+    """
+    mine = (col(EvidenceRow.project) == project, col(EvidenceRow.kind) == kind)
+    with database.session(write=True) as session:
+        rows = list(session.scalars(select(EvidenceRow).where(*mine).order_by(col(EvidenceRow.number))))
+        row = next((row for row in rows if row.about["question"] == question and row.verdict is None), None)
+        if row is None:
+            number = len(rows) + 1
+            row = EvidenceRow(
+                project=project,
+                id=f"{kind}-{ALL}-{number}",  # of two processes with one number, the second gets an error
+                kind=kind,
+                key=ALL,
+                number=number,
+                about={**about([each.about for each in rows]), "question": question},
+                started_at=datetime.now(UTC),
+            )
+            session.add(row)
+    return EvidenceLog(database, row)
 
 
 def begin_evidence(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy import select as sa_select
@@ -10,7 +11,7 @@ from sqlmodel import col, select
 
 from agentloop.store.attempts import Placed, put_attempts, supersede
 from agentloop.store.database import Database
-from agentloop.store.evidence import EvidenceLog, begin_evidence, evidence
+from agentloop.store.evidence import EvidenceLog, begin_evidence, begin_next, evidence
 from agentloop.store.find import LISTED
 from agentloop.store.shared import SharedBodies
 from agentloop.store.statements import chunks
@@ -119,6 +120,12 @@ class Stages:
     ) -> EvidenceLog:
         """Continues the gate or bank with that key if it has no verdict; else starts a new one."""
         return begin_evidence(self._database, self.project, kind, key, about, within=within)
+
+    def begin_next(
+        self, kind: str, question: str, about: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
+    ) -> EvidenceLog:
+        """See `evidence.begin_next`."""
+        return begin_next(self._database, self.project, kind, question, about)
 
     def evidence(self, id: str) -> EvidenceLog | None:
         """The gate or bank with that id."""

@@ -118,6 +118,9 @@ class Proof(Frozen):
     difference: float
     low: float
     """Lower end of the 95% confidence sequence of the difference."""
+    stake: int | None = None
+    """Number of its comparison among those that share the project's risk; None for one that has no share of it, such as
+    one with a version that was not live. A canary has its number among canaries."""
     obstacle: str | None = None
     """Why the candidate may not go live although it passed, such as reward hacks; None for no such reason."""
 

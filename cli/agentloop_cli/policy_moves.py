@@ -36,6 +36,9 @@ def promote(
     It needs a proof about exactly these two versions, from a gate that ended PASS
     (`agentloop gate SUITE --baseline NAME --candidate v3`), or from a canary that ended PASS.
 
+    All gates of a project share the risk of a wrong promotion, and so do its canaries: each
+    later one needs more evidence. An override has no error rate.
+
     Exit codes: 0 promoted, 1 its state or its proofs do not allow it, 2 an argument or the version's files are wrong.
     """
     with _moves(project, where, by) as moves:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -138,7 +139,7 @@ def test_pass_and_everything_that_ci_reads(here: Path, agentloop: Run) -> None:
     assert (here / "r.html").read_text().lower().startswith("<!doctype html")
     assert (here / "out" / "report.html").exists()
     again = agentloop(*gate("good", "--json"))
-    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
     assert "out has this gate's verdict already" in again.stderr
     replayed = agentloop("gate", "--replay", "out/gate.outcomes.jsonl", "--json")
     assert (replayed.returncode, replayed.stdout) == (0, done.stdout), "the file alone says the same, byte for byte"
@@ -156,8 +157,12 @@ def test_a_gate_of_two_versions_leaves_the_proof_by_which_one_is_promoted(here: 
     for number, sha256 in ((1, head["identity"]), (2, candidate)):
         add(Registry(store), number, sha256)
     assert agentloop("policies", "promote", "v2").returncode == 1
-    assert agentloop(*gate("as_good")).returncode == 0
+    begun = agentloop(*gate("as_good"))
+    assert begun.returncode == 0
+    assert "comparison 1 with a live version" in begun.stderr
+    assert agentloop(*gate("as_good")).returncode == 0, "the folder has the verdict, and nothing is risked again"
     [proof] = store.proofs(candidate)
+    assert (proof.stake, proof.alpha) == (1, pytest.approx(0.05 * 6 / math.pi**2))
     assert (proof.verdict, proof.claim, proof.suite_hash, proof.baseline) == (
         "PASS",
         "not_worse",
@@ -166,6 +171,9 @@ def test_a_gate_of_two_versions_leaves_the_proof_by_which_one_is_promoted(here: 
     )
     assert agentloop("policies", "promote", "v2").returncode == 0
     assert store.moves()[-1].proof == proof
+    shutil.rmtree("out")
+    again = agentloop(*gate("good"))  # v1 is live no more, and `good` is no version
+    assert "comparison" not in again.stderr
     store.close()
 
 

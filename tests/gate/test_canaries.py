@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -98,6 +99,22 @@ def test_a_canary_that_passes_has_a_proof_that_promotes_it(store: Store) -> None
     assert store.proofs("2" * 64) == [report.proof]
     Moves(Registry(store), by="ann").promote(2)
     assert states(Registry(store)) == {1: "retired", 2: "live"}
+
+
+def test_the_next_canary_has_the_next_share_of_the_risk_and_a_shadow_has_none(store: Store) -> None:
+    moves = Moves(Registry(store), by="ann")
+    for is_shadow in (True, False):
+        moves.end_canary()
+        moves.start_canary(2, 0.2, is_shadow=is_shadow)
+    traffic(store, 4000, drop=-0.3, model="n")
+    report = judge_canary(store, SETTINGS, now=LATER)
+    assert report is not None
+    assert report.proof is not None
+    assert (report.proof.verdict, report.proof.stake) == ("PASS", 2)
+    assert report.proof.alpha == pytest.approx(SETTINGS.alpha * 6 / (2 * math.pi) ** 2)
+    assert report.folded.better.log_fail >= math.log(2 / report.proof.alpha) or report.folded.bets.log_pass >= math.log(
+        2 / report.proof.alpha
+    )
 
 
 def test_a_canary_may_be_promoted_by_its_verdict(store: Store) -> None:

@@ -14,6 +14,7 @@ from sqlmodel import select
 from agentloop.errors import ConfigError, UpstreamUnavailable
 from agentloop.gate.outcomes import Header, Outcome, outcome_lines
 from agentloop.gate.result import fold
+from agentloop.gate.stakes import STAKE
 from agentloop.loop.held_out_outcomes import compare_stage, gate_stage
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin
@@ -159,7 +160,7 @@ def test_a_promoted_version_is_measured_anew_and_its_proof_names_the_outcomes_th
 
 def _evidence_ids(project: Project) -> list[str]:
     with project.store._database.session() as session:
-        return [row.id for row in session.exec(select(EvidenceRow))]
+        return [row.id for row in session.exec(select(EvidenceRow)) if row.kind != STAKE]
 
 
 class Hacking(PlannedTrainer):

@@ -85,6 +85,7 @@ def project(tmp_path: Path, provider: Provider) -> Path:
                 "outcomes": "e" * 64,
                 "n": 60,
                 "alpha": 0.01,
+                "stake": 1,
                 "difference": 0.2,
                 "low": 0.05,
             }

@@ -44,6 +44,7 @@ def proof(candidate: int = 2, baseline: int = 1, **fields: Any) -> Proof:
         "outcomes": "e" * 64,
         "n": 60,
         "alpha": 0.05,
+        "stake": 1,
         "difference": 0.2,
         "low": 0.05,
     }

@@ -1,0 +1,125 @@
+"""Comparisons of candidates with the live version, each with its share of the project's risk: see `wealth.py`.
+
+A stake is a row of the project's store from before the first attempt, so that none of these is forgotten: a gate that
+somebody ends and begins anew, two gates at once, a candidate that is compared again and again. A comparison that goes
+on with the same evidence has the same stake: one of the loop until it has decided, and a gate's in its folder. The
+loop's comparisons and those of `agentloop gate` are in one row of numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+from agentloop.config.settings import CONFIG_FILE, Config, load_config
+from agentloop.gate.losses import Claim
+from agentloop.gate.outcomes import Settings
+from agentloop.gate.run import OUTCOMES
+from agentloop.gate.wealth import AlphaSpent, next_alpha
+from agentloop.output_files import write_text
+from agentloop.registry.versions import LOOP, Registry
+from agentloop.store.evidence import EvidenceLog
+from agentloop.store.place import store_place
+from agentloop.store.store import Store
+from agentloop.types import Action, Move, PolicyState, PolicyVersion, ProofKind, content_hash
+
+GATE = "agentloop gate"
+STAKE_FILE = "stake.json"
+"""In the folder of a gate's run."""
+STAKE = "stake"
+"""Kind of these rows."""
+
+
+class Stake(NamedTuple):
+    """What one comparison may risk."""
+
+    number: int
+    """Among all of the project, from 1 on."""
+    alpha: float
+    """Probability with which it may lead to a promotion although its claim does not hold."""
+    row: EvidenceLog | None = None
+    """None where it was read from a folder."""
+
+    def lowered(self, settings: Settings) -> Settings:
+        """The settings of a gate with no more risk of a wrong PASS than this."""
+        if settings.claim is Claim.better:
+            return settings.model_copy(update={"alpha": min(settings.alpha, self.alpha)})
+        return settings.model_copy(update={"beta": min(settings.beta, self.alpha)})
+
+
+def take_stake(
+    store: Store, versions: tuple[PolicyVersion, PolicyVersion], question: object, alpha: float, *, by: str
+) -> Stake:
+    """The stake of a comparison that begins now, or that of the same question if it has no verdict yet.
+
+    versions: the live one and the candidate. question: what tells this comparison from others of the two, apart from
+    its risk. alpha: over the project's life. by: the command.
+    """
+    live, candidate = versions
+    name = content_hash([by, candidate.sha256, live.sha256, question])[:16]
+    decisions = store.decisions()
+    moves = store.moves()
+
+    def about(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        by_loop = {row["version"] for row in rows if row["by"] == LOOP}
+        spent = [
+            AlphaSpent(decision.alpha or 0.0, is_promotion=decision.action is Action.promote)
+            for number, decision in decisions.items()
+            if number not in by_loop  # of an earlier agentloop, which had no stakes
+        ]
+        spent += [AlphaSpent(row["alpha"], is_promotion=_led_to_promotion(row, moves)) for row in rows]
+        return {
+            "number": len(spent) + 1,
+            "alpha": next_alpha(spent, alpha),
+            "by": by,
+            "version": candidate.number,
+            "candidate": candidate.sha256,
+            "baseline": live.sha256,
+        }
+
+    row = store.begin_next(STAKE, name, about)
+    terms: Any = row.about
+    return Stake(terms["number"], terms["alpha"], row)
+
+
+def stake_of_gate(project: Path, folder: Path, identities: Mapping[str, tuple[str, str]]) -> Stake | None:
+    """The stake of a gate by hand, which its folder keeps; None for one of anything but a version and the live one.
+
+    project: its folder. folder: of the run; without an outcome it begins, whatever question was asked before.
+    identities: suite -> of the candidate and of the baseline.
+    """
+    kept = folder / STAKE_FILE
+    if kept.is_file():
+        terms = json.loads(kept.read_bytes())
+        return Stake(terms["number"], terms["alpha"])
+    place = store_place(project)
+    is_there = place.file is None or place.file.is_file()
+    if (folder / OUTCOMES).exists() or len(set(identities.values())) != 1 or not is_there:
+        return None
+    [(candidate, baseline)] = set(identities.values())
+    store = place.open(create=False)
+    try:
+        versions = {version.sha256: version for version in store.versions()}
+        live = Registry(store).live()
+        if live is None or live.sha256 != baseline or candidate not in versions or candidate == baseline:
+            return None
+        config = load_config(project) if (project / CONFIG_FILE).exists() else Config()
+        stake = take_stake(store, (live, versions[candidate]), token_hex(8), config.gate.alpha, by=GATE)
+    finally:
+        store.close()
+    write_text(kept, json.dumps({"number": stake.number, "alpha": stake.alpha}) + "\n")
+    return stake
+
+
+def _led_to_promotion(row: dict[str, Any], moves: Sequence[Move]) -> bool:
+    """Whether the candidate of a stake went live by a gate's proof against the version that it was compared with."""
+    return any(
+        move.after is PolicyState.live
+        and move.proof is not None
+        and move.proof.kind is ProofKind.gate
+        and (move.proof.candidate, move.proof.baseline) == (row["candidate"], row["baseline"])
+        for move in moves
+    )

@@ -1,0 +1,99 @@
+"""The project's risk, shared by the loop's comparisons and gates by hand: who has which share, and what it bounds."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from registry.test_moves import proof
+from registry.test_versions import add
+
+from agentloop.gate.eprocess import Bets
+from agentloop.gate.stakes import GATE, take_stake
+from agentloop.gate.wealth import AlphaSpent, next_alpha
+from agentloop.registry.moves import Moves
+from agentloop.registry.versions import LOOP, Registry
+from agentloop.store.store import Store
+
+ALPHA = 0.05
+SHARES = [ALPHA * 6 / (math.pi * k) ** 2 for k in range(1, 9)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """Version 1 is live, 2 and 3 are candidates."""
+    opened = Store(tmp_path / "store.db")
+    for number in (1, 2, 3):
+        add(Registry(opened), number)
+    yield opened
+    opened.close()
+
+
+def taken(store: Store, candidate: int, question: str, by: str = GATE) -> Any:
+    live = Registry(store).live()
+    assert live is not None
+    return take_stake(store, (live, Registry(store).require(candidate)), question, ALPHA, by=by)
+
+
+def test_every_comparison_has_the_next_share_and_the_same_one_its_own_until_its_verdict(store: Store) -> None:
+    stakes = [taken(store, 2, "a", LOOP), taken(store, 2, "b"), taken(store, 3, "b"), taken(store, 2, "a", LOOP)]
+    assert [stake.number for stake in stakes] == [1, 2, 3, 1]
+    assert [stake.alpha for stake in stakes] == pytest.approx([*SHARES[:3], SHARES[0]])
+    stakes[0].row.end("FAIL")
+    again = taken(store, 2, "a", LOOP)
+    assert (again.number, again.alpha) == (4, pytest.approx(SHARES[3]))
+
+
+def test_what_a_promoted_candidate_had_goes_to_the_next_one_and_an_override_gives_nothing(store: Store) -> None:
+    taken(store, 2, "a")
+    store.put_proof(proof(2))
+    Moves(Registry(store), "ann").promote(2)
+    assert taken(store, 3, "b").alpha == pytest.approx(SHARES[0] + SHARES[1])
+    Moves(Registry(store), "ann").promote(3, override="we know it")
+    add(Registry(store), 4)
+    assert taken(store, 4, "c").alpha == pytest.approx(SHARES[2])
+
+
+def passes(rng: random.Random, alpha: float, n: int, odds: float) -> bool:
+    """Whether a gate with the claim `better` passes a candidate. odds: that it wins a visit that is no tie."""
+    bets = Bets(0.2, looks=False)
+    for _ in range(n):
+        bets.add(0.0 if rng.random() < 0.4 else math.copysign(1.0, odds - rng.random()))
+        if bets.log_better >= math.log(1 / alpha):
+            return True
+    return False
+
+
+def is_wrong_once(seed: int, n_gates: int, *, shared: bool) -> bool:
+    """Whether a project that gates candidates which are no better, each until PASS, ever promotes one.
+
+    shared: each gate has its stake; else each has all of alpha, as a gate of its own.
+    """
+    rng = random.Random(seed)
+    spent: list[AlphaSpent] = []
+    for _ in range(n_gates):
+        alpha = next_alpha(spent, ALPHA) if shared else ALPHA
+        if passes(rng, alpha, 40, 0.5):
+            return True
+        spent.append(AlphaSpent(alpha, is_promotion=False))
+    return False
+
+
+N_PROJECTS = 120
+
+
+def test_gating_again_and_again_until_pass_promotes_something_no_better_in_alpha_of_projects_at_most() -> None:
+    wrong = {shared: sum(is_wrong_once(seed, 12, shared=shared) for seed in range(N_PROJECTS)) for shared in (0, 1)}
+    slack = 3 * math.sqrt(ALPHA * (1 - ALPHA) / N_PROJECTS)
+    assert wrong[1] / N_PROJECTS <= ALPHA + slack
+    assert wrong[0] / N_PROJECTS > 0.15, "without shares, patience promotes anything"
+
+
+def test_a_better_candidate_still_passes_at_the_tenth_share() -> None:
+    rng = random.Random(0)
+    alpha = next_alpha([AlphaSpent(0.0, is_promotion=False)] * 9, ALPHA)
+    assert sum(passes(rng, alpha, 200, 0.85) for _ in range(40)) >= 36
