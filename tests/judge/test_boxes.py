@@ -128,6 +128,43 @@ def test_a_test_command_in_a_box_that_the_agent_never_had(
     assert ("all squares are right" in verdict.scores[0].why) == (value == 1.0)
 
 
+EXPECTED = """\
+printed=$(sh /work/answer.sh)
+: > "$TESTS/log"
+[ "$printed" = "$(cat "$TESTS/expected")" ]
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo 5", None),
+        ("echo 6 > $TESTS/expected; echo 6", "expected changed while the tests ran"),
+        ("printf '\nexit 0\n' >> $TESTS/test.sh; echo 6", "test.sh changed while the tests ran"),
+        (
+            "cp $TESTS/expected /tmp/e; echo 6 > $TESTS/expected; (sleep 0.05; cat /tmp/e > $TESTS/expected) & echo 6",
+            "",
+        ),
+        ("mv $TESTS /tmp/moved; mkdir $TESTS; cp /tmp/moved/* $TESTS; echo 6 > $TESTS/expected; echo 6", ""),
+    ],
+    ids=["honest", "expected", "test", "put back", "another folder"],
+)
+def test_tests_that_the_agents_code_changes_while_they_run_give_0(
+    bubblewrap: BubblewrapBackend, tmp_path: Path, script: str, why: str | None
+) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "test.sh").write_text(EXPECTED + ("sleep 0.3\n[ $? -eq 0 ]\n" if why == "" else ""))
+    (hidden / "expected").write_text("5\n")
+    options = {"command": "sh $TESTS/test.sh", "artifacts": ["/work/answer.sh"], "tests": str(hidden)}
+    verdict = after(
+        bubblewrap, tmp_path, [f"cat > answer.sh <<'END'\n{script}\nEND"], Part(kind="command", options=options)
+    )
+    assert (verdict.state, verdict.reward) == (RewardState.scored, float(why is None)), verdict.scores
+    assert ("changed while the tests ran" in verdict.scores[0].why) == (why is not None)
+    assert (why or "") in verdict.scores[0].why
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
