@@ -65,7 +65,7 @@ class Ppo:
         return [(row,) for row in useful], +dropped
 
     def with_values(self, units: Sequence[Unit], values: Sequence[Floats]) -> list[Unit]:
-        """See `ActorCritic.with_values`. Advantages are whitened.
+        """See `ActorCritic.with_values`. Advantages are whitened; if no attempt earned anything, only the critic learns.
 
         Consecutive rows of a trace whose context was cut form one sequence of actions: the value after a row is the
         value before the next row, and the reward comes with the last action of the last row.
@@ -75,7 +75,10 @@ class Ppo:
         for places in sequences(rows):
             both.update(self._estimates([(place, rows[place], values[place]) for place in places]))
         advantages = [both[place].advantages for place in range(len(rows))]
-        white = whitened(advantages, [row.action_mask for row in rows]) if rows else []
+        if any(row.reward for row in rows):
+            white = whitened(advantages, [row.action_mask for row in rows])
+        else:  # whitened, the critic's error would be all that the policy follows
+            white = [np.zeros(len(row), dtype=np.float32) for row in rows]
         valued = iter(
             replace(row, advantages=white[place], returns=both[place].returns, values=values[place])
             for place, row in enumerate(rows)

@@ -113,6 +113,18 @@ def test_rows_of_a_cut_context_are_one_sequence() -> None:
     assert returns == pytest.approx({0: first + 0.2, 1: middle + 0.4, 2: last + 0.6})
 
 
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_where_nobody_earned_anything_the_policy_stays(reward: float) -> None:
+    """The critic expects 0.1 and 0.2, so whitened advantages of failures would be about 1."""
+    ppo = Ppo()
+    rows = [replace(row((1, 2), (0, 1), trajectory=f"t{n}"), reward=n * reward) for n in range(2)]
+    units = ppo.with_values([(one,) for one in rows], [np.array([0, 0.1 * n], np.float32) for n in (1, 2)])
+    advantages = [float(unit[0].advantages[1]) for unit in units]  # type: ignore[index]
+    returns = [float(unit[0].returns[1]) for unit in units]  # type: ignore[index]
+    assert returns == pytest.approx([0.0, reward])
+    assert (advantages == [0.0, 0.0]) == (reward == 0.0)
+
+
 def test_conversations_that_overlap_and_sub_agents_keep_apart() -> None:
     rows = [step_row(0, end=2), step_row(1, end=3), step_row(4), step_row(0, trace="child")]
     assert sequences(rows) == [[0], [1, 2], [3]]
