@@ -65,7 +65,7 @@ class Ppo:
         return [(row,) for row in useful], +dropped
 
     def with_values(self, units: Sequence[Unit], values: Sequence[Floats]) -> list[Unit]:
-        """See `ActorCritic.with_values`. Advantages are whitened; if no attempt earned anything, only the critic learns.
+        """See `ActorCritic.with_values`. Advantages are whitened; without any reward, only the critic learns.
 
         Consecutive rows of a trace whose context was cut form one sequence of actions: the value after a row is the
         value before the next row, and the reward comes with the last action of the last row.
