@@ -64,7 +64,7 @@ class SandboxBackend(Protocol):
 
     name: str
     isolation: str
-    """What its sandboxes are made of: container, namespaces, or none."""
+    """Isolation of its sandboxes: container, namespaces, or none."""
 
     def probe(self) -> str | None:
         """None when sandboxes can be made here, else one line with the reason and the remedy."""
@@ -76,21 +76,21 @@ class SandboxBackend(Protocol):
 
 
 class Pool(Protocol):
-    """Where sandboxes come from (`sandbox/pool.py`)."""
+    """Leases sandboxes (`sandbox/pool.py`)."""
 
     @property
     def backend(self) -> SandboxBackend:
-        """What makes its sandboxes, and those that a verifier needs beside the agent's."""
+        """Backend of its sandboxes, and of those that a verifier needs beside the agent's."""
         ...
 
     @property
     def isolation(self) -> str:
-        """What its sandboxes are made of."""
+        """Isolation of its sandboxes."""
         ...
 
     @property
     def max_sandboxes(self) -> int:
-        """How many sandboxes of their own episodes can have at once."""
+        """Maximum number of unshared sandboxes at once."""
         ...
 
     def lease(self, spec: SandboxSpec, lease_id: str) -> AbstractAsyncContextManager[Sandbox]:
@@ -107,7 +107,7 @@ class Pool(Protocol):
 
 
 class Policy(Protocol):
-    """What chooses the next action, given the conversation so far."""
+    """Chooses the next action from the conversation so far."""
 
     name: str
 
@@ -131,7 +131,7 @@ class Agent(Protocol):
     name: str
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
-        """What the policy is told before its first turn."""
+        """Instructions that the policy gets before its first turn."""
         ...
 
     async def run(
@@ -193,7 +193,7 @@ class SandboxVerifier(Protocol):
 
 
 class Draft(Protocol):
-    """A version that is being made. Whoever gave it registers the version afterwards."""
+    """A version that is being made. The caller registers the version afterwards."""
 
     @property
     def number(self) -> int:
@@ -254,7 +254,7 @@ class Experience(Protocol):
 
     @property
     def filter(self) -> str:
-        """Of the stored traces that a person asked to learn from; empty without one."""
+        """Filter of the stored traces that a person chose to learn from; empty without one."""
         ...
 
     def stored(self, filter: str = "") -> Iterator[Judged]:
@@ -373,12 +373,12 @@ class Fingerprint(Protocol):
 
     @property
     def base_hash(self) -> str | None:
-        """Of that model's folder; None where nobody hashed it."""
+        """Hash of that model's folder; None if it is unknown."""
         ...
 
     @property
     def text(self) -> str | None:
-        """What the tokenizer of that model was tried on; None for a model without one."""
+        """Text on which the tokenizer of that model was tested; None for a model without one."""
         ...
 
     @property
@@ -428,7 +428,7 @@ class Records(Protocol):
     """A file on disk, read as JSON however it was written; `formats/source.py` is one."""
 
     name: str
-    """What messages call it."""
+    """Name in messages."""
     path: Path
 
     @property
@@ -452,7 +452,7 @@ class Records(Protocol):
 
 
 class Format(Protocol):
-    """A kind of file that holds traces. What it lacks is left out of a trace, never made up."""
+    """A kind of file that holds traces. A trace has no value for a field that the file lacks."""
 
     name: str
 
@@ -469,25 +469,25 @@ class ExportedTrace(Protocol):
     """A trace in the store, read as far as it is asked for; `otel/stored_trace.py` is one."""
 
     facts: Mapping[str, Any]
-    """What a list of traces tells of it, by the names of `store.tables.TraceSummary`: id, source, stage, reward, ..."""
+    """Its columns in a list of traces, by the names of `store.tables.TraceSummary`: id, source, stage, reward, ..."""
 
     @property
     def trace(self) -> Trace:
-        """As steps, whatever it came as."""
+        """The trace as steps, whatever its source format."""
         ...
 
     @property
     def verdict(self) -> Verdict:
-        """All that is known of its worth, whoever said it and when."""
+        """All rewards and scores of it, from every source."""
         ...
 
     @property
     def raw(self) -> Mapping[str, Any]:
-        """What its source said and a trace has no place for."""
+        """Fields of its source for which a trace has no place."""
         ...
 
     def spans(self) -> Iterator[Span]:
-        """As it was sent, by start time; none for a trace that did not come as spans."""
+        """Its spans as they were sent, by start time; none for a trace from another format."""
         ...
 
 
@@ -499,7 +499,7 @@ class Exporter(Protocol):
     """How the name of such a file ends, such as `.jsonl`."""
     media_type: str
     one_each: bool
-    """Whether each trace is a file of its own, in a folder."""
+    """Whether each trace is a separate file, in a folder."""
 
     def write(self, traces: Iterable[ExportedTrace]) -> Iterator[bytes]:
         """The parts of a file, in order. Asks for the next trace only when it has room for it."""

@@ -28,7 +28,7 @@ TOOL_LOOP = "tool_loop"
 
 @dataclass(frozen=True)
 class ActorOptions:
-    """Who works on the tasks. What is None comes from the settings of the project, then from the defaults."""
+    """Policy and agent for the tasks. None: from the settings of the project, then the default."""
 
     agent: str | None = None
     """`oracle`, `nop`, `tool_loop` or `command`."""
@@ -46,7 +46,7 @@ class ActorOptions:
     project: Path = Path()
 
     def actor(self, suite: EvalSuite) -> Actor:
-        """Who they name on `suite`. Raises ConfigError for options that do not go together."""
+        """The actor that they name for `suite`. Raises ConfigError for options that do not go together."""
         if self.agent == ORACLE:
             return suite.actor(ORACLE, self.project)
         if self.agent == NOBODY:

@@ -64,8 +64,8 @@ def gate(
 ) -> GateResult:
     """Compare `candidate` with the bank called `baseline`, until the evidence is enough.
 
-    baseline: with whoever filled the bank, as in `("main", policy, agent)`, the gate can also make fresh attempts of
-    it, which it needs where the machine has changed or the bank is used up.
+    baseline: with the policy and agent that filled the bank, as in `("main", policy, agent)`, the gate can also make
+    fresh attempts of it, which it needs if the machine has changed or the bank is used up.
 
     The result's `verdict` is PASS, FAIL, INCONCLUSIVE or INFRA, and `reasons` says why. figures: fields of
     `gate.outcomes.Settings`, such as `delta=0.05` (the drop that PASS rules out), `max_rollouts`, and `claim="better"`

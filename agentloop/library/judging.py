@@ -11,7 +11,7 @@ from agentloop.types import Attempt, Task, Trace, Verdict
 
 
 def judge(trace: Trace | Attempt, task: Task | None = None, *, verifiers: Sequence[Any] = ()) -> Verdict:
-    """What `trace` is worth, and why it failed if it did. Nothing is stored.
+    """Judges `trace`: its reward, and why it failed if it did. Stores nothing.
 
     task: whose verifiers are asked; None is the attempt's own, or one with `verifiers`: kinds, parts, or functions
     under `al.verifier`. A verifier that looks into a sandbox has none to look into.

@@ -55,7 +55,7 @@ class FunctionVerifier:
 
     @classmethod
     def part(cls, **options: Any) -> Part:
-        """As a task names it; a class alone stands for the part without options."""
+        """A verifier as a task names it; a class alone stands for the part without options."""
         return Part(kind=cls.kind, options=options)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float | Graded:
@@ -113,8 +113,8 @@ class FunctionTool:
 def tool(function: Callable[..., Any]) -> type[FunctionTool]:
     """`function` as a tool of the reference agent, described to the model by its docstring and annotations.
 
-    A parameter called `sandbox` gets the episode's sandbox and is not shown to the model. It may be async. What it
-    raises is the call's result, in words. Raises ConfigError for a function without a docstring.
+    A parameter called `sandbox` gets the episode's sandbox and is not shown to the model. It may be async. An
+    exception becomes the call's result, in words. Raises ConfigError for a function without a docstring.
     """
     if not function.__doc__:
         raise ConfigError(f"tool {function.__name__!r} has no docstring; write one: it is what the model reads")

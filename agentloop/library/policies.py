@@ -1,4 +1,4 @@
-"""Who acts, from Python: a policy, an agent, or a REF, as the `Actor` that the engine rolls out with."""
+"""Turns a policy, an agent or a REF from Python into the `Actor` that the engine rolls out with."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ NO_POLICY = "no policy was named; give al.run one, such as al.policy('openai', b
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """What `policy` makes: settings that become a policy when the tasks are known."""
+    """The result of `policy`: settings that become a policy when the tasks are known."""
 
     section: PolicySection
     script: Callable[..., Message | str] | None = field(default=None, repr=False)
 
     @property
     def ref(self) -> str:
-        """What reports call it."""
+        """Name in reports."""
         if self.script is not None:
             return f"{SCRIPTED}:{self.script.__name__}"
         return self.section.model or self.section.kind
@@ -73,7 +73,7 @@ def policy(kind: str | Callable[..., Message | str], **options: Any) -> PolicyCh
 
 
 def actor_of(chosen: PolicyLike, agent: AgentLike, suite: Suite, project: Path = Path()) -> Actor:
-    """Who works on `suite`. Raises ConfigError for what cannot act."""
+    """The actor for `suite`. Raises ConfigError for an object that cannot act."""
     if isinstance(chosen, str):
         named = resolve(chosen, project, suite.tasks, suite.name)
         if agent is None:
@@ -140,8 +140,8 @@ def _section(agent: str | None) -> AgentSection:
 def _content(part: object) -> IdentityPart:
     """Functions, also those of tools, by name, by the files that define them, and by the values that they hold.
 
-    What these files import is not looked at. Any other object, and a function of no file, is a version of its own in
-    this process alone.
+    Imports of these files do not count. Any other object, and a function without a file, is a new version in each
+    process.
     """
     functions = [getattr(one, "function", one) for one in part] if isinstance(part, list | tuple) else [part]
     label = ", ".join(getattr(one, "__name__", type(one).__name__) for one in functions)

@@ -21,11 +21,11 @@ SCORE_VERSION = "1"
 
 
 class Recorder:
-    """What `record` gives: say what happens, in the order in which it happens."""
+    """The object that `record` returns: call its methods in the order of the events."""
 
     def __init__(self, agent: str, task: str | None, session: str | None) -> None:
         self.id = uuid.uuid4().hex
-        """Of the trace."""
+        """Id of the trace."""
         self._agent = agent
         self._task = task
         self._session = session
@@ -43,11 +43,11 @@ class Recorder:
         self._steps.hear(Message(role="system", content=text))
 
     def user(self, text: str) -> None:
-        """What the user, or the task, asks."""
+        """Adds a message of the user or of the task."""
         self._steps.hear(Message(role="user", content=text))
 
     def assistant(self, text: str, *, model: str | None = None, **usage: Any) -> None:
-        """What the model answers. usage: further fields of `Completion`, such as `n_prompt_tokens` and `cost_usd`."""
+        """Adds an answer of the model. usage: further fields of `Completion`, such as `cost_usd`."""
         self._steps.answer(Message(role="assistant", content=text), model=model, **usage)
 
     def tool(self, name: str, arguments: Mapping[str, Any], result: object, *, ok: bool = True) -> None:
@@ -59,16 +59,16 @@ class Recorder:
         self._steps.result(call.id, content, name=name, ok=ok)
 
     def answer(self, text: str) -> None:
-        """What the agent hands in at the end."""
+        """Sets the answer that the agent submits at the end."""
         self._answer = text
 
     def score(self, value: float, *, name: str = REWARD, why: str = "") -> None:
-        """What the run was worth, from 0 to 1. Without one called `reward` its outcome is unknown."""
+        """Adds a score from 0 to 1. Without one called `reward`, the outcome of the run is unknown."""
         self._scores.append(Score(verifier=f"{SOURCE}:{name}", version=SCORE_VERSION, value=value, why=why))
 
     @property
     def trace(self) -> Trace:
-        """What was recorded so far, or the whole after the block."""
+        """The trace so far, or the whole trace after the block."""
         ended = StopReason.submitted if self._answer is not None else StopReason.no_tool_call
         duration_s = time.perf_counter() - self._started if self._duration_s is None else self._duration_s
         return Trace(

@@ -58,7 +58,7 @@ class Results(Sequence[Attempt]):
 
     @property
     def mean_reward(self) -> float | None:
-        """Of the attempts that have one; None when none has."""
+        """Mean reward of the attempts that have one; None if none has."""
         rewards = [one.verdict.reward for one in self.attempts if one.verdict.reward is not None]
         return fmean(rewards) if rewards else None
 
@@ -101,12 +101,12 @@ def run(
     infrastructure. Works inside a running event loop, such as Jupyter's, and Ctrl-C ends it with nothing left behind.
 
     policy, agent: see `al.policy`; an agent may be a list of tools for the reference agent, or a function, which is
-    called with each task in a process of its own on this machine (`agents/callable.py`). store: a store, its file or
+    called with each task in a separate process on this machine (`agents/callable.py`). store: a store, its file or
     URL; None is that of the project in this folder. sandbox: a kind such as `bubblewrap`; None is as in agentloop.toml,
     or `auto`.
     Raises ConfigError and PluginError for tasks and parts that do not fit, also for an agent that cannot be imported
     and where a mistake such as a wrong API key ended most attempts; SandboxUnavailable; and PolicyError or SandboxError
-    where most attempts were lost. What was made until then is stored.
+    if most attempts were lost. The attempts until then are stored.
     """
     whole = as_suite(suite)
     actor = actor_of(policy, agent, whole)

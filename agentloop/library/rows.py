@@ -23,7 +23,7 @@ class TrainingRows:
     def __init__(self, rows: Iterator[Row], excluded: Counter[str]) -> None:
         self._rows = rows
         self.excluded = excluded
-        """What is in none of the rows that were read so far, by the reason's name."""
+        """Counts by reason of what the rows so far do not contain."""
 
     def __iter__(self) -> Iterator[Row]:
         return self._rows

@@ -38,7 +38,7 @@ class RunOptions:
     name: str | None = None
     """Tells this run apart from others of the same policy on the same suite."""
     n_trials: int = 1
-    """Of each task."""
+    """Attempts at each task."""
     n_concurrent: int = 2
     canaries: bool = True
     project: Path = Path()
@@ -145,6 +145,6 @@ def _scores(runs: Sequence[tuple[str, Sequence[Attempt]]]) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Of those that are known; None when none is."""
+    """Mean of the known values; None if none is known."""
     numbers = [value for value in values if value is not None]
     return fmean(numbers) if numbers else None

@@ -27,7 +27,7 @@ class ProjectDraft:
         self.pairs: set[tuple[str, str]] = set()
         self.dropped: Counter[str] = Counter()
         self.identity = project.base.identity()
-        """Of the settings and files as they are now; those that are frozen must be the same."""
+        """Identity of the present settings and files; those that are frozen must be the same."""
         self._has_recorded = False
         self.discard()
         make_folder(self.folder)

@@ -1,4 +1,4 @@
-"""What a trainer may learn from in an open project: see `protocols.Experience`.
+"""The experience of an open project, for a trainer: see `protocols.Experience`.
 
 Attempts are asked for through `work/`, so they are judged, stored, and found again after a kill. Held-out tasks, tasks
 of which a case was mined, and whatever is pinned in `evals/failed/` never get here, by id or by their instruction.
@@ -62,7 +62,7 @@ class ProjectExperience:
         )
         self._validation = project.suite.split(Split.validation)
         self.stage: Stage | None = None
-        """Of its attempts; None before the first."""
+        """Stage of its attempts; None before the first."""
         self.filters: list[str] = []
         self.dropped: Counter[str] = Counter()
         self._policy: Policy | None = None
@@ -252,7 +252,7 @@ class ProjectExperience:
 
 
 def _tasks_of_traces(tasks: Sequence[Task]) -> Callable[[TraceSummary, str], Task | None]:
-    """What gives the task of a stored trace: by its id, or of a trace from elsewhere by the words of its instruction.
+    """Finds the task of a stored trace: by its id, or of a trace from elsewhere by the words of its instruction.
 
     Words that several tasks share name none of them.
     """

@@ -153,7 +153,7 @@ def _is_whole(attempt: Attempt, n_lost: Mapping[str, int]) -> bool:
 
 
 def _too_many_lost(report: EvalReport, verdicts: Sequence[Verdict]) -> ConfigError | SandboxError:
-    """What cost the gate its decision, the larger cause first: a verifier to mend, or a machine."""
+    """The error for a gate with too many attempts without a reward; it names the larger cause."""
     n_unscored = sum(v.state in (RewardState.unscored, RewardState.disputed) for v in verdicts)
     n_infra = sum(n > 0 for lost in report.n_lost.values() for n in lost)
     number = report.policy_version

@@ -15,7 +15,7 @@ from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Split, Task, Trace
 
 MIN_WORDS = 6
-"""Of a held-out instruction that is looked for inside longer texts; fewer words stand in many of them by chance."""
+"""Minimum words of a held-out instruction that is searched in longer texts: fewer occur in many of them by chance."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class HeldOut:
 
     ids: frozenset[str]
     texts: frozenset[str]
-    """As `normalised` writes them."""
+    """Normalised instructions (`normalised`)."""
 
     def has(self, task_id: str | None, instruction: str) -> bool:
         """Whether this task, or the task of this trace, is one of them, also where other text stands around it."""
@@ -72,9 +72,9 @@ def instruction_of(trace: Trace) -> str:
 
 
 def trainable(evals: Path, suite: Suite, say: Callable[[str], None]) -> Suite:
-    """`suite` without the train tasks that a case below `evals` was mined of, which are told to `say`.
+    """`suite` without the train tasks that a case below `evals` was mined from. Reports them to `say`.
 
-    A case is held out under an id of its own, and names its task: whoever mines a failure of training goes on training,
+    A case is held out under a new id, and names its task: after a failure of training was mined, training continues
     without that task. The hash stays that of the whole. Raises ConfigError when another suite holds out a train task
     itself, or when cases hold out all of them.
     """

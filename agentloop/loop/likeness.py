@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 SHARE, SHARE_WITHOUT = 0.5, 0.7
-"""Of the shorter's words, from which on two instructions with and without parameters are alike."""
+"""Share of the shorter one's words from which two instructions are alike, with and without parameters."""
 MIN_STEM = 3
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve"
 NUMBERS = {word: str(n) for n, word in enumerate(_NUMERALS.split(), 2)}
@@ -61,7 +61,7 @@ def is_like(variant: Words, held_out: Words, origin: Words) -> bool:
 
 
 def share(one: Words, other: Words) -> float:
-    """Of the shorter's words that are not parameters, those that are the other's too; 1 where it has none."""
+    """Share of the shorter one's words, without parameters, that the other has too; 1 if it has no words."""
     n = min(len(one.others), len(other.others))
     return len(one.others & other.others) / n if n else 1.0
 

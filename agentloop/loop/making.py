@@ -39,7 +39,7 @@ from agentloop.types import (
 )
 
 MADE = {VersionKind.overlay: OVERLAY, VersionKind.weights: WEIGHTS, VersionKind.adapter: ADAPTER}
-"""What a version of a kind has in its folder."""
+"""Name of the file or folder that a version of each kind has in its folder."""
 VALIDATION = "validation"
 """Name of the figure that says how a version does on the validation split."""
 SETTINGS = "settings@1"
@@ -104,7 +104,7 @@ async def train_once(project: Project, trainer: Trainer, filter: str = "") -> Po
 
 
 async def rehearse(project: Project, trainer: Trainer, filter: str = "") -> Rehearsal:
-    """What `train_once` would begin with; asks no model. Raises ConfigError for a trainer that cannot tell."""
+    """The start of `train_once`, without a call of a model. Raises ConfigError for a trainer that cannot tell."""
     if not isinstance(trainer, Rehearses):
         raise ConfigError(f"trainer {trainer.name!r} cannot show what it would do; run it without --dry-run")
     newest = project.registry.newest()
@@ -122,7 +122,7 @@ async def rehearse(project: Project, trainer: Trainer, filter: str = "") -> Rehe
 
 
 async def _of_changed_settings(project: Project, newest: PolicyVersion) -> PolicyVersion:
-    """What a trainer made of the parent, under the settings and files as they are now."""
+    """A version with the trained parts of the parent and the present settings and files."""
     parent = _parent(project, newest)
     draft = ProjectDraft(project, newest.number + 1)
     experience = ProjectExperience(project, draft.number, parent)

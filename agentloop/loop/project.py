@@ -72,11 +72,11 @@ class Project:
         return random.Random("/".join(map(str, (self.run_id, *name))))
 
     def actor(self, version: PolicyVersion) -> Actor:
-        """Who acts as `version`, whatever the settings and files are now. Raises ConfigError."""
+        """The actor for `version`, independent of the present settings and files. Raises ConfigError."""
         return acting(version, self.folder, self.config, self.suite.tasks, self.suite.name)
 
     def present_actor(self) -> Actor:
-        """Who acts as the settings and files say now; no version. Raises ConfigError or PluginError."""
+        """The actor of the present settings and files, which is no version. Raises ConfigError or PluginError."""
         return base_actor("", self.base, self.suite.tasks, self.suite.name, self.config.prices)
 
     def artifact(self, number: int) -> str:

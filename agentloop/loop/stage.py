@@ -23,7 +23,7 @@ from agentloop.work.work import Ask
 
 
 async def begin(project: Project, key: StageKey, *, anew: bool = False) -> Stage:
-    """A stage, in fresh sandboxes. What an interrupted run of it left in the store is used (`Stage.gather`).
+    """A stage, in fresh sandboxes. It uses the attempts of an interrupted run of it (`Stage.gather`).
 
     anew: supersede that, because what follows depends on more than the attempts.
     """
@@ -35,7 +35,7 @@ async def begin(project: Project, key: StageKey, *, anew: bool = False) -> Stage
 
 @dataclass
 class Stage:
-    """What a part of the loop has done so far; becomes a StageRow when it is finished."""
+    """The work of a part of the loop so far; becomes a StageRow when it is finished."""
 
     project: Project
     key: StageKey
@@ -59,7 +59,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """Of its row and its attempts in the store."""
+        """Key of its row and its attempts in the store."""
         return self.key.name
 
     async def gather(
@@ -116,7 +116,7 @@ class Stage:
             self.dropped[reason] = self.dropped.get(reason, 0) + n
 
     def row(self) -> StageRow:
-        """As it is stored."""
+        """The row as it is stored."""
         meter = self.project.meter
         used = meter.read().since(self.started_with).metrics if meter else {}
         return StageRow(

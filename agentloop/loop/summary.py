@@ -1,4 +1,4 @@
-"""What came of a loop: the document of `--json`, and the data of its report.
+"""The result of a loop: the document of `--json`, and the data of its report.
 
 Read from the store (`views/`) with the project's settings and suite, so the summaries of a loop that runs, of one that
 was interrupted, continued or finished are made in the same way.

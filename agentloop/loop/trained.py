@@ -1,4 +1,4 @@
-"""What a version was trained on, back to the first version: a held-out task among it proves nothing of the version."""
+"""Refuses a gate on tasks that a version or an ancestor was trained on: they prove nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = "agentloop"
 def refuse_trained(project: Project, version: PolicyVersion, tasks: Sequence[Task]) -> None:
     """Raises ConfigError when held-out `tasks` were trained on: by any attempt, or by stored traces of `version`.
 
-    A trace from elsewhere is compared by its instruction too, because it need not name a task, or names one of its own.
+    A trace from elsewhere is compared by its instruction too, because it may name no task, or one of another suite.
     A trace that was pruned cannot be compared.
     """
     ids, texts = _trained(project, version)

@@ -28,10 +28,10 @@ TRAINED = ("tiny", "vllm")
 
 
 def make_trainer(project: Project) -> Trainer:
-    """As `[train] kind` says, else `[policy]`.
+    """The trainer that `[train] kind` names, else that of `[policy]`.
 
-    Raises ConfigError or PluginError for what cannot be made, for an option that it does not take, and for a `[train]`
-    that nothing uses.
+    Raises ConfigError or PluginError for a trainer that cannot be made, for an option that it does not take, and for a
+    `[train]` that nothing uses.
     """
     train = project.config.train
     if project.config.policy.kind != "tiny":

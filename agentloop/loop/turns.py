@@ -1,11 +1,10 @@
-"""What happens, in order: a first version, then turns of train, gate, promote, until there is nothing to make.
+"""The order of a loop: a first version, then turns of train, gate, promote, until there is nothing to make.
 
-What to do next follows from what is stored, so an interrupted run goes on where it was: a turn
-that was cut short is done again with the same random numbers, and ends in the same version.
+The stored data decides the next step, so an interrupted run continues where it was: a turn that was cut short runs
+again with the same random numbers, and ends in the same version.
 
-Training and stopping look at the train and validation splits. The held-out split is seen by the
-gate and, after the last turn, by the control arm. The gate's word decides which version is live, never
-what is trained on or for how long.
+Training and stopping use the train and validation splits. Only the gate and, after the last turn, the control arm use
+the held-out split. The gate alone decides which version is live. It never decides what is trained on, or for how long.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from agentloop.types import PolicyState, Split
 
 
 async def run_loop(project: Project, trainer: Trainer) -> None:
-    """Turns until `trainer` has nothing to make. Sandboxes are gone when this returns or raises."""
+    """Runs turns until `trainer` has nothing to make. Closes every sandbox before it returns or raises."""
     _warn_of_few_tasks(project)
     try:
         await _turns(project, trainer)
@@ -60,7 +59,7 @@ async def _turns(project: Project, trainer: Trainer) -> None:
 
 
 async def _control(project: Project) -> None:
-    """What the demonstrations alone teach, where the project began with some."""
+    """Trains and measures the control, on the demonstrations alone, if the project began with some."""
     if project.config.policy.kind != "tiny":
         return
     from agentloop.loop.control import is_due, run_control  # with torch

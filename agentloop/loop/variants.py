@@ -82,7 +82,7 @@ class Variant:
 
 @dataclass
 class Variants:
-    """What came of making some."""
+    """The result of making variants."""
 
     folder: Path
     admitted: list[Variant] = field(default_factory=list)
@@ -120,7 +120,7 @@ async def make_variants(project: Project, n: int, *, of_failures: bool, folder: 
 
 
 def folder_of(project: Project) -> Path:
-    """Where the variants of the project's own tasks are."""
+    """Folder of the variants of the project's own tasks."""
     return project.folder / EVALS / f"{project.suite.name}-variants"
 
 
@@ -279,7 +279,7 @@ def _origins(project: Project, *, of_failures: bool) -> list[Task]:
 
 
 def _hidden(project: Project) -> HeldOut:
-    """What no variant may ask for."""
+    """Tasks that no variant may ask for, in any words."""
     return held_out(project.folder / EVALS, project.suite).with_tasks(project.suite.split(Split.validation))
 
 
@@ -302,7 +302,7 @@ def _has_word(text: str, word: str) -> bool:
 
 
 def _variant(origin: Task, task: Task) -> Task:
-    """`task` under a name of its own, with its origin among its tags."""
+    """`task` under a new name, with its origin among its tags."""
     id = f"{origin.id}~{content_hash([task.instruction, task.solution])[:6]}"
     tags = (*(tag for tag in origin.tags if tag != MUST_PASS), f"{VARIANT_OF}{origin.id}")
     return task.model_copy(update={"id": id, "tags": tags})

@@ -96,7 +96,7 @@ def demonstrator(project: Project) -> ScriptedPolicy:
 
 
 def demonstration_pairs(project: Project) -> list[tuple[str, str]]:
-    """What a lineage names the demonstrations by."""
+    """The demonstrations as (trace, key of its verdict), as a lineage names them."""
     bodies = [unpack(row.body) for row in project.store.stage_traces(StageKey(StageKind.demonstrate).name)]
     return [(trace.id, verdict_key(verdict)) for trace, verdict in bodies if verdict.state is RewardState.scored]
 
@@ -136,7 +136,7 @@ def untrained(project: Project, demonstrations: Sequence[Demonstration]) -> Tiny
 
 
 def imitator(policy: TinyPolicy) -> Engine:
-    """What trains `policy` to do what it is shown."""
+    """The engine that trains `policy` on demonstrations."""
     trainable = Trainable(policy.model)
     return Engine(trainable, Sft(SftOptions(context_weight=CONTEXT_WEIGHT)), SETTINGS, pad=policy.chat.pad)
 

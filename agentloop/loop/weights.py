@@ -73,7 +73,7 @@ def made_by(version: PolicyVersion) -> StageKey:
 
 
 def trainer_of(kind: str) -> Callable[..., ProjectTrainer]:
-    """What makes the trainer `kind`: its parameters are the project and the options of the kind."""
+    """The factory of the trainer `kind`: its parameters are the project and the options of the kind."""
 
     def make(project: Project, **options: Any) -> ProjectTrainer:
         is_tiny = project.config.policy.kind == "tiny"

@@ -1,4 +1,4 @@
-"""What a trainer of texts needs of an open project beside attempts: forks, the agent's texts, and a look for leaks."""
+"""Serves a trainer of texts in an open project: forks, the agent's texts, and a check for leaks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Workshop:
             return None
 
     def _folder(self) -> Path:
-        """Of snapshots; removed with this object, because attempts that go on from one may be under way until then."""
+        """Folder of snapshots. Attempts may still use one, so it is removed with this object."""
         if self._snapshots is None:
             self._snapshots = Path(mkdtemp(prefix="agentloop-forks-"))
             weakref.finalize(self, shutil.rmtree, self._snapshots, ignore_errors=True)
@@ -86,7 +86,7 @@ class Workshop:
         return None
 
     async def _look(self, task: Task) -> tuple[PromptProbe, Trace]:
-        """What a policy is sent first that answers nothing, and the trace of the attempt."""
+        """The first request to a policy that answers nothing, and the trace of the attempt."""
         # In this process and without the store: the probe is an object here, which the requests must reach.
         work = LocalWork(self._project.pool, canaries=False, probes=False, pauses_s=ONCE)
         present = self._project.present_actor()

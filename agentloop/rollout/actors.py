@@ -27,9 +27,9 @@ class Actor:
     agent: Agent
     policy: Policy
     identity: Identity = UNNAMED
-    """Of everything that decides how it acts; see `registry/parts.py`."""
+    """Identity of everything that decides how it acts; see `registry/parts.py`."""
     price: Price = free
-    """Of an answer of it."""
+    """Price of one of its answers."""
     trained: frozenset[str] = frozenset()
     """Ids of tasks that its weights may have learned from."""
     packages: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ from agentloop.types import (
 NEARLY = 0.9
 """Share of a sandbox's lifetime after which its end counts as that of its lifetime: it began before the lease did."""
 NO_ISOLATION = "none"
-"""Of what is done in an environment, which runs on the host."""
+"""Isolation of an environment, which runs on the host."""
 
 Hook = Callable[[Task, Episode, Sandbox], Awaitable[None]]
 
@@ -61,7 +61,7 @@ class Rollout:
     artifacts: Artifacts | None = None
     """The files that its verifiers ask for; None where none were taken out."""
     grades: Mapping[str, Graded] = field(default_factory=dict)
-    """What came of the verifiers that test the agent's own sandbox, by name."""
+    """Results of the verifiers that test the agent's own sandbox, by name."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Crew:
     guess: Rule | None = None
     """The project's learned scorer, which `judge` asks about failures that no rule explains."""
     canaries: bool = True
-    """Plant canaries, where an attempt has a sandbox of its own, as root."""
+    """Plants canaries as root, if the attempt does not share its sandbox."""
     on_end: Hook | None = None
     """Looks at the sandbox of an attempt that ended by itself, before it is discarded."""
     on_judge: Callable[[], None] = lambda: None
@@ -182,7 +182,7 @@ def _leased(task: Task, episode: Episode, crew: Crew) -> AbstractAsyncContextMan
 
 
 def _first_messages(actor: Actor, task: Task) -> tuple[Message, ...]:
-    """As the model reads them. Of a program, its first step has that, and this is what the program was given."""
+    """First messages as the model reads them; for a program, its input (its first step has the messages)."""
     messages = actor.agent.first_messages(task)
     return messages if runs_program(actor.agent) else received(actor.policy, messages)
 

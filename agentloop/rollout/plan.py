@@ -1,4 +1,4 @@
-"""What is to be rolled out: episodes with ids and seeds that follow from the run, the stage and the task alone."""
+"""The plan of a rollout: episodes with ids and seeds that follow from the run, the stage and the task alone."""
 
 from __future__ import annotations
 

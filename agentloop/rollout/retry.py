@@ -39,7 +39,7 @@ def is_worth_repeating(episode: Episode, trace: Trace) -> bool:
 async def repeated(
     attempt: Callable[[], Awaitable[T]], lost: Callable[[T], bool], pauses_s: Sequence[float] | None = None
 ) -> list[T]:
-    """What each repetition of `attempt` came to; the last is the one that counts. pauses_s: in place of PAUSES_S."""
+    """The results of all repetitions of `attempt`; the last one counts. pauses_s: in place of PAUSES_S."""
     results = [await attempt()]
     for pause_s in PAUSES_S if pauses_s is None else pauses_s:
         if not lost(results[-1]):

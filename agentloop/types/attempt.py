@@ -13,12 +13,12 @@ from agentloop.types.verdict import Verdict
 
 
 class Left(Frozen):
-    """What an attempt left in its sandbox, for a fork that goes on from there."""
+    """Files that an attempt left in its sandbox, for a fork that continues from there."""
 
     outside: str = ""
     """A file outside its working folder; "" where there is none."""
     odd: str = ""
-    """What is in its working folder and no plain file, such as a link, and was not copied; "" for none."""
+    """An entry of its working folder that is not a plain file, such as a link, so it was not copied; "" if none."""
     folder: Path | None = None
     """A copy of its working folder; None where that cannot have changed, or its sandbox hands out no folders."""
 
@@ -33,13 +33,13 @@ class Attempt(Frozen):
     judge_s: float = 0.0
     """Seconds that its verdict took; 0 where it was read from the store."""
     lost_usd: float | None = 0.0
-    """What the attempts cost that were lost before it; None where nobody knows, 0 where it was read from the store."""
+    """Cost of the attempts that were lost before it; None if unknown, 0 if this attempt was read from the store."""
     left: Left | None = None
     """None where nobody asked for it (`work.Ask.leaves`)."""
 
     @property
     def pair(self) -> tuple[str, str]:
-        """What a lineage names it by; see `Judged.pair`."""
+        """Its name in a lineage; see `Judged.pair`."""
         return self.trace.id, verdict_key(self.verdict)
 
 
@@ -51,7 +51,7 @@ class Judged(NamedTuple):
     task: Task | None = None
     """The train task that it is an attempt at; None where the project has no such task."""
     group: str | None = None
-    """Of episodes that may be compared; None where nobody says."""
+    """Group of episodes that may be compared; None if unknown."""
     pool: str = ""
 
     @property

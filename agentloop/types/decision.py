@@ -30,7 +30,7 @@ class EvalReport(Frozen):
 
 
 class Action(StrEnum):
-    """What becomes of a candidate."""
+    """The result of a decision for its candidate."""
 
     promote = "promote"
     hold = "hold"
@@ -51,7 +51,7 @@ class Decision(Frozen):
     ci95: tuple[float, float]
     """95% confidence sequence of it: holds at all looks together."""
     lower_bound: float | None = None
-    """Of the difference, wrong at any look with probability `alpha` at most; None where nothing was compared."""
+    """Lower bound of the difference, wrong at any look with probability `alpha` at most; None without a comparison."""
     evidence: float | None = None
     """That the candidate is better, as log10: it is promoted at 1/alpha."""
     alpha: float | None = None

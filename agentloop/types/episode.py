@@ -31,7 +31,7 @@ class EpisodeState(StrEnum):
 
 
 class Purpose(StrEnum):
-    """What an episode was rolled out for."""
+    """Purpose of an episode."""
 
     demonstrate = "demonstrate"
     run = "run"
@@ -78,5 +78,4 @@ class Break(Frozen):
     status: int | None = None
     """HTTP status with which the model's endpoint answered."""
     cause: str | None = None
-    """What the agent did to end its sandbox: memory, processes, supervisor, lifetime; None where nothing shows that
-    it did."""
+    """How the agent ended its sandbox: memory, processes, supervisor, lifetime; None if nothing shows that it did."""

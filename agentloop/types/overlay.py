@@ -1,4 +1,4 @@
-"""An overlay is text that an agent reads in place of its own: instructions, tool descriptions, lessons."""
+"""An overlay is text that an agent reads in place of its original text: instructions, tool descriptions, lessons."""
 
 from __future__ import annotations
 

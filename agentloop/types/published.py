@@ -1,4 +1,4 @@
-"""What came of publishing a version (`protocols.Publisher`)."""
+"""The result of publishing a version (`protocols.Publisher`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """What was published, and how the check went."""
+    """The published version, and the result of its check."""
 
     model: str
     """Its name at the server."""

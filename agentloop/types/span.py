@@ -34,10 +34,10 @@ class Span(NamedTuple):
     bodies: tuple[bytes, ...]
     """JSON of each message, tool argument and result: what repeats from span to span and is searched."""
     episode_id: str | None = None
-    """What it says that its run belongs to: this, and the next two."""
+    """Run that the span names as its own, as do the next two fields."""
     task_id: str | None = None
     policy_version: int | None = None
     reward: float | None = None
-    """What it says that its run was worth, in [0, 1]."""
+    """Reward that the span reports for its run, in [0, 1]."""
     response_id: str | None = None
     """The model's, by which two libraries' spans of one call are known to be of one."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class StageKind(StrEnum):
-    """What a stage was for."""
+    """Purpose of a stage."""
 
     demonstrate = "demonstrate"
     warm_start = "warm-start"
@@ -23,13 +23,13 @@ class StageKind(StrEnum):
 
 
 class StageKey(NamedTuple):
-    """What identifies a stage of a loop."""
+    """Identity of a stage of a loop."""
 
     kind: StageKind
     version: int | None = None
     """The policy version that it makes, or whose attempts it has; 0 for the control arm."""
     suite_hash: str | None = None
-    """Of the suite's state, where another state needs another stage."""
+    """Hash of the suite's state, for stages that depend on it."""
 
     @property
     def label(self) -> str:

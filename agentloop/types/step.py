@@ -10,7 +10,7 @@ from agentloop.types.sampling import Sampling
 
 
 class ToolSpec(Frozen):
-    """A tool as a policy is told of it; `parameters` is a JSON schema of an object."""
+    """The description of a tool that a policy gets; `parameters` is a JSON schema of an object."""
 
     name: str
     description: str
@@ -33,11 +33,11 @@ class Message(Frozen):
     role: str
     content: str = ""
     reasoning: str = ""
-    """What the model thought before it answered, where that was kept."""
+    """Reasoning of the model before its answer, if recorded."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
-    """Who speaks, where several agents or users share a role."""
+    """Name of the speaker, if several agents or users share a role."""
     token_ids: tuple[int, ...] = ()
 
 
@@ -61,13 +61,13 @@ class Completion(Frozen):
     model: str | None = None
     n_prompt_tokens: int = 0
     n_cached_tokens: int = 0
-    """Of the prompt's tokens, those that the endpoint had kept from an earlier call."""
+    """Number of the prompt's tokens that the endpoint had cached from an earlier call."""
     n_completion_tokens: int = 0
     cost_usd: float | None = None
 
 
 class ToolResult(Frozen):
-    """What a tool call gave back. A failing command is a result, with `ok` False."""
+    """The result of a tool call. A failing command is a result, with `ok` False."""
 
     call_id: str
     name: str

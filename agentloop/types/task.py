@@ -13,7 +13,7 @@ from agentloop.types.step import Step
 
 
 class Split(StrEnum):
-    """What a task may be used for. Only the gate and the report ever look at `heldout`."""
+    """Permitted use of a task. Only the gate and the report ever look at `heldout`."""
 
     train = "train"
     validation = "validation"
@@ -62,13 +62,13 @@ class SandboxSpec(Frozen):
     root: bool = False
     """True: the image's own root user and a root file system that can be written, as an image's tests may need."""
     workdir: str | None = None
-    """Where commands start; None is /work, or with `root` the image's own folder."""
+    """Folder in which commands start; None is /work, or with `root` the image's own folder."""
     scratch_mb: int = Field(default=64, gt=0)
     """Size in MiB of each writable tmpfs (/tmp, and /work unless read_only); less where memory_mb leaves less."""
     scratch_files: int | None = Field(default=None, gt=0)
     """Files and folders in each of them at most; None leaves that to the kernel."""
     memory_mb: int | None = Field(default=None, gt=0)
-    """Of all processes and every tmpfs together, 32 or more; None asks for no limit."""
+    """MiB of all processes and every tmpfs together, 32 or more; None asks for no limit."""
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Cores' worth of CPU time; None asks for no limit."""
     n_processes: int | None = Field(default=None, gt=0)
@@ -84,13 +84,13 @@ class EnvironmentSpec(Frozen):
     (`agents/gym/loop.py`)."""
 
     id: str
-    """As it is registered, such as `FrozenLake-v1`, or `module:Name-v0`, which imports the module first."""
+    """Its registered id, such as `FrozenLake-v1`, or `module:Name-v0`, which imports the module first."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of `gymnasium.make`."""
     seed: int | None = Field(default=None, ge=0, lt=2**31)
-    """Of its reset; None gives every episode its own."""
+    """Seed of its reset; None gives every episode a different one."""
     processes: bool = False
-    """True steps each in a process of its own: for environments whose steps take longer than a message to one."""
+    """True steps each in a separate process: for environments whose steps take longer than a message to a process."""
     text: bool = False
     """True: each observation is a message of the user, and the policy's answer is the action. False: by tools."""
     window: int | None = Field(default=None, ge=1)
@@ -114,7 +114,7 @@ class Setup(Frozen):
     """
 
     user: str | int | None = None
-    """Who runs the agent's commands, by name or number; None is root."""
+    """User that runs the agent's commands, by name or number; None is root."""
     env: dict[str, str] = Field(default_factory=dict)
     """Variables of the agent's commands."""
     solution: Path | None = None
@@ -124,7 +124,7 @@ class Setup(Frozen):
 
 
 class Limits(Frozen):
-    """What ends an episode that does not end itself."""
+    """Limits that end an episode."""
 
     max_steps: int = 8
     """Agent turns."""
@@ -137,11 +137,11 @@ class Limits(Frozen):
     show_stderr: bool = True
     """False tells the agent only that there was error output: the programs of a pipeline write theirs in any order."""
     max_wall_s: float | None = None
-    """Of the whole episode; None is no limit, as with the next two."""
+    """Maximum seconds of the whole episode; None is no limit, as with the other limits that can be None."""
     max_cost_usd: float | None = None
-    """Of all that models answer in it, sub-agents' and summaries included. The turn that reaches it is the last."""
+    """Maximum USD of all answers in it, sub-agents and summaries included. The turn that reaches it is the last."""
     max_context_tokens: int | None = None
-    """Of a conversation and the next answer together; what happens then, `[agent] compaction` says."""
+    """Maximum tokens of a conversation and the next answer together; `[agent] compaction` says what happens then."""
 
 
 class Task(Frozen):
@@ -166,15 +166,15 @@ class Task(Frozen):
     prefix: tuple[Step, ...] = ()
     """Turns of the original attempt: a fork continues after them, in a sandbox with their files (`work/fork.py`)."""
     setup: Setup | None = None
-    """Of a task in the Harbor format; None where commands run as the sandbox's only user, in its working folder."""
+    """Setup of a Harbor task; None: commands run as the sandbox's only user, in its working folder."""
 
     @property
     def hash(self) -> str:
-        """Content hash; the folder's location is left out, its contents belong to the suite's hash."""
+        """Content hash, without the folder's location; its contents belong to the suite's hash."""
         return content_hash(self.portable())
 
     def portable(self) -> dict[str, Any]:
-        """As JSON without locations, and without what is not there of later fields: a hash outlives new ones."""
+        """The task as JSON without locations and without unset later fields, so that new fields keep old hashes."""
         places = {"sandbox": {"files", "agent_files"}, "setup": {"solution"}}
         row = self.model_dump(mode="json", exclude=places)
         row["limits"] = {key: value for key, value in row["limits"].items() if value is not None}

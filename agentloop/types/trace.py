@@ -16,7 +16,7 @@ class Trace(Frozen):
     """
 
     id: str
-    """Of an imported one 32 hex digits, as OpenTelemetry has them, made from what was imported."""
+    """For an imported trace 32 hex digits, as in OpenTelemetry, derived from its content."""
     episode_id: str | None = None
     task_id: str | None = None
     policy_version: int | None = None
@@ -26,11 +26,11 @@ class Trace(Frozen):
     n_lost: int = 0
     """Attempts at the same episode that infrastructure ended before this one."""
     isolation: str | None = None
-    """What held the actions: container, namespaces, or none; None where nobody said."""
+    """Isolation of the actions: container, namespaces, or none; None if unknown."""
     source: str = "agentloop"
     """The format it came in."""
     source_id: str | None = None
-    """What its source calls it."""
+    """Id at its source."""
     session: str | None = None
     """The conversation of several traces that this one belongs to."""
     agent: str | None = None
@@ -38,14 +38,14 @@ class Trace(Frozen):
     steps: tuple[Step, ...] = ()
     children: tuple[SubTrace, ...] = ()
     answer: str | None = None
-    """What was submitted; None when nothing was."""
+    """The submitted answer; None if nothing was submitted."""
     stop_reason: StopReason = StopReason.error
     error: str | None = None
-    """The error that ended the run, in its own words, whoever's fault it was; None when none did."""
+    """Message of the error that ended the run, whatever its cause; None if none did."""
     broke: Break | None = None
     """Facts about `error`, from which follows whose fault it was; None for imported traces and older ones of ours."""
     program: bool = False
-    """The agent was a program with tools of its own, whose results are known as the model was sent them: in words."""
+    """The agent was a program with private tools; their results are known as the text that the model got."""
     answers_readable: bool = False
     """The agent acted on the machine where the suite lies, and could read its verifiers and solutions."""
     started_at: datetime | None = None

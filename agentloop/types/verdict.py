@@ -19,7 +19,7 @@ class RewardState(StrEnum):
 
 
 OWN_LEAF = re.compile(r"(?:infra|agent|budget|call|obs|plan|outcome)\.[a-z][a-z0-9_]{0,39}")
-"""What a project may call a leaf of its own: one of the seven groups, and a word that is not taken."""
+"""Pattern of a project's own leaf: one of the seven groups, and a word that is not taken."""
 
 
 class FailureType(StrEnum):
@@ -83,13 +83,13 @@ class Failure(Frozen):
 
 
 class Graded(Frozen):
-    """What a verifier may give in place of a bare number: also what it rests on, and what it cost."""
+    """A result that a verifier may return in place of a bare number: with its evidence and its cost."""
 
     value: float | None
     """In [0, 1]; None, with an `error`, when there is no number."""
     error: str | None = None
     why: str = ""
-    """What a person who doubts the number reads."""
+    """Explanation for a person who doubts the number."""
     tampered: tuple[str, ...] = ()
     """The verifier's own tools and files that the agent changed, where the verifier has compared them."""
     n_prompt_tokens: int = 0
@@ -107,11 +107,11 @@ class Score(Frozen):
     error: str | None = None
     why: str = ""
     n_prompt_tokens: int = 0
-    """What a judge model was sent for it, over all votes."""
+    """Tokens of the prompts that judge models got for it, over all votes."""
     n_completion_tokens: int = 0
     cost_usd: float | None = None
     source: str | None = None
-    """Who gave it, where that was later than the trace; None for what came with it."""
+    """Source of a score that is later than the trace; None for a score that came with it."""
 
     @property
     def waiting(self) -> bool:
@@ -124,7 +124,7 @@ WAITING = "waiting: "
 
 
 class Verdict(Frozen):
-    """What a trace is worth and why."""
+    """The judgement of a trace, with its reasons."""
 
     trace_id: str
     state: RewardState

@@ -11,7 +11,7 @@ from agentloop.types.frozen import Frozen
 
 
 class VersionKind(StrEnum):
-    """What a version changes of its base."""
+    """Part of its base that a version changes."""
 
     settings = "settings"
     """Nothing: a policy and an agent as the settings and their files describe them."""
@@ -24,7 +24,7 @@ class VersionKind(StrEnum):
 
 
 class PolicyState(StrEnum):
-    """Where a version stands; `registry/versions.py` has the table of moves."""
+    """State of a version; `registry/versions.py` has the table of moves."""
 
     candidate = "candidate"
     canary = "canary"
@@ -34,14 +34,14 @@ class PolicyState(StrEnum):
 
 
 class Lineage(Frozen):
-    """What a version was made of. The (trace, verdict) pairs themselves are in `lineage.jsonl` in its folder."""
+    """The data that a version was made from. Its folder has the (trace, verdict) pairs, in `lineage.jsonl`."""
 
     trainer: str
     """Name and version, such as `gepa@1`."""
     base: str | None = None
     """Hash of the model or version that an adapter or an overlay stands on."""
     filter: str | None = None
-    """The filter that chose stored traces; None when it learned from attempts of its own."""
+    """The filter that chose stored traces; None if it learned from new attempts."""
     n_traces: int = 0
     traces: str | None = None
     """SHA-256 of the sorted (trace id, verdict key) pairs."""
@@ -70,12 +70,12 @@ class PolicyVersion(Frozen):
     lineage: Lineage | None = None
     state: PolicyState = PolicyState.candidate
     note: str = ""
-    """Where it came from, in a few words."""
+    """Origin of the version, in a few words."""
     created_at: datetime
 
 
 class Rehearsal(Frozen):
-    """What a trainer would begin with, before a model is asked or money is spent."""
+    """The start of a turn as the trainer plans it, before any call or cost."""
 
     clusters: tuple[tuple[str, int, str], ...]
     """(type of failure, traces, a quote), the commonest first."""
@@ -90,7 +90,7 @@ class Rehearsal(Frozen):
 
 
 class ProofKind(StrEnum):
-    """Where the evidence came from."""
+    """Source of the evidence."""
 
     gate = "gate"
     canary = "canary"

@@ -94,7 +94,7 @@ def _gave(step: Step) -> list[tuple[str, str, bool]]:
 
 
 def _told(step: Step) -> Step:
-    """As the next one to be asked is told of it, and no more: no tokens, no times."""
+    """A step as the next policy reads it: without tokens and times."""
     completion = step.completion
     return Step(
         index=step.index,

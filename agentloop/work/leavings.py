@@ -1,4 +1,4 @@
-"""What an attempt left in its sandbox, copied before the sandbox is discarded: for forks (`fork.py`)."""
+"""Copies the files that an attempt left, before its sandbox is discarded: for forks (`fork.py`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agentloop.types import Episode, Left, Task
 WORK = "/work"
 MAX_BYTES = 1 << 20
 MAX_FILES = 500
-"""Of a copy: it is read by people and kept in git."""
+"""Maximum size of a copy: people read it, and it is kept in git."""
 OUTSIDE = "find /tmp -mindepth 1 ! -type d 2>/dev/null | head -n 1"
 
 
 class Leavings:
-    """What the attempts of one ask left, by episode. `take` is a `Crew.on_end`."""
+    """Files that the attempts of one ask left, by episode. `take` is a `Crew.on_end`."""
 
     def __init__(self, folder: Path) -> None:
         """folder: gets a folder for each attempt."""

@@ -1,9 +1,8 @@
 """Attempts made in this process, several at once.
 
-Each attempt is on disk when it ends. What is on disk already is not made again: whoever asks again after the process
-was killed gets the missing attempts alone. Two kinds of attempts are made again together. A policy that answers in
-batches may answer differently in other company, so its cohorts are made again whole; and verifiers that compare the
-attempts of a group need all of it.
+Each attempt is on disk when it ends, and is not made again: the same request after a kill makes only the missing
+attempts. Two kinds of attempts are made again together. A policy that answers in batches may answer differently in
+another batch, so its cohorts are made again whole; and verifiers that compare the attempts of a group need all of it.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _InLoop:
-    """What the asks of one event loop share."""
+    """State that the asks of one event loop share."""
 
     loop: asyncio.AbstractEventLoop
     slots: AbstractAsyncContextManager[object]
-    """Of `max_concurrent`."""
+    """Semaphore of `max_concurrent`."""
     checking: asyncio.Lock
 
 
@@ -62,10 +61,10 @@ class LocalWork:
         probes: bool = True,
         pauses_s: Sequence[float] | None = None,
     ) -> None:
-        """store: None keeps nothing. guess, canaries: of `Crew`.
+        """store: None stores nothing. guess, canaries: of `Crew`.
 
         max_concurrent: attempts at once over all asks, for a policy that does not answer in batches; None is no limit,
-        for askers with a limit of their own. probes: make a few attempts before the others, until one has ended by
+        for callers that have one. probes: make a few attempts before the others, until one has ended by
         itself, in this process or on disk. pauses_s: of `retry.repeated`.
         """
         self._pool = pool
@@ -193,7 +192,7 @@ class LocalWork:
         await together(self._one(judging, one) for one in missing)
 
     def _shared(self) -> _InLoop:
-        """Of this event loop."""
+        """The state of this event loop."""
         loop = asyncio.get_running_loop()
         if self._in_loop is None or self._in_loop.loop is not loop:
             slots: AbstractAsyncContextManager[object] = nullcontext()

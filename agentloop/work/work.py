@@ -1,4 +1,4 @@
-"""Asking for attempts: which ones (`Ask`), and whoever makes them (`Work`)."""
+"""Requests for attempts (`Ask`), and the Protocol that makes them (`Work`)."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Ask:
 
 
 class Work(Protocol):
-    """Makes attempts; `local.py` does it in this process. The asker cannot tell where.
+    """Makes attempts. `local.py` makes them in this process; the caller cannot tell where they are made.
 
-    Whoever cancels an ask ends its attempts that are under way: no sandbox of them is left. Those that have ended
-    are on disk, and are not made again. `testing/work.py` has the laws.
+    Cancelling an ask ends its attempts that are under way and closes their sandboxes. Attempts that have ended are on
+    disk, and are not made again. `testing/work.py` has the laws.
     """
 
     def each(self, ask: Ask) -> AsyncIterator[Attempt]:

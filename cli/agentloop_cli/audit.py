@@ -56,7 +56,7 @@ def audit(
 
 
 def _exit_code(tasks: Sequence[Mapping[str, Any]]) -> int:
-    """Of an audit that is not clean: a problem of a task, else of the sandboxes."""
+    """Exit status of an audit: that of a problem with a task, else that of the sandboxes."""
     if any(task.get("problem") or task.get("problems") for task in tasks):
         return FAILED_CHECK
     return SandboxError.exit_code

@@ -73,7 +73,7 @@ def costs(
 
 
 def _model_price(project: Path) -> Price:
-    """Of the project's tables, then of litellm's list where it is installed."""
+    """Prices from the project's tables, then from litellm's list if it is installed."""
     from agentloop.config.settings import load_prices
     from agentloop.costs.totals import price
 

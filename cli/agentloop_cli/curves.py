@@ -25,7 +25,7 @@ BARS = "▁▂▃▄▅▆▇█"
 NOT_FINITE = "!"
 MISSING: Literal[" "] = " "
 Value: TypeAlias = "float | Literal[' '] | None"
-"""Of a step: None where it was not finite, a blank where it was not recorded."""
+"""Value of a step: None if it was not finite, a blank if it was not recorded."""
 NAME_WIDTH, NUMBERS_WIDTH, GAP = 22, 34, 2
 """Columns of a terminal that a row needs besides its sparklines."""
 MIN_BARS, MAX_BARS = 4, 30

@@ -1,4 +1,4 @@
-"""What `agentloop demo --overlay` prints after its loop: the commands of the story, and what each came to."""
+"""Prints the story of `agentloop demo --overlay` after its loop: each command, and its result."""
 
 from __future__ import annotations
 

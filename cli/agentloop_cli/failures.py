@@ -25,7 +25,7 @@ VITAL = 0.8
 """Share of all failures up to which rows say what to do."""
 COLOURS = {"new": "bold red", "growing": "red", "shrinking": "green", "gone": "green", "": "dim"}
 WIDTHS = (8, 7, 7, 7)
-"""Of the columns of numbers."""
+"""Widths of the columns of numbers."""
 BAR = 12
 INDENT = Text("    ")
 
@@ -133,7 +133,7 @@ def _print_rows(result: Survey, taxonomy: Taxonomy) -> None:
 
 
 def _print_below(row: ParetoBar, result: Survey, meaning: str, *, vital: bool) -> None:
-    """What is said of a row under its numbers; of those that make up most failures, what to do."""
+    """Text under the numbers of a row; the rows that make up most failures also get a remedy."""
     if result.by not in ("type", "group"):
         rate = f"{_rate(row.rate)} of its {row.rate.of:,} traces; " if row.rate else ""
         print_block(INDENT, Text(f"{rate}mostly {row.mostly}", style="dim"))
@@ -206,7 +206,7 @@ def _cut(line: Text) -> Text:
 
 
 def _hints(result: Survey, labels: bool, one: bool, same: str) -> Iterator[str]:
-    """What to do next, as commands."""
+    """Next steps, as commands."""
     if not result.n:
         yield "no trace for which the filter holds; `agentloop traces ls` lists those that there are"
         return

@@ -1,4 +1,4 @@
-"""What the options of `agentloop gate` mean, and its progress in the terminal."""
+"""The options of `agentloop gate`, and its progress in the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVERY = 200
 
 
 class Inconclusive(StrEnum):
-    """What a gate without a verdict ends with."""
+    """Result of the command for a gate without a verdict."""
 
     keep = "keep"
     passed = "pass"
@@ -45,7 +45,7 @@ class Figures:
     seed: int | None
 
     def chosen(self) -> dict[str, object]:
-        """Those that the user set."""
+        """Options that the user set."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def settings(self) -> Settings:
@@ -115,7 +115,7 @@ class Named:
 
 
 def replayed(place: str, tenant: str | None, named: Named, figures: Figures, must_pass: Sequence[str]) -> GateResult:
-    """What stored outcomes say. place: a file of outcomes, a project folder or a store.
+    """The verdict on stored outcomes. place: a file of outcomes, a project folder or a store.
 
     Raises ConfigError for options that do not go with it.
     """
@@ -158,7 +158,7 @@ def run_with_display(options: GateOptions) -> tuple[GateResult, list[Path], Path
 
 
 def exit_code(result: GateResult, inconclusive: Inconclusive) -> int:
-    """Of the command."""
+    """Exit status of the command."""
     from agentloop.gate.outcomes import GateVerdict
 
     if result.verdict is GateVerdict.inconclusive and inconclusive is not Inconclusive.keep:

@@ -42,7 +42,7 @@ from agentloop_cli.upgrade import upgrade
 
 INTERRUPTED = 130
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What typer raises for a command line that does not parse; it exports the class under its child's name only."""
+"""Error of typer for a command line that does not parse; typer exports only its subclass."""
 
 app = typer.Typer(
     help="An experience loop for tool-using agents: act, judge, train, prove, promote.",

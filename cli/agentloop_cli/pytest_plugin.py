@@ -34,16 +34,16 @@ _decision: pytest.StashKey[SessionDecision] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Every one with the same beginning: other plugins have the short names."""
+    # One prefix for all: other plugins have the short names.
     group = parser.getgroup("agentloop", "agents on trial")
     add = group.addoption
-    add("--agentloop-run", action="store_true", help="Run the tests marked `agentloop`; they are left out without it.")
-    add("--agentloop-mode", choices=MODES, default="replay", help="Who answers: by default the tape, and nobody else.")
+    add("--agentloop-run", action="store_true", help="Run the tests marked `agentloop`; they are skipped without it.")
+    add("--agentloop-mode", choices=MODES, default="replay", help="Source of answers; default: the recording alone.")
     add("--agentloop-trials", type=int, metavar="N", help="Trials of each task, in place of the marks'.")
     add("--agentloop-baseline", metavar="NAME", help="Bank that a suite is compared with, or `none`.")
-    add("--agentloop-policy", metavar="REF", default="live", help="Who is on trial: see `agentloop gate --help`.")
+    add("--agentloop-policy", metavar="REF", default="live", help="Policy to test: see `agentloop gate --help`.")
     add("--agentloop-seed", type=int, default=0, metavar="N", help="Random seed.")
-    add("--agentloop-budget-usd", type=float, metavar="USD", help="Money after which no trial begins.")
+    add("--agentloop-budget-usd", type=float, metavar="USD", help="Start no trial after this cost.")
     add("--agentloop-report", type=Path, metavar="DIR", help="Folder for traces, outcomes and reports.")
     add("--agentloop-sandbox", default="auto", metavar="KIND", help="auto, docker or bubblewrap.")
 
@@ -133,14 +133,14 @@ class Controller:
 
 @pytest.fixture(scope="session")
 def agent_policy(pytestconfig: pytest.Config) -> Policy:
-    """What --agentloop-policy names."""
+    """The policy that --agentloop-policy names."""
     policy: Policy = _or_usage_error(lambda: session_of(pytestconfig).policy)
     return policy
 
 
 @pytest.fixture
 def agent_sandbox(pytestconfig: pytest.Config) -> Iterator[LeasedSandbox]:
-    """An empty sandbox of its own, gone after the test."""
+    """An empty sandbox for this test alone, closed after it."""
     from agentloop.testing.own import LeasedSandbox
 
     session = session_of(pytestconfig)
@@ -262,7 +262,7 @@ def _is_suite(item: pytest.Item) -> bool:
 
 
 def _collected(ask: Callable[[], Any]) -> Any:
-    """What a user can mend is one line of pytest's, not a traceback."""
+    """Shows an error that the user can correct as one line, not as a traceback."""
     from agentloop.errors import AgentLoopError
     from agentloop.printable import clean
 

@@ -35,7 +35,7 @@ PerMinute = Annotated[
 
 
 class Scope(StrEnum):
-    """What a key is for."""
+    """Purpose of a key."""
 
     ingest = "ingest"
     judge = "judge"

@@ -28,7 +28,7 @@ ENDS = {"submitted": "ended by itself", "no_tool_call": "ended without a further
 MAX_LAST = 300
 """Characters of the last message that are shown."""
 INDENT = "    "
-"""Of a sub-agent's run inside its parent's."""
+"""Indentation of a sub-agent's run inside its parent's."""
 
 
 def show_trace(

@@ -1,4 +1,4 @@
-"""Where the command starts: Ctrl-C ends it from its first moment."""
+"""Entry point of the command: Ctrl-C ends it from its first moment."""
 
 from __future__ import annotations
 

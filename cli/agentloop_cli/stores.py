@@ -27,7 +27,7 @@ Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this project 
 def opened_store(
     where: str | None, *, project: Path = Path(), create: bool = False, secrets: Iterable[str] = ()
 ) -> Iterator[Store]:
-    """As `store.place.open_store`, for the length of the block."""
+    """Opens a store as `store.place.open_store` does, and closes it after the block."""
     from agentloop.store.place import open_store
 
     store = open_store(where, project=project, create=create, secrets=secrets)

@@ -19,7 +19,7 @@ FAILED_CHECK = 1
 INFRASTRUCTURE = 4
 INTERRUPTED = 130
 MAX_ROWS = 40
-"""Of more tasks, those with the whole reward have no row."""
+"""If there are more tasks, those with the whole reward have no row."""
 
 
 class AgentChoice(StrEnum):
@@ -58,7 +58,7 @@ def run(
     sandbox: Annotated[str | None, typer.Option(help="auto, docker or bubblewrap; overrides the settings.")] = None,
     name: Annotated[
         str | None,
-        typer.Option("--as", help="Name of a run of its own; default: continue the run of this policy on this suite."),
+        typer.Option("--as", help="Name of a separate run; default: continue the run of this policy on this suite."),
     ] = None,
     project: Annotated[
         Path, typer.Option("--project", "-p", help="Project folder: settings, store, and where policy paths start.")
