@@ -19,6 +19,7 @@ from agentloop.registry.folders import read_pairs
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.store import Store
 
+from .brief import CONSUMED
 from .command import BRIEF, Running
 from .tiny_project import make_tiny
 
@@ -27,8 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 N_POINTS = 20
 SPREAD = [7, 13, 2, 17, *(n for n in range(N_POINTS) if n not in (7, 13, 2, 17))]
 """The points in an order whose first ones lie in turns."""
-N_STEPS, LAST = 8, 3
-"""Updates of a turn; the last version."""
+N_STEPS, N_TASKS, LAST = 8, 4, 3
+"""Updates of a turn; groups of an update; the last version."""
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,8 @@ def whole(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[s
     return finished(folder), time.monotonic() - started
 
 
-def finished(folder: Path) -> dict[str, Any]:
-    status, shown = (running := Running("loop", folder, "--json", cwd=folder.parent, program=BRIEF)).finish()
+def finished(folder: Path, **env: str) -> dict[str, Any]:
+    status, shown = (running := Running("loop", folder, "--json", cwd=folder.parent, program=BRIEF, **env)).finish()
     assert status == 0, running.said
     document: dict[str, Any] = json.loads(shown)
     return document
@@ -70,10 +71,12 @@ def test_a_turn_that_is_killed_makes_the_same_version_and_trains_on_no_group_twi
 ) -> None:
     document, seconds = whole
     folder = shutil.copytree(begun, tmp_path / "project")
-    running = Running("loop", folder, cwd=tmp_path, program=BRIEF)
+    log = tmp_path / "consumed"
+    env = {CONSUMED: str(log)}
+    running = Running("loop", folder, cwd=tmp_path, program=BRIEF, **env)
     time.sleep(seconds * (point + 0.5) / N_POINTS)
     running.end(signal.SIGKILL)
-    again = finished(folder)
+    again = finished(folder, **env)
     assert made(again) == made(document)
     assert again["samples_dropped"] == document["samples_dropped"]
     store = Store(folder / STORE, create=False)
@@ -82,7 +85,11 @@ def test_a_turn_that_is_killed_makes_the_same_version_and_trains_on_no_group_twi
     finally:
         store.close()
     assert steps == Counter((version, step) for version in range(2, LAST + 1) for step in range(1, N_STEPS + 1))
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
     for version in range(2, LAST + 1):
-        traces = [trace for trace, _ in read_pairs(folder / POLICIES / f"v{version:04d}")]
-        assert len(traces) == len(set(traces)) > 0
+        own = [(n_steps, consumed) for number, n_steps, consumed in entries if number == version]
+        for n_steps, consumed in own:
+            assert consumed == list(range(N_TASKS * n_steps)), "each step took its groups, and none of those before"
+        assert own[-1][0] == N_STEPS
+        assert read_pairs(folder / POLICIES / f"v{version:04d}")
     assert not [path.name for path in (folder / POLICIES).iterdir() if path.name.startswith(".")]
