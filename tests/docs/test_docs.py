@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -52,6 +53,21 @@ PATTERNS = (
     r"\btrials?\b",
 )
 """Turns of phrase that a reader has to read twice, and names that the glossary replaces."""
+PATTERNS_IN_CODE = tuple(pattern for pattern in PATTERNS if "tape" not in pattern and "trial" not in pattern)
+"""Of docstrings: options and classes have the names `--tape` and `trials`."""
+OPENING = r"\A(?:As|Of|What|Where|Who|Whoever|Whose)\b"
+"""The beginning of a docstring that is no sentence and names no thing."""
+PLAIN_PACKAGES = (
+    "cli/agentloop_cli",
+    "agentloop/errors.py",
+    "agentloop/library",
+    "agentloop/loop",
+    "agentloop/protocols.py",
+    "agentloop/rollout",
+    "agentloop/types",
+    "agentloop/work",
+)
+"""What users and readers of the loop read first."""
 NOUN_CLAUSE = re.compile(r"(?:^|(?<=[.:;!?] ))(?:[-*] )?(?:What|Who(?!&)|Whose)\b[^?.]*[.:;]", re.MULTILINE)
 """A sentence whose subject is a clause, such as "What fails is repeated."; a question is none."""
 
@@ -331,6 +347,33 @@ def test_pages_are_in_plain_technical_english(page: Path) -> None:
     odd = [text[max(m.start() - 60, 0) : m.end() + 20] for p in PATTERNS for m in re.finditer(p, text)]
     odd += [match.group() for match in NOUN_CLAUSE.finditer(text)]
     assert not odd, f"rewrite as subject, verb, object: {odd}"
+
+
+@pytest.mark.parametrize("place", PLAIN_PACKAGES)
+def test_docstrings_and_help_texts_are_in_plain_technical_english(place: str) -> None:
+    path = ROOT / place
+    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    odd = [f"{file.relative_to(ROOT)}: {text}" for file in files for text in odd_texts(ast.parse(file.read_text()))]
+    assert not odd, f"rewrite as subject, verb, object: {odd}"
+
+
+def odd_texts(tree: ast.Module) -> list[str]:
+    """Docstrings, those of fields included, and help texts that a reader has to read twice."""
+    blocks = [block for node in ast.walk(tree) if isinstance(block := getattr(node, "body", None), list)]
+    texts = [node.value for block in blocks for node in block if isinstance(node, ast.Expr)]
+    texts += [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "help"]
+    words = [node.value for node in texts if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    plain = [" ".join(prose(text).split()) for text in words]
+    signs = (OPENING, *PATTERNS_IN_CODE, NOUN_CLAUSE.pattern)
+    return [text for text in plain if any(re.search(sign, text, re.MULTILINE) for sign in signs)]
+
+
+def test_the_lint_for_docstrings_finds_what_it_is_for() -> None:
+    odd = ("What a key is for.", "Of the trace.", "It is told so.", "A name. What fails is repeated.")
+    for text in odd:
+        assert odd_texts(ast.parse(f'def f() -> None:\n    """{text}"""')) == [text]
+        assert odd_texts(ast.parse(f'add("--x", help="{text}")')) == [text]
+    assert odd_texts(ast.parse('N = 1\n"""Whether it is on. `What it is.`"""')) == []
 
 
 def test_the_lint_for_pages_finds_what_it_is_for() -> None:
