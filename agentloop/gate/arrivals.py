@@ -49,7 +49,7 @@ class Arrivals:
             self._last[key[0]] = max(self._last.get(key[0], 0), key[1])
 
     def tried(self, side: Side, key: Key, *, closed: bool = False) -> Tried | None:
-        """What became of a trial; None while it may still get a reward. closed: no more outcomes come."""
+        """The state of a trial; None while it may still get a reward. closed: no more outcomes come."""
         row = self._rows[side].get(key)
         if row is None or (row.reward is None and not closed and (side, key) not in self._final):
             return None
@@ -73,7 +73,7 @@ class Arrivals:
         return totals
 
     def started_at(self, key: Key) -> datetime | None:
-        """Of a candidate's trial."""
+        """Start of a candidate's trial."""
         row = self._rows[Side.candidate].get(key)
         if row is None:
             return None

@@ -1,10 +1,10 @@
-"""The baseline bank: what a policy did on a suite, K trials of every task, from one run of a fixed size.
+"""The baseline bank: outcomes of a policy on a suite, K trials of every task, from one run of a fixed size.
 
     evals/NAME/baseline/REF.jsonl    {"bank": {...}}, then an `Outcome` a line
 
-A gate compares with it and spends nothing on the baseline. It is in git, so whatever it was made of is in its first
-line, and a bank that no longer fits its suite is refused: a comparison with something else would pass or fail for
-reasons of its own. What a gate rolled out never gets here: a run that stopped when it looked good is biased.
+A gate compares with it and spends nothing on the baseline. It is in git, and its first line names everything that it
+depends on. A bank that no longer fits its suite is refused: the comparison would pass or fail for unrelated reasons. A
+gate never adds its own outcomes: a run that stopped when it looked good is biased.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WHOLE = "whole"
 CRASHED = "crashed"
 """How the filling of a bank ends."""
 N_DIGITS = 16
-"""Of each part's hash."""
+"""Digits of each part's hash."""
 MIN_TRIALS = 4
 """Fewer cannot be parted into visits that have a mean."""
 N_FIRST = 3
@@ -52,7 +52,7 @@ Runner = Callable[[str, Side, int], Awaitable[Outcome]]
 
 
 class Evals(Frozen):
-    """What a bank and a gate must know of a suite, whatever its tasks are made of."""
+    """A suite as a bank and a gate see it, whatever the format of its tasks."""
 
     name: str
     hash: str
@@ -60,7 +60,7 @@ class Evals(Frozen):
     tasks: tuple[str, ...]
     """Ids of those that a gate runs: the heldout split where the suite has one, else all."""
     must_pass: tuple[str, ...] = ()
-    """Of `tasks`, those with the tag."""
+    """Tasks with the tag `must-pass`."""
     verifiers: tuple[str, ...] = ()
     """`name@version` of each that judges them; those kept in files are in the hash."""
     split: Split | None = None
@@ -70,7 +70,7 @@ class Evals(Frozen):
 
 
 class BankHead(Frozen):
-    """What a bank is of."""
+    """The header of a bank: suite, policy and environment."""
 
     format: Literal[1, 2] = 1
     """2 since the identity is of contents."""
@@ -81,12 +81,12 @@ class BankHead(Frozen):
     identity: str
     """Hash of what the REF named then, by contents; of a bank of format 1 by paths, which says nothing."""
     parts: dict[str, str] = Field(default_factory=dict)
-    """Of that version: name -> first digits of its hash."""
+    """Parts of that version: name -> first digits of the hash."""
     environment: Environment | None = None
-    """Where it was filled; None for a bank of format 1."""
+    """Environment of the attempts; None for a bank of format 1."""
     verifiers: tuple[str, ...]
     trials: int = Field(ge=1, le=100_000)
-    """Of each task."""
+    """Trials of each task."""
     created_at: datetime
 
     def difference(self, acting: Identity) -> str | None:
@@ -121,7 +121,7 @@ def gate_tasks(suite: Suite) -> tuple[Task, ...]:
 
 
 def evals_of(suite: Suite) -> Evals:
-    """Of a suite of our own. Raises PluginError for a verifier that cannot be made."""
+    """The suite as `Evals`. Raises PluginError for a verifier that cannot be made."""
     tasks = gate_tasks(suite)
     verifiers = {f"{v.name}@{v.version}" for task in tasks for v in name_verifiers(task).values()}
     return Evals(
@@ -137,7 +137,7 @@ def evals_of(suite: Suite) -> Evals:
 
 
 def bank_path(evals: Evals, name: str) -> Path:
-    """Where the bank called `name` lies; `name` may be the path of one. Raises ConfigError for what is neither."""
+    """Path of the bank called `name`; `name` may be a path itself. Raises ConfigError if it is neither."""
     if name.endswith(".jsonl"):
         return Path(name)
     if not NAME.fullmatch(name):
@@ -289,7 +289,7 @@ def _all_crashed(bank: Bank) -> ConfigError:
 
 @contextmanager
 def bank_evidence(store: Store, head: BankHead) -> Iterator[EvidenceLog]:
-    """What an interrupted run of the same bank left, or nothing yet. Raises StoreError while another one fills it."""
+    """Evidence of an interrupted run of the same bank, or new. Raises StoreError while another one fills it."""
     about = head.model_dump(mode="json")
     key = content_hash({name: value for name, value in about.items() if name != "created_at"})[:8]
     with store.lock(f"{HEAD}-{key}"):
@@ -297,7 +297,7 @@ def bank_evidence(store: Store, head: BankHead) -> Iterator[EvidenceLog]:
 
 
 def _continued(evidence: EvidenceLog | None) -> dict[tuple[str, int], Outcome]:
-    """What an interrupted run of the same bank has rolled out."""
+    """Outcomes of an interrupted run of the same bank."""
     stored = evidence.outcomes() if evidence is not None else []
     outcomes = [Outcome.model_validate_json(one.body) for one in stored]
     return {(outcome.task_id, outcome.trial): outcome for outcome in outcomes}
@@ -324,7 +324,7 @@ def _refuse_settings(latest: Sequence[Outcome], n_tasks: int) -> None:
 
 
 def new_head(evals: Evals, policy: str, identity: Identity, trials: int, environment: Environment) -> BankHead:
-    """Of a bank that is to be filled now."""
+    """The header of a bank that is filled now."""
     return BankHead(
         format=2,
         suite=evals.name,

@@ -31,9 +31,9 @@ class Burst(NamedTuple):
     first: int
     """Index of its first difference among those that were looked at."""
     mean: float
-    """Of its differences."""
+    """Mean of its differences."""
     others: float
-    """Of the family's other differences."""
+    """Mean of the family's other differences."""
 
 
 def burst(rows: Iterable[tuple[str, float]], seed: int) -> Burst | None:

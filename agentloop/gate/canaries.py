@@ -29,7 +29,7 @@ from agentloop.store.traffic import TrafficEpisode
 from agentloop.types import FailureType, Move, PolicyState, PolicyVersion, Proof, ProofKind, RewardState
 
 BY = "canary"
-"""Who makes the moves."""
+"""Author of the moves."""
 ENDED = "ENDED"
 """How a watch ends whose canary somebody ended without a verdict."""
 EVERY_S = 5.0
@@ -70,7 +70,7 @@ class CanaryReport(NamedTuple):
         )
 
     def document(self) -> dict[str, object]:
-        """As JSON."""
+        """The result as JSON."""
         folded = self.folded
         return {
             "canary": self.canary.number,
@@ -255,7 +255,7 @@ def _pause(began: float, every_s: float) -> float:
 
 
 def _verdict(move: Move) -> str:
-    """Of the proof with which somebody else ended the canary."""
+    """Verdict of the proof with which another process ended the canary."""
     return move.proof.verdict if move.proof is not None else ENDED
 
 
@@ -271,7 +271,7 @@ def rules_of(settings: CanarySection) -> CanaryRules:
 
 
 class _Risk(NamedTuple):
-    """What the present canary may risk of the risk that all canaries of a project share, by the rule of `wealth.py`."""
+    """The share of the present canary in the risk of all canaries of a project, by the rule of `wealth.py`."""
 
     number: int
     alpha: float

@@ -31,7 +31,7 @@ ODDS = (50.0, 4.0, 0.25)
 """How much more often the canary's rewards are missing, as the bets on attrition suppose."""
 ODDS_WEIGHTS = (0.55, 0.25, 0.2)
 ATTRITION = 0.2
-"""Of alpha: the risk of INFRA where rewards go missing alike on both sides. FAIL has the rest."""
+"""Share of alpha for INFRA, if rewards go missing alike on both sides. FAIL has the rest."""
 DOUBT = 3.0
 HIDDEN = 0.2
 """PASS waits while the evidence of unequal attrition is DOUBT : 1 and the canary lacks more rewards than the live side,
@@ -96,7 +96,7 @@ class _Stratum:
     n_after: int | None = None
     """Live episodes since the last canary one; None while no block is open."""
     rewards: dict[Arm, list[float]] = field(default_factory=lambda: {arm: [] for arm in Arm})
-    """Of the open block, and of those before it in which one side has no reward."""
+    """Rewards of the open block, and of earlier blocks in which one side has no reward."""
     n: Counter[Arm] = field(default_factory=Counter)
     """Episodes of the open block, and of those before it that have episodes of one side alone."""
     n_missing: Counter[Arm] = field(default_factory=Counter)

@@ -49,7 +49,7 @@ RESULT = "gate.result.json"
 
 
 class GateDisplay(Protocol):
-    """What a gate reports while it runs."""
+    """The progress of a gate."""
 
     def note(self, line: str) -> None:
         """Something about the comparison that the verdict does not say."""
@@ -86,7 +86,7 @@ class NoDisplay:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is compared, checked before anything runs."""
+    """The sides of a comparison, checked before anything runs."""
 
     options: GateOptions
     suites: tuple[EvalSuite, ...]
@@ -103,12 +103,12 @@ class Prepared:
 
     @property
     def bank(self) -> list[Outcome]:
-        """Of all suites."""
+        """Banked outcomes of all suites."""
         return [outcome for bank in self.banks for outcome in bank.outcomes]
 
     @property
     def made_of(self) -> dict[str, str]:
-        """What has to be the same for the run to be continued, beyond the header."""
+        """Hashes that must be equal to continue the run, beyond the header."""
         return {
             "candidate": content_hash({suite: actor.identity.hash for suite, actor in self.candidates.items()}),
             "baseline": content_hash({bank.head.suite: bank.head.identity for bank in self.banks}),
@@ -135,7 +135,7 @@ class Prepared:
 
 
 def prepare(options: GateOptions, note: Callable[[str], None]) -> Prepared:
-    """What `options` name, loaded and checked. note: gets remarks as they come up.
+    """Loads and checks the sides that `options` name. note: gets remarks as they come up.
 
     Raises ConfigError for banks and policies that do not fit, NoTasks for a suite without any, SandboxUnavailable.
     """
@@ -188,7 +188,7 @@ def _suites(options: GateOptions, sources: Sequence[Path | Suite]) -> tuple[tupl
 def _environments(
     suites: Sequence[EvalSuite], banks: Sequence[Bank], candidates: Mapping[str, Actor], backend: SandboxBackend
 ) -> dict[str, Environment]:
-    """Of each suite as it is now, with the packages that its bank names."""
+    """The present environment of each suite, with the packages that its bank names."""
     environments = {}
     for one, bank in zip(suites, banks, strict=True):
         packages = bank.head.environment.packages if bank.head.environment else ()
@@ -198,7 +198,7 @@ def _environments(
 
 
 def _change(banks: Sequence[Bank], environments: dict[str, Environment], note: Callable[[str], None]) -> Change:
-    """What the banks are compared in, at worst; a line for each suite in which that is not the same."""
+    """The largest change of environment among the banks; notes a line for each suite with a change."""
     changes: list[Change] = []
     for bank in banks:
         change, why = compare(bank.head.environment, environments[bank.head.suite])
@@ -308,7 +308,7 @@ def _with_reason(result: GateResult, stopped: str | None, no_baseline: str | Non
 
 
 def folder_of(prepared: Prepared) -> Path:
-    """Where this gate goes on, or begins: a new folder once the last one has said PASS, FAIL or INFRA.
+    """The folder in which this gate continues, or a new one if the last gate ended with PASS, FAIL or INFRA.
 
     A verdict is of the moment: an endpoint's model, or agentloop itself, may have changed since, which no key tells.
     """

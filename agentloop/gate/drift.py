@@ -22,7 +22,7 @@ from agentloop.gate.schedule import Visit
 
 CONTROLS = 24
 FIRST = 8
-"""Where the environment is the same: one control in so many visits, and so many in every second one of the first."""
+"""In an equal environment: one control in so many visits, and so many in every second one of the first."""
 STALE = 0.01
 """Risk of calling a bank stale that is not."""
 DOUBT = 6.0
@@ -86,7 +86,7 @@ class BankCheck:
 
     @property
     def mean(self) -> float:
-        """Of the differences; 0 before the first."""
+        """Mean of the differences; 0 before the first."""
         if self.n:
             return self.total / self.n
         return 0.0

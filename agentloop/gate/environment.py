@@ -1,12 +1,12 @@
-"""What decides outcomes beside the version that acts: where a bank was filled, and whether a gate runs there.
+"""The environment of outcomes: the parts, beside the acting version, that decide them.
 
     {"parts": {"agentloop": "0.6.0 (51c0...)", "image host": "listing 3f2a...", "sandbox": "docker (container)"},
      "outside": []}
 
 It is one short object in the first line of a bank. `outside` lists what no hash covers: a hosted model, an MCP server
 at a URL, hosts that sandboxes may reach, a verifier that asks a model, an image built from a Dockerfile, whose build
-may fetch other packages. The suite, with its files and verifiers, has a hash of its own. Not covered: the kernel, and
-how busy the machine is.
+may fetch other packages. The suite, with its files and verifiers, has a separate hash. Not covered: the kernel, and
+the load of the machine.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ LISTING = "listing "
 MAX_IMAGES = 8
 """More than so many are one part, to keep a bank's first line readable."""
 N_DIGITS = 16
-"""Of each hash: enough to tell environments apart by."""
+"""Digits of each hash: enough to tell environments apart."""
 N_NAMED = 3
 
 
 class Environment(Frozen):
-    """Where trials ran."""
+    """The environment in which trials ran."""
 
     parts: dict[str, str] = Field(default_factory=dict)
     """Name -> version or hash."""
@@ -76,7 +76,7 @@ def environment_of(
     *,
     on_host: bool = False,
 ) -> Environment:
-    """Of `tasks` in sandboxes of `backend`, as they are now.
+    """The present environment of `tasks` in sandboxes of `backend`.
 
     packages: installed ones whose versions decide (`Actor.packages`). acting: whose parts without a content hash count.
     on_host: the agent acts on this machine, so neither a sandbox nor an image decides.

@@ -17,18 +17,18 @@ PRIOR_N = 20
 PRIOR_SQUARE = 0.2
 """Differences, and their mean square, that the estimate of the variance starts with."""
 MULTIPLES = (1.0, 2.0, 4.0)
-"""Of delta: the drops that the bets are sized for. One size would find one drop fast, and others late."""
+"""Multiples of delta: the drops for which the bets are sized. One size would find one drop fast, and others late."""
 WEIGHTS = (0.7, 0.2, 0.1)
 CAP = 0.9
 """Largest stake on a difference of 1: below 1, so that no single one ruins the gambler."""
 LEVEL = 0.95
-"""Of the confidence sequence."""
+"""Level of the confidence sequence."""
 STEP = 0.005
-"""Of the grid of means that the confidence sequence tries; its ends are rounded outwards to it."""
+"""Step of the grid of means that the confidence sequence tries; its ends are rounded outwards to it."""
 
 
 def stakes(mean_square: float, delta: float) -> tuple[float, ...]:
-    """What is staked on a difference of 1, one for each of MULTIPLES, before any cap; both arguments above 0."""
+    """Stakes on a difference of 1, one for each of MULTIPLES, before any cap; both arguments above 0."""
     return tuple(k * delta / (mean_square + (k * delta) ** 2) for k in MULTIPLES)
 
 
@@ -63,14 +63,14 @@ class Bets:
 
     @property
     def mean(self) -> float:
-        """Of the differences; 0 before the first."""
+        """Mean of the differences; 0 before the first."""
         if self.n:
             return self.total / self.n
         return 0.0
 
     @property
     def mean_square(self) -> float:
-        """As the next bet uses it: with the prior."""
+        """Mean square that the next bet uses: with the prior."""
         return self.squares / (PRIOR_N + self.n)
 
     def add(self, difference: float, share: float = 1.0) -> None:
@@ -179,7 +179,7 @@ LEAST_RELIABLE = 0.5
 
 
 def reliability(banked: Sequence[float], limit: float) -> float:
-    """Of a must-pass case: as asked for, or less where its banked rewards say so: old flakes are no regression.
+    """The reliability that a must-pass case needs: `limit`, or less if its banked rewards are lower.
 
     Two trials that pass by a quarter are added to them: the bank of a flaky case may have been lucky. With 16 banked
     trials a suite of 200 cases that each flake 25% of the time
@@ -201,7 +201,7 @@ class Case:
         self.log_e = 0.0
         self.n_scored = 0
         self._log_charged = 0.0
-        """As `log_e`, with lost trials as failures."""
+        """The same as `log_e`, with lost trials as failures."""
         self._on_pass = math.log(PASSES_BROKEN / reliability)
         self._on_fail = math.log((1 - PASSES_BROKEN) / (1 - reliability))
         self._bound = math.log(bound)

@@ -52,7 +52,7 @@ class SuiteState:
         self.series: list[tuple[str, float, datetime | None]] = []
         """(family, difference, when) of each visit, in order."""
         self.crossed: GateVerdict | None = None if self.part.tasks else GateVerdict.passed
-        """What the mean's evidence said first; with no tasks there is nothing to say."""
+        """First verdict of the mean's evidence; PASS without tasks."""
         self.is_better = False
         """A rise was shown, at this look or an earlier one."""
         self._is_checked = False
@@ -79,7 +79,7 @@ class SuiteState:
 
     @property
     def passed(self) -> bool:
-        """What PASS says of the mean is shown, and every case cleared."""
+        """The claim about the mean is shown, and every case cleared."""
         has_held = self.crossed is GateVerdict.passed and not self.is_due
         return has_held and all(case.cleared for case in self.cases.values())
 
@@ -168,7 +168,7 @@ class SuiteState:
         return self.crossed is not None and bool(self.part.tasks) and not self._is_checked
 
     def burst(self) -> str | None:
-        """Where its differences come in bursts, in words; None where chance explains their order."""
+        """Describes bursts of its differences; None if chance explains their order."""
         self._is_checked = True
         worst_burst = burst([(family, difference) for family, difference, _ in self.series], self._settings.seed)
         if worst_burst is None:

@@ -35,7 +35,7 @@ class BankOptions:
     """Or the REF of one (`registry/refs.py`)."""
     name: str
     trials: int = 16
-    """Of each task."""
+    """Trials of each task."""
     tape: bool = False
     """Record every answer, too."""
     sandbox: str | None = None
@@ -54,7 +54,7 @@ class FilledBank:
     before: Bank | None
 
     def document(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The result as `--json` prints it."""
         costs = [outcome.cost_usd for outcome in self.bank.outcomes]
         priced = [cost for cost in costs if cost is not None]
         n_mean = len(self.evals.tasks) - len(self.evals.must_pass)

@@ -20,7 +20,7 @@ MAX_FLIPS = 8
 PASSING = 0.5
 """A task passes more often than not from this mean reward on."""
 UNLIKELY = 0.2
-"""What a task that got better would have come to by chance at most; one trial more of a coin is no progress."""
+"""Maximum probability that a task got better by chance; one more success of a coin is no progress."""
 CLEAR = "clear"
 UNDECIDED = "undecided"
 BROKEN = "broken"
@@ -85,7 +85,7 @@ def _better_by_chance(task: TaskLine) -> float:
 
 
 def state(case: TaskLine) -> str:
-    """Of a must-pass case: BROKEN, CLEAR once it has passed more than a broken one would, else UNDECIDED."""
+    """State of a must-pass case: BROKEN, CLEAR once it has passed more than a broken one would, else UNDECIDED."""
     if case.broken:
         return BROKEN
     return CLEAR if case.candidate and case.e_value is not None and case.e_value <= 1e-9 else UNDECIDED
@@ -107,7 +107,7 @@ def tally_cases(tasks: Iterable[TaskLine], suite: str | None = None) -> str:
 
 
 def never_passed(tasks: Iterable[TaskLine]) -> str:
-    """What to do where cases are undecided because their bank rarely passes; empty where that is not why."""
+    """The remedy for cases that are undecided because their bank rarely passes; empty for other reasons."""
     rare = [case for case in cases(tasks, UNDECIDED) if case.baseline and _passes(case) < PASSING * len(case.baseline)]
     if not rare:
         return ""
@@ -140,7 +140,7 @@ def broken(result: GateResult) -> list[TaskLine]:
 
 
 def chance_note(result: GateResult) -> str:
-    """What to make of the tasks that got worse."""
+    """How to read the tasks that got worse."""
     listed = flips(result, worse=True)
     if listed and listed[0].after >= PASSING:
         return "No task went from mostly passed to mostly failed; these failed now and then, the clearest first."
@@ -189,7 +189,7 @@ def span(look: Look) -> str:
 
 
 def last_look(suite: SuiteResult) -> Look | None:
-    """Where the evidence of one suite stood at the end."""
+    """The last evidence of one suite."""
     return suite.looks[-1] if suite.looks else None
 
 
@@ -276,7 +276,7 @@ def has_mean(result: GateResult) -> bool:
 
 
 def next_move(result: GateResult) -> str:
-    """What to do about it, in a sentence or two."""
+    """The next move, in a sentence or two."""
     if result.verdict is GateVerdict.inconclusive:
         return _to_decide(result)
     if result.is_better:
@@ -371,7 +371,7 @@ _ORDER = {"round-robin": "round-robin", "iid": "independent random", "importance
 
 
 def counts(result: GateResult) -> dict[str, str]:
-    """What the gate took, and what it set aside: heading -> words."""
+    """Attempts that the gate used, and those that it set aside: heading -> words."""
     rows = {
         "trials": f"{result.n_rollouts:,}",
         "of the candidate, counted": f"{result.n_candidate:,}",

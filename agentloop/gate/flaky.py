@@ -72,7 +72,7 @@ class Quarantined(Frozen):
 
 
 def flake_rates(outcomes: Iterable[Outcome]) -> dict[str, FlakeRate]:
-    """Of each task of a bank, in the bank's order. Outcomes of one policy, from runs of a fixed size."""
+    """Flake rate of each task of a bank, in the bank's order. Outcomes of one policy, from runs of a fixed size."""
     passed: dict[str, list[bool | None]] = {}
     for outcome in outcomes:
         is_pass = outcome.reward >= PASS if outcome.reward is not None else None
@@ -106,7 +106,7 @@ def _rate(task_id: str, trials: Sequence[bool | None]) -> FlakeRate:
 
 
 def read_quarantine(folder: Path, tasks: Collection[str]) -> tuple[Quarantined, ...]:
-    """What the suite in `folder` has in quarantine, expired entries too; none where there is no such file.
+    """The quarantine of the suite in `folder`, expired entries included; empty without the file.
 
     tasks: ids of the suite's. Raises ConfigError: one line with the file, the entry, the key and the next move.
     """

@@ -41,7 +41,7 @@ class Fold:
         self.decided: GateVerdict | None = None
         """The verdict, from the moment that it stands; outcomes that come later are read and change nothing."""
         self.n_rollouts = self.n_fresh = self.n_unpaired = 0
-        """Of what has had its turn; see GateResult."""
+        """Counts of the trials whose turn came; see GateResult."""
         self.n_missing = order.n_missing if order else 0
         self._n_lost = dict.fromkeys(Side, 0)
         self._n_asked = {Side.candidate: self.n_missing, Side.baseline: 0}
@@ -111,7 +111,7 @@ class Fold:
         return [(i, task) for i, suite in enumerate(self.suites) for task in suite.part.must_pass]
 
     def new_case(self, suite: int, task: str) -> Case:
-        """As the fold makes them; needs the bank."""
+        """A case as the fold makes it; needs the bank."""
         return self.suites[suite].case(reliability(self.reference.rewards(task), self.header.settings.reliability))
 
     def takes(self, suite: int) -> bool:
@@ -123,7 +123,7 @@ class Fold:
         return self.reference.fresh_trial(visit)
 
     def tried(self, task: str, trial: int) -> Tried | None:
-        """What became of a candidate's trial, once there will be no other attempt."""
+        """The final state of a candidate's trial."""
         return self.arrivals.tried(Side.candidate, (task, trial))
 
     def has_reward(self, trial: Trial) -> bool:
@@ -142,7 +142,7 @@ class Fold:
 
     @property
     def may_claim(self) -> bool:
-        """Of neither side was more lost than allowed, of what has had its turn."""
+        """True if neither side lost more than allowed, among the trials whose turn came."""
         limit = self.header.settings.max_infra
         return all(self._gone(side) <= limit * self._n_asked[side] for side in Side)
 
@@ -177,7 +177,7 @@ class Fold:
             self._decide()
 
     def _turn(self, key: Key) -> Tried | None:
-        """What became of a candidate's trial; None while its turn cannot be over. One that is missing is lost."""
+        """The state of a candidate's trial; None while its turn cannot be over. A missing trial is lost."""
         tried = self.arrivals.tried(Side.candidate, key, closed=self._closed)
         if tried is None and self._closed and self.arrivals.is_passed_over(key):
             return Tried(None)

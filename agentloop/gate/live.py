@@ -1,8 +1,8 @@
 """A gate under way: rolls out what `schedule.py` asks for, several trials at once, until `fold.py` decides.
 
-Whatever finishes is in the store before it counts (`run.py`), so the same command after `kill -9` goes on at the same
-evidence, and nothing is rolled out twice that had come to its end. Outcomes count in the order of the asking: whoever
-takes them as they finish takes the quick ones first, and what fails is often slow.
+Each outcome is in the store before it counts (`run.py`), so the same command after `kill -9` continues with the same
+evidence, and rolls out no finished trial again. Outcomes count in the order in which trials were requested. The order
+in which they finish would be biased: failures are often slow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOKAHEAD = 4
 
 @dataclass
 class GateBudget:
-    """What a run may take; None is no limit. What runs out ends it without a verdict."""
+    """Limits of a run; None is no limit. A run that reaches one ends without a verdict."""
 
     max_usd: float | None = None
     max_minutes: float | None = None

@@ -1,7 +1,7 @@
-"""Lost attempts -> what they could have been: the two charges between which the truth lies, and when to give up.
+"""Bounds on the results of lost attempts: two charges between which the truth lies, and when to give up.
 
-Nobody can prove whose fault a lost attempt was, so no verdict rests on a guess. A claim needs its evidence twice: with
-lost attempts left out, and with every lost first attempt charged against the claim: PASS counts it as a failure, FAIL
+Nobody can prove whose fault a lost attempt was, so no verdict rests on a guess. A claim needs its evidence twice:
+without lost attempts, and with every lost first attempt charged against the claim: PASS counts it as a failure, FAIL
 as a success.
 
     compared with a bank         Only the candidate's losses are charged. The charged evidence errs with the stated
@@ -39,14 +39,14 @@ CERTAIN = math.log(1000)
 
 
 class Claim(StrEnum):
-    """What PASS says of the candidate."""
+    """The claim about the candidate that PASS makes."""
 
     not_worse = "not_worse"
     better = "better"
 
 
 class Tried(NamedTuple):
-    """What came of one trial."""
+    """The result of one trial."""
 
     reward: float | None
     """None where every attempt was lost."""
@@ -76,20 +76,20 @@ class Compared(NamedTuple):
     """The candidate's trial of one visit minus the mean of the baseline's."""
 
     difference: float | None
-    """With lost attempts left out; None where one side has nothing else."""
+    """Without lost attempts; None if one side has no other."""
     low: float
     """With lost first attempts as failures; a banked trial has none."""
     high: float
-    """As successes."""
+    """With lost first attempts as successes."""
     least: float
     """With the candidate's as failures and the baseline's as successes: what is sure to be the candidate's lead."""
     share: float
-    """Of the baseline's trials, those whose first attempt was not lost: a drop is a drop of these."""
+    """Share of the baseline's trials whose first attempt was not lost: a drop is a drop of these."""
     is_charged: bool
     """Something was lost, so that the differences are not the same."""
 
     def weighed(self, weight: float) -> Compared:
-        """All differences times `weight`, and the drop likewise."""
+        """All differences and the drop, times `weight`."""
         difference = None if self.difference is None else self.difference * weight
         return self._replace(
             difference=difference, low=self.low * weight, high=self.high * weight, least=self.least * weight
@@ -126,7 +126,7 @@ class Charged:
 
     @property
     def log_fail(self) -> float:
-        """Of a drop, were every lost attempt a success."""
+        """Evidence of a drop if every lost attempt were a success."""
         return self._successes.log_fail
 
     @property
@@ -136,7 +136,7 @@ class Charged:
 
     @property
     def log_better(self) -> float:
-        """Of a rise, were every lost attempt of the candidate a failure, and of the baseline a success."""
+        """Evidence of a rise if every lost attempt of the candidate were a failure, and of the baseline a success."""
         return self._leads.log_better
 
     def lower_bound(self, risk: float) -> float:
@@ -151,7 +151,7 @@ class Charged:
     def is_futile(self, claim: Claim) -> bool:
         """Whether the lost attempts leave neither claim in reach: PASS not if they failed, FAIL not if they succeeded.
 
-        Each by a standard error. Ends a gate without a claim, so it needs no error rate of its own.
+        Each by a standard error. It ends a gate without a claim, so it needs no separate error rate.
         """
         n = self._failures.n
         if n < FUTILE:

@@ -11,7 +11,7 @@ from agentloop.gate.schedule import Trial, draw
 
 
 class NextTrials:
-    """What a live gate is to roll out next: must-pass cases and their retries, quarantined tasks, then visits.
+    """Chooses the next trials of a live gate: must-pass cases and their retries, quarantined tasks, then visits.
 
     Looks at outcomes for three things alone: whether a must-pass case has to be run again, which depends on that case
     only, which suites are decided, and whether the bank was given up, from which on each visit needs a fresh baseline

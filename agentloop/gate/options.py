@@ -1,4 +1,4 @@
-"""What a user asks of a gate, before anything is loaded: light enough for `--help`."""
+"""The options of a gate, before anything is loaded: light enough for `--help`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OnDivergence(StrEnum):
-    """What a difference from the recorded answers does; `off` plays no recording."""
+    """Reaction to a difference from the recorded answers; `off` plays no recording."""
 
     live = "live"
     stop = "stop"
@@ -48,7 +48,7 @@ class GateOptions:
     baseline_project: Path | None = None
     """Folder where those of the baseline start; None is `project`."""
     baseline_actor: Actor | None = None
-    """Who filled the bank; None resolves the REF that the bank names."""
+    """Actor that filled the bank; None resolves the REF that the bank names."""
     sandbox: str | None = None
     """Kind; None takes it from the settings of `project`."""
     on_divergence: OnDivergence = OnDivergence.live

@@ -26,14 +26,14 @@ from agentloop.types import Frozen, RewardState
 HEADER = "gate"
 """The one key of a header line."""
 LEAST = 1e-6
-"""Of a risk, a drop or a weight: less is a slip, and numbers of which nothing is left when they are divided."""
+"""Minimum of a risk, a drop or a weight: a smaller one is a typing error, and a division would round it to 0."""
 
 LEAST_ALPHA = 1e-15
 """A loop that makes thousands of candidates divides its risk among them (`wealth.py`)."""
 
 
 class Side(StrEnum):
-    """Whose outcome it is."""
+    """Side of the comparison that an outcome belongs to."""
 
     baseline = "baseline"
     candidate = "candidate"
@@ -55,7 +55,7 @@ class Outcome(Frozen):
     failure: str | None = None
     """The critical failure's type; a reward hack's in any case, also where the attempt passed."""
     why: str | None = None
-    """What a person reads of a trial that has no full reward."""
+    """Reason why a trial has no full reward, for people."""
     cost_usd: float | None = None
     """None where nobody knows; a trial that was played back cost 0."""
     duration_s: float | None = None
@@ -64,7 +64,7 @@ class Outcome(Frozen):
     n_lost: int = Field(default=0, ge=0)
     """Attempts at this trial that infrastructure lost, drawn again or not; this one included if it has no reward."""
     started_at: datetime | None = None
-    """Of the attempt that counts; None in files from before."""
+    """Start of the attempt that counts; None in older files."""
     refused: bool = False
     """The model's endpoint refused the first request with 401, 403 or 404 (`episode.is_refused`)."""
 
@@ -79,7 +79,7 @@ class Outcome(Frozen):
 
 
 class Settings(Frozen):
-    """What a gate is asked to show, and at what risk. All of it decides, so all of it is in the header."""
+    """The claim of a gate and its risk. All of it decides, so all of it is in the header."""
 
     alpha: float = Field(default=0.05, ge=LEAST_ALPHA, lt=0.5)
     """Probability of ever saying FAIL of a candidate that is no worse, and of saying better of one that is not."""
@@ -88,12 +88,12 @@ class Settings(Frozen):
     delta: float = Field(default=0.05, ge=LEAST, lt=1)
     """The drop in mean reward that PASS excludes."""
     claim: Claim = Claim.not_worse
-    """What PASS says: that the candidate is not worse by `delta`, or that it is better, wrongly with probability
+    """The claim of PASS: that the candidate is not worse by `delta`, or that it is better, wrongly with probability
     `alpha` at most. Files from before say nothing of it and mean the first."""
     sampling: Literal["round-robin", "iid", "importance"] = "round-robin"
     """Order of visits. `importance` visits uncertain tasks more often; `iid` is exact under every null."""
     per_visit: int | None = Field(default=None, ge=1)
-    """Banked trials that one visit consumes; left out, as many as leave 800 visits, a quarter of the bank's at most."""
+    """Banked trials per visit; None: as many as leave 800 visits, at most a quarter of the bank's."""
     max_rollouts: int = Field(default=5000, ge=1)
     """Candidate trials, fresh baseline ones included, after which nothing more is asked. One gate in ten takes over
     800; with 1500 so many would be undecided that 5 points by tasks that broke are found in 92% of cases."""
@@ -105,7 +105,7 @@ class Settings(Frozen):
     reliability: float = Field(default=0.95, gt=0.2, lt=1)
     """How often a must-pass case passes when nothing is broken; less for one whose banked trials passed less often."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Of the order of visits."""
+    """Seed of the order of visits."""
 
 
 class SuitePart(Frozen):
@@ -125,7 +125,7 @@ class SuitePart(Frozen):
 
 
 class Header(Frozen):
-    """What an outcomes file is about; every key decides."""
+    """The subject of an outcomes file; every key decides."""
 
     format: Literal[1] = 1
     settings: Settings = Settings()
@@ -134,7 +134,7 @@ class Header(Frozen):
     """The REF, as it was given."""
     candidate: str = "candidate"
     bank_trials: int | None = None
-    """Trials a task in the bank; left out, what stands before the first candidate's."""
+    """Trials of each task in the bank; None: the outcomes before the first of the candidate."""
     environment: Literal["same", "unknown", "changed"] = "unknown"
     """Whether all that decides the baseline's outcomes, besides chance, is what it was when they were recorded.
 
@@ -155,7 +155,7 @@ class Header(Frozen):
 
 
 class GateVerdict(StrEnum):
-    """What a gate says; `exit_code` is what the command ends with."""
+    """The verdict of a gate; `exit_code` is the exit status of the command."""
 
     passed = "PASS"
     failed = "FAIL"
@@ -178,14 +178,14 @@ class Look(Frozen):
     e_pass: float
     """Evidence of what PASS says, against a drop of delta or of a rise, as log10."""
     mean: float
-    """Of the differences so far, in [-1, 1]."""
+    """Mean of the differences so far, in [-1, 1]."""
     low: float
     high: float
     """95% confidence sequence of the mean difference: holds at all looks together."""
 
 
 class TaskLine(Frozen):
-    """What became of one task."""
+    """The result of one task."""
 
     task_id: str
     suite: str
@@ -196,11 +196,11 @@ class TaskLine(Frozen):
     """Attempts of the candidate that were lost, drawn again or not."""
     kind: Literal["mean", "must_pass", "quarantined"] = "mean"
     e_value: float | None = None
-    """Of a must-pass case, as log10."""
+    """Evidence of a must-pass case, as log10."""
     broken: bool = False
     """A must-pass case whose evidence has reached its bound."""
     trace_ids: tuple[str, ...] = ()
-    """Of the candidate's trials."""
+    """Traces of the candidate's trials."""
     baseline_trace_ids: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     """Types of the candidate's failures, one a failed trial."""
@@ -221,8 +221,8 @@ class SuiteResult(Frozen):
     n_broken: int = 0
     reason: str = ""
     bounds: tuple[float, float] | None = None
-    """Mean difference with every lost attempt of the candidate as a failure, and as a success; those of fresh attempts
-    of the baseline likewise, but as a success in the first figure where PASS says better. None where none was lost."""
+    """Mean difference with every lost attempt of the candidate as a failure, and as a success; the
+    same for fresh attempts of the baseline, but as a success in the first one if PASS means better. None: no loss."""
     is_better: bool = False
     """A rise is shown."""
     lower_bound: float | None = None
@@ -257,7 +257,7 @@ class GateResult(Frozen):
     """Those of them that no verifier could score; the others were lost to infrastructure."""
     environment: Literal["same", "unknown", "changed"] = "unknown"
     controls: int = 0
-    """As in the header."""
+    """Number of controls, as in the header."""
     drift: float | None = None
     """Mean of the fresh baseline rewards minus that of the banked ones of the same tasks; None without both."""
     n_checked: int = 0
@@ -296,7 +296,7 @@ def read_outcomes(path: Path, text: str) -> tuple[Header | None, list[Outcome]]:
 
 
 def outcome_lines(header: Header | None, outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """As `read_outcomes` reads it; what is not known is left out."""
+    """The lines of a file for `read_outcomes`, without unknown values."""
     if header is not None:
         yield f'{{"{HEADER}": {header.model_dump_json()}}}\n'
     for outcome in outcomes:

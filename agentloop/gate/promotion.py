@@ -43,7 +43,7 @@ def smallest_gain(n: int, alpha: float) -> float:
 
 
 class Lead(NamedTuple):
-    """Of a candidate over the live version, as a difference of mean rewards."""
+    """The lead of a candidate over the live version, as a difference of mean rewards."""
 
     n: int
     """Pairs of attempts."""
@@ -107,7 +107,7 @@ class Comparison:
         return summarise(self._fold)
 
     def lead(self) -> Lead:
-        """Of all pairs of attempts, those after the decision included: its bounds hold at every look."""
+        """The lead in all pairs of attempts, those after the decision included: its bounds hold at every look."""
         [part] = self.header.suites
         suite = SuiteState(part, self.header, looks=True)
         rows = {(one.policy, one.task_id, one.trial): one for one in self.outcomes}
@@ -123,7 +123,7 @@ class Comparison:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Of both sides, in the order in which they count."""
+        """Outcomes of both sides, in the order in which they count."""
         rows = {(one.policy, one.task_id, one.trial): one for one in self._fold.arrivals.outcomes}
         n_visits = sum(one.policy is Side.baseline for one in rows.values())
         ordered: list[Outcome] = []
@@ -136,7 +136,7 @@ class Comparison:
 
     @property
     def sha256(self) -> str:
-        """Of the outcomes, as a file of outcomes has them."""
+        """Hash of the outcomes, as a file of outcomes has them."""
         digest = hashlib.sha256()
         for line in outcome_lines(None, self.outcomes):
             digest.update(line.encode())
@@ -212,7 +212,7 @@ def proof_of(
     obstacles: Sequence[str],
     stake: int | None = None,
 ) -> Proof:
-    """What a decision rests on. obstacles: as for `decide`. stake: of `Proof`."""
+    """The proof of a decision. obstacles: as for `decide`. stake: of `Proof`."""
     champion, candidate = versions
     result = comparison.end()
     return Proof(

@@ -26,7 +26,7 @@ from agentloop.gate.suites import evals_at
 
 @dataclass(frozen=True)
 class Edit:
-    """What changes; None changes nothing."""
+    """Changes to the quarantine; None changes nothing."""
 
     task: str | None = None
     """Put in quarantine for `days`, for a `reason`."""
@@ -51,7 +51,7 @@ class Flakiness:
     """One for each entry."""
 
     def document(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The result as `--json` prints it."""
         return {
             "tasks": [rate.model_dump(mode="json") for rate in self.rates.values()],
             "quarantine": [entry.model_dump(mode="json") for entry in self.entries],

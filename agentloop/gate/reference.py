@@ -1,4 +1,4 @@
-"""What a candidate's trial is compared with: banked trials of the baseline, or a fresh attempt beside it.
+"""The partner of a candidate's trial: banked trials of the baseline, or a fresh attempt beside it.
 
 Says which baseline trial a visit needs and what is there of it; concludes nothing (`fold.py`).
 """
@@ -26,10 +26,10 @@ def banked_a_visit(n_tasks: int, n_banked: int) -> int:
 
 
 class Partner(NamedTuple):
-    """What the baseline has for a visit."""
+    """The baseline's trials for a visit."""
 
     theirs: tuple[Tried, ...] = ()
-    """What the candidate's trial is compared with; () for nothing."""
+    """Trials to compare the candidate's trial with; () for none."""
     fresh: Tried | None = None
     """The attempt that was rolled out beside it, if any."""
     drift: float | None = None
@@ -82,7 +82,7 @@ class Reference:
             )
 
     def rewards(self, task: str) -> list[float]:
-        """Of the banked trials."""
+        """Rewards of the banked trials."""
         return [one.reward for one in self.bank.get(task, ()) if one.reward is not None]
 
     def fresh_trial(self, visit: Visit) -> int | None:
@@ -100,8 +100,8 @@ class Reference:
     def partner(self, visit: Visit, *, closed: bool) -> Partner | None:
         """The baseline of a visit; None while it may still come. closed: no more outcomes come.
 
-        The visit's number alone says which, so a lost one leaves its banked trials unused, and with one of them a visit
-        a candidate's trial meets the banked one of its own number: what a cassette needs.
+        Only the visit's number decides which, so a lost one leaves its banked trials unused. With one banked trial per
+        visit, a candidate's trial meets the banked trial of the same number, as a cassette needs.
         """
         m = self._per_visit
         banked = tuple(self.bank.get(visit.task_id, ())[visit.trial * m : (visit.trial + 1) * m])

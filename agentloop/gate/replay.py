@@ -1,8 +1,8 @@
 """Outcomes without a schedule -> the order in which they count: for files that came from elsewhere, or with no header.
 
-What is safe is put right: rows of a bank that stand last, trials that count from 1 or through the whole file, a file in
-whole rounds that is not in rounds' order. What is not, such as trials of a task out of order where nothing tells the
-schedule's, is refused. Nothing here looks at a reward.
+Safe corrections are made: rows of a bank that stand last, trials that count from 1 or through the whole file, a file in
+whole rounds that is not in the order of rounds. Other files are refused, such as one with trials of a task out of order
+and no sign of the schedule. This module never looks at a reward.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class FileOrder(NamedTuple):
     n_missing: int = 0
     """Candidate trials that should be there, beyond those that `visits` has and the file lacks."""
     notes: tuple[str, ...] = ()
-    """What was put right, in sentences."""
+    """Corrections of the file, in sentences."""
 
 
 class Arranged(NamedTuple):
-    """What a fold needs."""
+    """The input of a fold."""
 
     header: Header
     order: FileOrder | None
@@ -189,7 +189,7 @@ def _order(
 
 
 def _with_gaps(rows: Sequence[Key], max_gap: int) -> tuple[Visit, ...]:
-    """As they stand, each after the trials of its task that are not there.
+    """Visits in the order of the rows, each after the missing trials of its task.
 
     Raises ConfigError for one out of order, and for a gap that no gate leaves.
     """

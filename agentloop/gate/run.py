@@ -75,7 +75,7 @@ class Run:
         waiting = [outcome for position, outcome in stored if position is None]
         self._waiting = {(outcome.task_id, outcome.policy.value, outcome.trial) for outcome in waiting}
         self.ahead = {trial_of(outcome): outcome for outcome in waiting if outcome.reward is not None}
-        """What finished before its turn; what was lost is tried again."""
+        """Outcomes that finished before their turn; lost ones are tried again."""
         self._n_looks = {part.name: 0 for part in header.suites}
         for look in self._evidence.looks():
             self._n_looks[look.suite] += 1
@@ -142,14 +142,14 @@ class _Rows:
         }
 
     def row(self, outcome: Outcome, position: int | None) -> StoredOutcome:
-        """As it is stored."""
+        """The outcome as it is stored."""
         suite, suite_hash = self._suites.get(outcome.task_id, ("", ""))
         version = self._versions.get((suite, outcome.policy), 0)
         return stored_outcome(outcome, position, suite, suite_hash, version)
 
 
 def trial_of(outcome: Outcome) -> Trial:
-    """What was asked for."""
+    """The trial that an outcome belongs to."""
     return Trial(outcome.task_id, outcome.policy, outcome.trial)
 
 
@@ -159,7 +159,7 @@ def _key(header: Header, about: Mapping[str, object], made_of: Mapping[str, str]
 
 
 def _question(folder: Path, header: Header, about: Mapping[str, object], made_of: Mapping[str, str]) -> str:
-    """What all evidence of the folder's gate has in common: its id without the number."""
+    """Key of all evidence of the folder's gate: its id without the number."""
     if not (folder / OUTCOMES).exists():
         return f"{KIND}-{_key(header, about, made_of)}"
     return _refuse_other(folder, made_of).rpartition("-")[0]

@@ -32,7 +32,7 @@ class Visit(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What is to be rolled out."""
+    """An attempt to roll out."""
 
     task_id: str
     policy: Side

@@ -34,7 +34,7 @@ STAKE = "stake"
 
 
 class Stake(NamedTuple):
-    """What one comparison may risk."""
+    """The risk of one comparison."""
 
     number: int
     """Among all of the project, from 1 on."""

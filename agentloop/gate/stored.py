@@ -21,7 +21,7 @@ from agentloop.types import RewardState
 def compare_stored(
     store: Store, project: str, baseline: str, candidate: str, settings: Settings, must_pass: Sequence[str] = ()
 ) -> GateResult:
-    """What two groups of stored runs say. baseline, candidate: filters. project: the tenant whose runs count."""
+    """The verdict on two groups of stored runs. baseline, candidate: filters. project: the tenant whose runs count."""
     outcomes = stored_outcomes(store, {Side.baseline: baseline, Side.candidate: candidate}, project=project)
     return fold(None, outcomes, settings=settings, must_pass=must_pass)
 
@@ -29,7 +29,7 @@ def compare_stored(
 def compare_file(
     path: Path, settings: Settings, must_pass: Sequence[str] = (), *, contradicting: str | None = None
 ) -> GateResult:
-    """What a file of outcomes says. settings and must_pass are for one without a header.
+    """The verdict on a file of outcomes. settings and must_pass are for one without a header.
 
     contradicting: an option that the user set, which a file with a header refuses: the header has it.
     """

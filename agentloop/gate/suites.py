@@ -1,4 +1,4 @@
-"""What `gate`, `bank` and `run` have in common: from a folder to its tasks, and to what rolls them out."""
+"""Shared by `gate`, `bank` and `run`: from a folder to its tasks, and to the runner that rolls them out."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class EvalSuite:
         return tuple(task for task in self.suite.tasks if task.id in ids)
 
     def resolve(self, ref: str, project: Path) -> Actor:
-        """Who `ref` is here. Raises ConfigError, also for one that has learned from what it is to be tried on."""
+        """The actor that `ref` names. Raises ConfigError, also for one that has learned from tasks of this suite."""
         actor = resolve(ref, project, self.suite.tasks, self.evals.name)
         if leaked := sorted(actor.trained.intersection(self.evals.tasks)):
             raise ConfigError(
@@ -80,7 +80,7 @@ class EvalSuite:
         *,
         on_host: bool = False,
     ) -> Environment:
-        """What decides outcomes here beside the version that acts; see `environment_of`."""
+        """The environment of outcomes beside the acting version; see `environment_of`."""
         return environment_of(self.gated, backend, packages, acting, on_host=on_host)
 
 
@@ -98,14 +98,14 @@ def evals_at(folder: Path) -> EvalSuite:
 
 
 def evals_of_source(source: Path | Suite) -> EvalSuite:
-    """Of a folder, or of a suite that is loaded already."""
+    """The suite of a folder, or of a suite that is loaded already."""
     if isinstance(source, Suite):
         return checked_evals(source)
     return evals_at(source)
 
 
 def name_of(chosen: str | Actor) -> str:
-    """What reports call an actor, or a REF."""
+    """Name of an actor or a REF in reports."""
     if isinstance(chosen, str):
         return chosen
     return chosen.ref

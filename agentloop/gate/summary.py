@@ -16,7 +16,7 @@ from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Se
 from agentloop.types import RewardState
 
 ENDS = "The outcomes end at"
-"""What begins the reason that a live gate, which knows why it stopped, leaves out."""
+"""Beginning of a reason that a live gate omits, because it knows why it stopped."""
 UNDECIDED = "The trials end before the gate is decided."
 UNCHECKED = "Assumed and not checked: the environment is the one in which the bank was filled."
 Trials = dict[str, dict[Side, list[Outcome]]]
@@ -109,7 +109,7 @@ def _rates(trials: Trials, side: Side) -> dict[str, tuple[float, float, float]]:
 
 
 def _cost(fold: Fold) -> float | None:
-    """Of all that was rolled out, retries and what came too late to count included; None where any is unknown."""
+    """Cost of all attempts, retries and late ones included; None if any is unknown."""
     n_bank = fold.header.bank_trials or 0
     costs = [one.cost_usd for one in fold.arrivals.outcomes if one.policy is Side.candidate or one.trial >= n_bank]
     priced = [cost for cost in costs if cost is not None]

@@ -47,7 +47,7 @@ class SuiteTape:
     side: Side
     mode: Mode
     environment: Environment | None = BARE
-    """Where the trials run; where it is not known, or has parts without a hash, each is run."""
+    """Environment of the trials; if it is unknown, or has parts without a hash, every trial runs."""
     bank: Sequence[Outcome] = ()
     """Outcomes of the trials on the tape; those that are not in it are always run."""
     on_divergence: Literal["live", "stop"] = "live"

@@ -66,7 +66,7 @@ def playing(
 def recording(
     suite: EvalSuite, bank: Path, project: Path, actor: Actor, environment: Environment
 ) -> Iterator[dict[str, SuiteTape]]:
-    """What `rolling` records while a bank is filled, and the tape on disk at the end, also of a run that was cut."""
+    """Records `rolling` while a bank is filled, and writes the tape at the end, also after an interruption."""
     if suite.suite.is_harbor:
         raise ConfigError("--tape records suites of our own; Harbor tasks have none, so leave it out")
     if actor.identity.unhashed:
@@ -83,7 +83,7 @@ def recording(
 
 
 def one_a_visit(settings: Settings) -> Settings:
-    """Of a gate that plays a tape. Raises ConfigError for what cannot be had with one."""
+    """Settings of a gate that plays a tape. Raises ConfigError for settings that exclude one."""
     if settings.sampling == "importance" or settings.per_visit not in (None, 1):
         raise ConfigError(
             "a tape compares each trial with the banked one of its number, so --sampling importance and --per-visit "

@@ -79,7 +79,7 @@ class Trials:
 
 
 def cost_of(attempt: Attempt, price: Price) -> float | None:
-    """What its answers, its judging and the attempts lost before it cost; None where nobody knows."""
+    """Cost of its answers, its judging and the attempts lost before it; None if unknown."""
     took = spent(attempt.trace, attempt.verdict)
     own_usd = total([*map(price, took.answers), took.judging_usd])
     return total([attempt.lost_usd, own_usd])

@@ -54,7 +54,7 @@ class AlphaSpent(NamedTuple):
 
 
 def share(k: int) -> float:
-    """Of alpha, for candidate k from 1 on; the shares of all candidates sum to 1."""
+    """Share of alpha for candidate k, from 1 on; the shares of all candidates sum to 1."""
     return 6 / (math.pi * k) ** 2
 
 

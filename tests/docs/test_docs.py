@@ -60,6 +60,7 @@ OPENING = r"\A(?:As|Of|What|Where|Who|Whoever|Whose)\b"
 PLAIN_PACKAGES = (
     "cli/agentloop_cli",
     "agentloop/errors.py",
+    "agentloop/gate",
     "agentloop/library",
     "agentloop/loop",
     "agentloop/protocols.py",
