@@ -150,3 +150,9 @@ def test_another_temperature_or_agent_is_another_version(tmp_path: Path) -> None
     assert acting("temperature = 1.0\n") == before, "the default"
     assert acting("temperature = 0.5\n") != before
     assert acting('[agent]\ntools = ["shell", "files"]\n') != before
+
+
+def test_an_answer_that_does_not_say_how_it_was_sampled_is_unknown_to_every_trainer(tmp_path: Path) -> None:
+    """The project's own temperature says nothing about stored traces, which may come from anywhere."""
+    with opened(make_mini(tmp_path / "mini")) as project:
+        assert grpo(project)._trainer._admission.temperature is None
