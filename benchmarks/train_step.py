@@ -3,10 +3,10 @@
     python benchmarks/train_step.py [--rounds 8] [--threads 1]
 
 The first part needs TRL (`pip install trl==1.16.0 datasets` beside our packages); without it, the row says so, and the
-benchmark does not pass. TRL's step is its loss on ready tensors, backward, clip and AdamW; ours begins with rows as numpy arrays. Both take the same
-model, rows, optimiser and threads, in alternating rounds, and must agree on the loss. Ratios are of CPU time, which
-other programs on the machine change least. Exits 1 below a target: 1.2 times TRL's tokens, 2 times with shared
-prefixes, 2 GiB above the weights.
+benchmark does not pass. TRL's step is its loss on ready tensors, backward, clip and AdamW; ours begins with rows as
+numpy arrays. Both take the same model, rows, optimiser and threads, in alternating rounds, and must agree on the loss.
+Ratios are of CPU time, which other programs on the machine change least. Exits 1 below a target: 1.2 times TRL's
+tokens, 2 times with shared prefixes, 2 GiB above the weights.
 """
 
 from __future__ import annotations
