@@ -22,7 +22,7 @@ from agentloop.types import ExecResult
 MAX_BYTES = 1 << 20
 
 
-class Shell(Protocol):
+class LastingShell(Protocol):
     """A shell that goes on from one command to the next."""
 
     async def exec(self, command: str, *, timeout_s: float = ...) -> ExecResult:
@@ -47,7 +47,7 @@ class Terminals(Protocol):
 class Sessions(Protocol):
     """A sandbox with shells whose state stays."""
 
-    def session(self) -> Shell:
+    def session(self) -> LastingShell:
         """A new shell."""
         ...
 
