@@ -309,4 +309,5 @@ if __name__ == "__main__":
         main()
     else:
         python = environment()
-        sys.exit(subprocess.run([python, *sys.argv], env={**os.environ, "OUTSIDE": "1"}, check=False).returncode)
+        variables = {**os.environ, "OUTSIDE": "1", "PYTHONPATH": str(HERE.parent)}
+        sys.exit(subprocess.run([python, *sys.argv], env=variables, check=False).returncode)
