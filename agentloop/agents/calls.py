@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from agentloop.agents.program import Ran
 from agentloop.costs.totals import unpriced
-from agentloop.errors import AgentCrashed, UpstreamUnavailable
+from agentloop.errors import AgentCrashed, ReplayMismatch, UpstreamUnavailable
 from agentloop.gateway.grants import Grant
 from agentloop.otel.spans import trace_of
 from agentloop.printable import shortened
@@ -44,7 +44,11 @@ def asked(grant: Grant) -> Trace | None:
         return None
     trace = trace_of(grant.spans)
     # A call that was cut when the program ended is nobody's turn; how that was, its last result says.
-    return trace.model_copy(update={"steps": trace.answered})
+    steps = [
+        step.model_copy(update={"copied": True}) if number < len(grant.prefix) else step
+        for number, step in enumerate(trace.answered)
+    ]
+    return trace.model_copy(update={"steps": tuple(steps)})
 
 
 def record_calls(calls: Trace | None, ran: Ran | None, name: str, arguments: Mapping[str, str], record: Record) -> None:
@@ -82,9 +86,12 @@ def record_calls(calls: Trace | None, ran: Ran | None, name: str, arguments: Map
 def stop_of(ran: Ran, grant: Grant) -> StopReason | None:
     """The limit that ended a program; None if it ended by itself.
 
-    Raises ConfigError if money is limited and the price of an answer is unknown, and UpstreamUnavailable if the
-    upstream of the last call was unreachable or answered 429 or 5xx.
+    Raises ConfigError if money is limited and the price of an answer is unknown, UpstreamUnavailable if the upstream of
+    the last call was unreachable or answered 429 or 5xx, and ReplayMismatch if the program departed from the turns that
+    it continues.
     """
+    if grant.mismatch is not None:
+        raise ReplayMismatch(grant.mismatch)
     if grant.unpriced:
         raise unpriced(grant.target.model)
     if grant.failed is not None:

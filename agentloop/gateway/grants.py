@@ -16,18 +16,21 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from agentloop.errors import ModelRefused
 from agentloop.gateway.app import EPISODE, PATHS, Gateway, route_of
 from agentloop.gateway.calls import Calls
 from agentloop.gateway.dialects import chat
 from agentloop.gateway.exchange import BODY_S, MAX_BODY, say
 from agentloop.gateway.prices import Price, by_usage, own_cost
 from agentloop.gateway.recall import Recall
+from agentloop.gateway.recorded import RecordedTurns
 from agentloop.gateway.routes import PROJECT, NoRoute, Routes, Target, Upstream
+from agentloop.gateway.shadow import discard
 from agentloop.policies.openai import TOO_LONG, OpenAIPolicy
 from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.protocols import Policy
 from agentloop.store.keys import Spent
-from agentloop.types import Completion, Limits, Message, Span, StopReason, ToolSpec
+from agentloop.types import Completion, Limits, Message, Span, Step, StopReason, ToolSpec
 
 LEFT_S = 1.0
 """Time for calls to notice that their client disconnected."""
@@ -51,6 +54,8 @@ class Grant:
     policy: Policy
     limits: Limits
     seed: int
+    prefix: Sequence[Step] = ()
+    """Turns that the episode continues: its first calls get their answers."""
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     spans: list[Span] = field(default_factory=list)
     """The spans of its calls, in the order in which these ended."""
@@ -62,6 +67,10 @@ class Grant:
     """Approximate size of the spans."""
     n_begun: int = 0
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
+    last: asyncio.Task[Any] | None = None
+    """Serves the first call beyond the turns: its request is recorded, because it has the results of the last turn."""
+    mismatch: str | None = None
+    """Where the episode departed from the turns that it continues."""
 
     def __post_init__(self) -> None:
         rewriting = None
@@ -79,6 +88,19 @@ class Grant:
             model = policy.name
             upstream = Upstream(model, "", gives_tokens=True, via="policy", policy=_InTurn(policy))
         self.target = Target(upstream, model, settle=self.settle, price=price, rewriting=rewriting)
+        turns = RecordedTurns(self.prefix, self._depart)
+        self._recorded = self.target._replace(
+            upstream=Upstream(turns.name, "", via="policy", policy=turns), price=own_cost
+        )
+        limit = Over(f"the episode has used its {self.limits.max_steps} turns")
+        self._beyond = self.target._replace(upstream=Upstream(limit.name, "", via="policy", policy=limit))
+
+    @property
+    def next_target(self) -> Target:
+        """Who answers the call of the present task."""
+        if asyncio.current_task() is self.last:
+            return self._beyond
+        return self._recorded if self.n_begun < len(self.prefix) else self.target
 
     @property
     def failed(self) -> Span | None:
@@ -142,9 +164,28 @@ class Grant:
         if self.under_way:
             await asyncio.wait(self.under_way, timeout=SETTLE_S)
 
+    def _depart(self, words: str) -> None:
+        self.mismatch = self.mismatch or words
+        self.stopped.set()
+
     def _end(self, stop: StopReason) -> None:
         self.stop = self.stop or stop
         self.stopped.set()
+
+
+class Over:
+    """Refuses a call beyond the turns of an episode, after its request was recorded."""
+
+    name = "limit"
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """See `protocols.Policy`. Raises ModelRefused."""
+        raise ModelRefused(self._words, status=402)
 
 
 class _InTurn:
@@ -203,12 +244,19 @@ class Grants(Routes):
             await say(send, 404, dialect.error(404, "not found; use the base URL from this sandbox's environment"))
             return
         refused = grant.admit() if route in PATHS and scope["method"] == "POST" else None
-        if refused is not None:
-            await _read(receive)
-            await say(send, refused[0], dialect.error(*refused))
-            return
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine that runs has one
+        if refused is None:
+            await self._served(grant, task, scope, receive, send)
+            return
+        if grant.stop is StopReason.step_limit and grant.last is None:
+            grant.last = task
+            await self._served(grant, task, scope, receive, discard)
+        else:
+            await _read(receive)
+        await say(send, refused[0], dialect.error(*refused))
+
+    async def _served(self, grant: Grant, task: asyncio.Task[Any], scope: Scope, receive: Receive, send: Send) -> None:
         grant.under_way.add(task)
         try:
             await self._gateway(scope, receive, send)
@@ -219,7 +267,7 @@ class Grants(Routes):
         """The episode's policy answers, whichever model the call names."""
         if episode not in self._grants:  # it ended while the call was read
             raise NoRoute("this episode is over")
-        return self._grants[episode].target
+        return self._grants[episode].next_target
 
     async def names(self) -> list[str]:
         """The names of the policies."""

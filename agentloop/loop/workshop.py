@@ -18,7 +18,7 @@ from agentloop.store.redact import Redactor
 from agentloop.train.guard import Guard
 from agentloop.train.trainers.components import components_of
 from agentloop.types import Attempt, Completion, Component, Message, Overlay, Purpose, Step, Task, ToolSpec, Trace
-from agentloop.work.fork import NoFork, fork
+from agentloop.work.fork import NoFork, fork, fork_program
 from agentloop.work.local import LocalWork
 from agentloop.work.work import Ask
 
@@ -37,14 +37,16 @@ class Workshop:
         self._n_forks = 0
 
     async def fork(self, attempt: Attempt, step: int) -> Task | None:
-        """See `abilities.Forks`; None for a program, whose state is its own."""
+        """See `abilities.Forks`; None for an agent on this machine that is no program: its state is its own."""
         agent = self._project.agent
-        if runs_program(agent) or is_on_host(agent):
-            return None
-        self._n_forks += 1
-        snapshot = self._folder() / str(self._n_forks)
         actor = self._project.present_actor()
         try:
+            if runs_program(agent):
+                return await fork_program(attempt.task, attempt.trace, step, actor, self._project.pool)
+            if is_on_host(agent):
+                return None
+            self._n_forks += 1
+            snapshot = self._folder() / str(self._n_forks)
             return await fork(attempt.task, attempt.trace, step, actor, self._project.pool.backend, snapshot)
         except NoFork:
             return None

@@ -2,7 +2,8 @@
 
 The calls of these turns run again in a fresh sandbox. If each has the same result as before, the working folder is
 copied, so the fork starts with the files of the failed run. State outside the working folder (a running program, files
-in /tmp, changes by root) cannot be copied: a run that has any cannot be forked.
+in /tmp, changes by root) cannot be copied: a run that has any cannot be forked. An agent that is a program makes its
+state again by itself: it starts from the beginning, and its first calls get the recorded answers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from agentloop.errors import ConfigError
 from agentloop.policies.scripted import ScriptedPolicy
-from agentloop.protocols import SandboxBackend
+from agentloop.protocols import Pool, SandboxBackend
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import plan
 from agentloop.rollout.retry import ONCE
@@ -64,6 +65,30 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
         _drop_empty(snapshot)
         spec = spec.model_copy(update={"files": snapshot})
     return continued(task.model_copy(update={"sandbox": spec}), steps)
+
+
+async def fork_program(task: Task, trace: Trace, k: int, actor: Actor, pool: Pool) -> Task:
+    """`task` from step `k` of a program's `trace` on: the program starts again, and gets its first answers recorded.
+
+    It is tried once up to that step, with an empty answer there and without a model: a program that receives something
+    else than before, such as the time, cannot be forked. Raises NoFork.
+    """
+    if not 1 <= k < min(task.limits.max_steps, len(trace.steps)):
+        raise NoFork(f"step {k} is not after the first turn and before the last that was made")
+    steps = trace.steps[:k]
+    if trace.children or any(step.compacted or step.index != n for n, step in enumerate(steps)):
+        raise NoFork("its turns are not those of one conversation")
+    silent = Completion(message=Message(role="assistant"), finish_reason="stop")
+    tried = [*steps, trace.steps[k].model_copy(update={"completion": silent})]
+    limits = task.limits.model_copy(update={"max_steps": len(tried)})
+    again = continued(task.model_copy(update={"limits": limits}), tried)
+    planned = plan([again], run=trace.id, stage=f"fork@{k}", purpose=Purpose.run, policy_version=actor.version)
+    [attempt] = await LocalWork(pool, probes=False, pauses_s=ONCE).all(
+        Ask("fork", tuple(planned), actor, is_judged=False)
+    )
+    if sum(step.copied for step in attempt.trace.steps) < len(tried):
+        raise NoFork(f"its first {k} steps cannot be done again: {attempt.trace.error or 'it made fewer calls'}")
+    return continued(task, steps)
 
 
 def continued(task: Task, steps: Sequence[Step]) -> Task:

@@ -1,0 +1,71 @@
+"""An upstream for episodes that continue a recorded one: its first calls get the recorded answers.
+
+The program runs from its beginning and so makes its state again, in a sandbox or on the host. That holds as long as it
+is told the same: users' messages and results of tools are compared. Instructions are not, because those may be what
+the fork tries. At the first difference the episode ends, and says nothing about its policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agentloop.errors import ReplayMismatch
+from agentloop.printable import shortened
+from agentloop.types import Completion, Message, Step, ToolSpec
+
+TOLD = ("user", "tool")
+"""Roles of messages that come from outside the model and the program's settings."""
+MAX_SHOWN = 80
+"""Characters of a message in the words on a difference."""
+
+
+class RecordedTurns:
+    """See `protocols.Policy`. The answers of some turns, in their order."""
+
+    name = "recorded turns"
+
+    def __init__(self, steps: Sequence[Step], on_mismatch: Callable[[str], None]) -> None:
+        """on_mismatch: gets the words on the first difference."""
+        self._steps = steps
+        self._on_mismatch = on_mismatch
+        self._n_answered = 0
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """See `protocols.Policy`. Raises ReplayMismatch where the episode goes another way."""
+        n = self._n_answered
+        if n >= len(self._steps):
+            why: str | None = "it makes several calls at once"
+        else:
+            why = _difference(told_before(self._steps, n), [each for each in messages if each.role in TOLD])
+        if why is not None:
+            words = f"call {n + 1} is another than the recorded one, so the episode cannot continue it: {why}"
+            self._on_mismatch(words)
+            raise ReplayMismatch(words)
+        self._n_answered += 1
+        return self._steps[n].completion.model_copy(update={"cost_usd": 0.0})
+
+
+def told_before(steps: Sequence[Step], n: int) -> list[Message]:
+    """What a conversation with `steps` has told the model before it makes step `n`."""
+    told: list[Message] = []
+    for number, step in enumerate(steps[: n + 1]):
+        told += [each for each in step.heard if each.role in TOLD]
+        if number < n:
+            told += [Message(role="tool", content=each.content, tool_call_id=each.call_id) for each in step.results]
+    return told
+
+
+def _difference(recorded: Sequence[Message], messages: Sequence[Message]) -> str | None:
+    """Where `messages` departs from what was recorded; None where it does not."""
+    for before, now in zip(recorded, messages, strict=False):
+        if (before.role, before.content) != (now.role, now.content):
+            return f"recorded {_shown(before)}, now {_shown(now)}"
+    if len(recorded) != len(messages):
+        return f"recorded {len(recorded)} messages of users and tools, now {len(messages)}"
+    return None
+
+
+def _shown(message: Message) -> str:
+    return f"{message.role} {shortened(message.content, MAX_SHOWN)!r}"
