@@ -24,7 +24,10 @@ CENTRE, FRONT = 3, 5
 
 
 class Guess(gymnasium.Env[str, str]):
-    """A game of GEM (arXiv:2510.01051): the number between 1 and 50, in at most 7 guesses."""
+    """A game of GEM (arXiv:2510.01051): the number between 1 and 50, in at most 7 guesses. An answer is the number.
+
+    Of the rules, which never change, the first observation has the last line.
+    """
 
     observation_space = action_space = WORDS
 
@@ -39,11 +42,11 @@ class Guess(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         seen, info = self._game.reset(seed=seed)
         random.setstate(state)
-        return seen, info
+        return seen.splitlines()[-1], info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """The game ends with the right number, after the seventh guess, and after an answer without a number."""
-        seen, reward, terminated, truncated, info = self._game.step(action)
+        seen, reward, terminated, truncated, info = self._game.step(f"\\boxed{{{action}}}")
         return seen, float(reward), terminated, truncated, info
 
 
