@@ -120,6 +120,7 @@ def _led_to_promotion(row: dict[str, Any], moves: Sequence[Move]) -> bool:
         move.after is PolicyState.live
         and move.proof is not None
         and move.proof.kind is ProofKind.gate
+        and move.proof.stake == row["number"]
         and (move.proof.candidate, move.proof.baseline) == (row["candidate"], row["baseline"])
         for move in moves
     )

@@ -33,9 +33,8 @@ Canaries share `[canary] alpha` by the same rule, numbered by the moves that beg
 are wrong with probability `[gate] alpha` + `[canary] alpha` at most. An override and a rollback claim nothing, and are
 not in the sum. Neither is somebody who deletes the store, or who writes a candidate with the held-out tasks in view.
 
-"Better" is
-about the mean over the suite's held-out tasks, in the order of `schedule.py`. Its rounds visit each task equally often;
-the statement is exact for a candidate that does no task better, and for `iid` sampling in general.
+"Better" is about the mean over the suite's held-out tasks, in the order of `schedule.py`. Its rounds visit each task
+equally often; the statement is exact for a candidate that does no task better, and for `iid` sampling in general.
 """
 
 from __future__ import annotations
