@@ -286,7 +286,8 @@ def _risk(moves: Sequence[Move], alpha: float) -> _Risk:
             continue
         risk = _Risk(len(spent) + 1, next_alpha(spent, alpha))
         ended = next((each for each in moves[i + 1 :] if each.version == move.version and _ends(each)), None)
-        passed = ended is not None and ended.after is PolicyState.live and ended.proof is not None
+        proof = ended.proof if ended is not None and ended.after is PolicyState.live else None
+        passed = proof is not None and proof.kind is ProofKind.canary  # one that went live by a gate gives nothing
         spent.append(AlphaSpent(risk.alpha, is_promotion=passed))
     return risk
 
