@@ -1,4 +1,4 @@
-"""What a turn may spend: attempts, money, minutes. Recorded attempts count as those that are made now."""
+"""The budget of a turn: attempts, money, minutes. Recorded attempts count like new ones."""
 
 from __future__ import annotations
 
@@ -12,46 +12,47 @@ from agentloop.types import Attempt
 
 @dataclass
 class Budget:
-    """Bounds, and what was spent of them. A fork counts as an attempt, and costs what forks cost."""
+    """Limits, and how much of them is spent. A fork counts as an attempt and is charged at the mean price of forks."""
 
     clock: TurnClock
     max_attempts: int
     max_usd: float | None = None
     max_minutes: float | None = None
     n_reserved: int = 0
-    """Attempts that are kept for later."""
+    """Attempts reserved for a later part of the turn."""
     n_attempts: int = 0
-    """Attempts with a reward."""
+    """Attempts that got a reward."""
     n_lost: int = 0
-    """Attempts without one, which were made again."""
+    """Attempts without a reward, which were repeated."""
     n_forks: int = 0
-    """Single steps from a recorded attempt."""
+    """Attempts that started from a step of a recorded attempt."""
     attempts_usd: float = 0.0
     forks_usd: float = 0.0
 
     def spend(self, attempts: Sequence[Attempt]) -> None:
-        """Count the money and the time of attempts."""
+        """Add the money and the time of attempts."""
         self.attempts_usd += _usd(attempts)
         self.clock.note(attempts)
 
     def spend_forks(self, forks: Sequence[Attempt]) -> None:
-        """Count forks, their money and their time."""
+        """Add forks, their money and their time."""
         self.n_forks += len(forks)
         self.forks_usd += _usd(forks)
         self.clock.note(forks)
 
     @property
     def usd(self) -> float:
-        """Spent so far."""
+        """Money spent so far."""
         return self.attempts_usd + self.forks_usd
 
     @property
     def mean_usd(self) -> float:
-        """Of an attempt."""
+        """Mean cost of an attempt in USD."""
         return self.attempts_usd / max(1, self.n_attempts + self.n_lost)
 
     def why_over(self, n: int, usd: float = 0.0, *, are_forks: bool = False) -> str | None:
-        """The bound that `n` more attempts would exceed. usd: spent elsewhere, as on the rewriter."""
+        """The limit that `n` more attempts would exceed; None if they fit. usd: money spent elsewhere, such as on the
+        rewriter."""
         if self.n_attempts + self.n_forks + n > self.max_attempts - self.n_reserved:
             return f"max_attempts = {self.max_attempts}"
         mean_usd = self.forks_usd / self.n_forks if are_forks and self.n_forks else self.mean_usd

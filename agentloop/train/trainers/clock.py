@@ -1,8 +1,8 @@
-"""How long a turn has been at work, all its processes together: a kill does not set the clock back.
+"""Working time of a turn, summed over all its processes: a kill does not reset the clock.
 
-A file has the times at which processes were at work, up to the last attempts that each noted. A turn that is started
-again first goes over what is recorded. Meanwhile its clock stands where it stood when that was made, so that it makes
-the same decisions; from the first new attempt on it goes on from the whole sum.
+A file holds the periods in which processes worked; each period ends when its process last noted attempts. A restarted
+turn first replays the recorded attempts. During the replay its clock shows the end of the latest replayed attempt, so
+that the turn makes the same decisions as before. From the first new attempt on, the clock shows the whole sum.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class TurnClock:
     """Minutes of work on one turn."""
 
     def __init__(self, file: Path) -> None:
-        """file: what earlier processes of the turn left. Raises ConfigError for a file that is broken."""
+        """file: the periods that earlier processes of the turn recorded. Raises ConfigError if the file is broken."""
         self._file = file
         self._before = _read(file)
         self._started = time.time()
         self._replayed_to = 0.0 if self._before else None
-        """The end of the latest recorded attempt that was noted; None once a new one was."""
+        """End of the latest recorded attempt that was noted; None as soon as a new attempt was noted."""
 
     def note(self, attempts: Iterable[Attempt]) -> None:
-        """These attempts have been made, now or by an earlier process."""
+        """Register attempts that this process or an earlier one made."""
         for attempt in attempts:
             if attempt.trace.started_at is None:
                 continue
@@ -48,12 +48,12 @@ class TurnClock:
 
     @property
     def minutes(self) -> float:
-        """The sum, without times at which nobody worked."""
+        """The sum of the periods, without the time in which no process worked."""
         until = time.time() if self._replayed_to is None else self._replayed_to
         return sum(max(0.0, min(end, until) - begin) for begin, end in self._spans()) / 60
 
     def _spans(self) -> Iterator[Span]:
-        """Times of work up to now, in order and apart."""
+        """Periods of work up to now, in order, without overlaps."""
         last: Span | None = None
         for span in sorted([*self._before, (self._started, time.time())]):
             if last is not None and span[0] <= last[1]:

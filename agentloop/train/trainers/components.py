@@ -1,8 +1,8 @@
-"""Texts that an agent reads -> components that can be rewritten, and the overlay that puts new texts in their place.
+"""Texts that an agent reads -> components that can be rewritten, and the overlay that replaces them.
 
-The texts come from the parent's overlay, from traces (a program's requests show its prompt and its tools), or from
-experience that can show them. Of a system prompt that differs between traces, the sections that all of them share are
-components (`sections.py`); a tool description that differs is none.
+The texts come from the parent's overlay, from traces (the requests of a program show its prompt and its tools), or from
+experience that implements `ShowsTexts`. If system prompts differ between traces, the sections that all of them share
+are the components (`sections.py`). A tool whose description differs between traces is not a component.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from agentloop.types import Component, Lesson, Overlay, Trace
 from agentloop.types.overlay import INSTRUCTIONS, TOOL
 
 OVERLAY = "overlay.json"
-"""The file in the folder of a version."""
+"""Name of the file in the folder of a version."""
 
 
 def read_overlay(folder: Path) -> Overlay:
-    """The overlay of the version in `folder`; an empty one for a version without. Raises ConfigError."""
+    """The overlay of the version in `folder`; empty if the version has none. Raises ConfigError."""
     path = folder / OVERLAY
     if not path.is_file():
         return Overlay()
@@ -41,10 +41,13 @@ def components_of(
     *,
     tools: bool = True,
 ) -> dict[str, Component]:
-    """Name -> component as it stands now. visible: in place of what traces show. tools: tool descriptions, too.
+    """Name -> component with its current text.
 
-    Components of `parent` whose original the agent no longer sends are left out. Without any for the instructions, the
-    agent has some, of which nothing can be replaced; for an agent without instructions the component is empty.
+    visible: use these components instead of those that the traces show. tools: include tool descriptions.
+
+    Components of `parent` whose original the agent no longer sends are omitted. If the result has no component for the
+    instructions, the agent has instructions, but no part of them can be replaced. An agent without instructions gets
+    one empty component for them.
     """
     if visible is None:
         prompts = prompts_of(traces, _instructions(parent.components))
@@ -64,7 +67,7 @@ def components_of(
 
 
 def has_instructions(components: Iterable[str]) -> bool:
-    """Whether one of the names is that of instructions, whole or a section."""
+    """Whether one of the names stands for the instructions, whole or a section."""
     return any(name.partition(".")[0] == INSTRUCTIONS for name in components)
 
 
@@ -74,7 +77,7 @@ def overlay_of(
     parent: Overlay,
     lessons: Sequence[Lesson] | None = None,
 ) -> Overlay:
-    """What an agent reads that has `texts`, by component, and `lessons`, by default those of `parent`."""
+    """The overlay with `texts`, by component name, and `lessons`; default: the lessons of `parent`."""
     changed: list[Component] = []
     for name, component in components.items():
         text = texts.get(name, component.text)
@@ -89,7 +92,7 @@ def _instructions(components: Iterable[Component]) -> list[Component]:
 
 
 def _is_sent(component: Component, texts: Sequence[str]) -> bool:
-    """Whether `component` stands for something in one of the system prompts `texts`; True where none was seen."""
+    """Whether one of the system prompts `texts` contains what `component` replaces; True if no prompt is known."""
     if not any(texts) or not has_instructions([component.name]):
         return True
     if not component.original:
@@ -98,7 +101,7 @@ def _is_sent(component: Component, texts: Sequence[str]) -> bool:
 
 
 def _named(sections: Sequence[str], before: Sequence[Component]) -> list[Component]:
-    """A component for each of `sections`, with names that those `before` have not."""
+    """A component for each of `sections`, with names that `before` does not use."""
     if len(sections) == 1 and not _instructions(before):
         return [Component(name=INSTRUCTIONS, original=sections[0], text=sections[0])]
     taken = {each.name for each in before}
@@ -107,7 +110,7 @@ def _named(sections: Sequence[str], before: Sequence[Component]) -> list[Compone
 
 
 def _beside(visible: Sequence[Component], before: Sequence[Component]) -> list[Component]:
-    """Those of `visible`; of one that has a text of `before`, what is left without that."""
+    """The components of `visible`. One that overlaps a text of `before` is replaced by its remaining pieces."""
     apart = [each.original for each in _instructions(before) if each.original]
     taken = {each.name for each in before}
     whole: list[Component] = []
@@ -121,7 +124,7 @@ def _beside(visible: Sequence[Component], before: Sequence[Component]) -> list[C
 
 
 def _described_alike(traces: Sequence[Trace]) -> list[Component]:
-    """The tools that every one of `traces` describes with the same words."""
+    """The tools whose description is the same in all of `traces`."""
     texts: dict[str, set[str]] = {}
     for trace in traces:
         for step in trace.steps[:1]:
@@ -133,7 +136,7 @@ def _described_alike(traces: Sequence[Trace]) -> list[Component]:
 
 
 def _described(tool: Mapping[str, Any]) -> tuple[str, str]:
-    """Name and description of a tool as a request has it, in any dialect."""
+    """Name and description of a tool in a request of any dialect."""
     inner = tool.get("function")
     definition = inner if isinstance(inner, dict) else tool
     return str(definition.get("name") or ""), str(definition.get("description") or "")

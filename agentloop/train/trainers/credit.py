@@ -1,4 +1,4 @@
-"""Which turn of a failed attempt lost the reward: attempts go on from each of its turns, and their rewards say."""
+"""Which turn of a failed attempt lost the reward: found by continuing from each turn and comparing the rewards."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agentloop.types import Attempt, Task
 
 
 class Credited(NamedTuple):
-    """Rows, some with advantages by turn, and what was rolled out to find them."""
+    """Rows, some with advantages by turn, and the forks that were rolled out to compute them."""
 
     rows: list[Row]
     trajectories: frozenset[str]
-    """Those whose turns have advantages of their own."""
+    """Trajectories whose turns have their own advantages."""
     forks: list[Attempt]
 
 
@@ -33,10 +33,10 @@ async def credited(
     n: int,
     is_scaled: bool,
 ) -> Credited:
-    """Measure one failed attempt of each group whose rewards differ, by `n` continuations of each turn but the last.
+    """Measure one failed attempt of each group whose rewards differ, by `n` continuations from each turn but the last.
 
-    Attempts that cannot be gone on from, such as those of programs, keep the advantage of the whole. policy: the one
-    that made the attempts. part: as for `Experience.attempts`. is_scaled: advantages are divided by the spread of their
+    Attempts that cannot be continued, such as those of programs, keep the advantage of the whole attempt. policy: the
+    policy that made the attempts. part: see `Experience.attempts`. is_scaled: divide advantages by the spread of their
     group's rewards. Raises PolicyError, SandboxError.
     """
     failed = [attempt for group in groups if (attempt := _failed(group, rows)) is not None]
@@ -68,7 +68,10 @@ async def credited(
 
 
 def _failed(group: Sequence[Attempt], rows: Sequence[Row]) -> Attempt | None:
-    """The first attempt with the lowest reward of a group whose rewards differ; None without a row or a second turn."""
+    """The first attempt with the lowest reward of a group whose rewards differ.
+
+    None if that attempt has no row or no second turn.
+    """
     scored = [(attempt.verdict.reward, attempt) for attempt in group if attempt.verdict.reward is not None]
     if not scored:
         return None

@@ -1,7 +1,7 @@
-"""Candidates -> rewards, by attempts that are recorded: the same candidate at the same task is asked once.
+"""Candidates -> rewards, by recorded attempts: the same candidate at the same task is run once.
 
-A number is a reward and nothing else. An attempt without one is made again; where it stays without one, the turn stops
-as an infrastructure failure.
+Only a reward counts as a number. An attempt without one is repeated; if it still has none, the turn stops with an
+infrastructure failure.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from agentloop.train.trainers.components import overlay_of
 from agentloop.types import Attempt, Component, Lesson, Overlay, Task, content_hash
 
 N_AGAIN = 6
-"""Times that an attempt without a reward is made again."""
+"""Maximum repeats of an attempt without a reward."""
 
 
 class BudgetSpent(Exception):
-    """No more attempts may be made; the message names the bound."""
+    """No more attempts may be made; the message names the limit."""
 
 
 class Evaluations:
-    """Attempts at train tasks and numbers of validation tasks, by candidate."""
+    """Attempts at train tasks and rewards of validation tasks, by candidate."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class Evaluations:
         budget: Budget,
         aside: Sequence[Task] = (),
     ) -> None:
-        """aside: train tasks that stand for validation tasks, where the suite has none."""
+        """aside: train tasks that replace the validation tasks if the suite has none."""
         self.experience = experience
         self.components = components
         self.budget = budget
         self.attempts: list[Attempt] = []
-        """All with a reward, in the order in which they were made."""
+        """All attempts with a reward, in the order in which they were made."""
         self.validated: dict[str, tuple[Overlay, list[float]]] = {}
-        """Hash of an overlay -> itself, and its validation rewards; the first is the parent's."""
+        """Hash of an overlay -> the overlay and its validation rewards; the first entry is the parent's."""
         self._parent = parent
         self._aside = aside
         self._tried: dict[tuple[str, str], Attempt] = {}
@@ -54,11 +54,11 @@ class Evaluations:
         return max((fmean(rewards) for _, rewards in self.validated.values()), default=0.0)
 
     def overlay(self, texts: Mapping[str, str], lessons: Sequence[Lesson] | None = None) -> Overlay:
-        """What an agent reads that has `texts` and `lessons`, by default those of the parent."""
+        """The overlay with `texts` and `lessons`; default: the lessons of the parent."""
         return overlay_of(texts, self.components, self._parent, lessons)
 
     async def try_tasks(self, overlay: Overlay, tasks: Sequence[Task]) -> list[Attempt]:
-        """One attempt at each of `tasks`, which differ. Raises BudgetSpent, SandboxError."""
+        """One attempt at each of `tasks`, which must be distinct. Raises BudgetSpent, SandboxError."""
         key = key_of(overlay)
         missing = [task for task in tasks if (key, task.id) not in self._tried]
         self._check(len(missing))
@@ -79,7 +79,7 @@ class Evaluations:
         return [self._tried[key, task.id] for task in tasks]
 
     async def validate(self, overlay: Overlay, indices: Sequence[int]) -> list[float]:
-        """Rewards of the validation tasks `indices`. Raises BudgetSpent, SandboxError."""
+        """Rewards of the validation tasks `indices`, in their order. Raises BudgetSpent, SandboxError."""
         key = key_of(overlay)
         if key in self.validated:
             return self.validated[key][1]
@@ -107,7 +107,7 @@ class Evaluations:
         return self.validated[key][1]
 
     async def continue_from(self, overlay: Overlay, forks: Sequence[Task]) -> list[Attempt]:
-        """What becomes of tasks that go on from a step; those that the infrastructure lost are left out.
+        """Attempts that continue from a step of another one; those lost to the infrastructure are omitted.
 
         Raises BudgetSpent, SandboxError.
         """
@@ -118,7 +118,7 @@ class Evaluations:
         return [attempt for attempt in attempts if not is_lost(attempt.episode)]
 
     def note_rewriting(self, usd: float) -> None:
-        """Money that the rewriter has cost so far."""
+        """Set the money that the rewriter has cost so far, in USD."""
         self._rewriting_usd = usd
 
     def _check(self, n: int, *, are_forks: bool = False) -> None:
@@ -127,7 +127,7 @@ class Evaluations:
             raise BudgetSpent(bound)
 
     def _again(self, n_lost: int, n_again: int, first: str) -> None:
-        """Count attempts without a reward. Raises SandboxError where they were made again often enough."""
+        """Count attempts without a reward. Raises SandboxError if they were repeated N_AGAIN times."""
         self.budget.n_lost += n_lost
         if n_lost and n_again == N_AGAIN:
             raise SandboxError(
@@ -137,12 +137,12 @@ class Evaluations:
 
 
 def reward_of(attempt: Attempt) -> float:
-    """The reward of an attempt that has one. Raises SandboxError for one that has none, which is no 0."""
+    """The reward of an attempt. Raises SandboxError if it has none: a missing reward is not 0."""
     if attempt.verdict.reward is None:
         raise SandboxError(f"an attempt at task {attempt.task.id!r} has no reward, and none is made up")
     return attempt.verdict.reward
 
 
 def key_of(overlay: Overlay) -> str:
-    """16 hex digits of everything that an overlay says."""
+    """16 hex digits: a hash of the whole overlay."""
     return content_hash(overlay.model_dump(mode="json"))[:16]

@@ -1,8 +1,8 @@
-"""Failed attempts -> evidence by component: what went wrong, where, in quoted words, and what people say.
+"""Failed attempts -> evidence by component: what went wrong, where, with quotes, and what people wrote.
 
-A failure belongs to the description of the tool whose call went wrong, and to the instructions where no call did: to
-the section of them that has most words in common with it. Words of verifiers are left out: they may quote the expected
-answer.
+A failure with a call belongs to the description of the called tool. Other failures belong to the instructions: to the
+section that shares most words with the failure. Explanations of verifiers are omitted, because they may quote the
+expected answer.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from agentloop.types.overlay import INSTRUCTIONS, TOOL
 MAX_SHOWN = 12
 """Pieces of evidence in one request."""
 MAX_WORDS = 400
-"""Characters of one quoted text."""
+"""Maximum characters of one quoted text."""
 HUMAN = "human"
 OURSELVES = ("judge", "import")
-"""Sources of scores that are no people."""
+"""Sources of scores that are not people."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Evidence:
     step: int | None
     instruction: str
     quotes: tuple[str, ...]
-    """Words of the trace or of a person."""
+    """Quotes from the trace or from a person."""
 
 
 def evidence_of(
     attempt: Attempt | Judged, components: Mapping[str, Component], feedback: Sequence[str] = ()
 ) -> list[Evidence]:
-    """Everything that went wrong in an attempt, by the component that may mend it; none for a success.
+    """Everything that went wrong in an attempt, by the component that could fix it; empty for a success.
 
-    feedback: what people wrote about it.
+    feedback: comments of people on the attempt.
     """
     verdict = attempt.verdict
     trace = attempt.trace
@@ -72,9 +72,9 @@ def evidence_of(
 def evidence_of_each(
     judged: Iterable[Attempt | Judged], components: Mapping[str, Component], experience: object = None
 ) -> list[Evidence]:
-    """Everything that went wrong in several attempts that one of `components` may mend.
+    """Everything that went wrong in several attempts and that one of `components` could fix.
 
-    experience: has the feedback of people on each.
+    experience: source of the feedback of people on each attempt.
     """
     return [
         evidence
@@ -93,7 +93,7 @@ def by_component(evidence: Iterable[Evidence]) -> dict[str, list[Evidence]]:
 
 
 def clusters(evidence: Iterable[Evidence]) -> list[tuple[str, int, str]]:
-    """(type, number of traces, a quote) of each type of failure, the commonest first."""
+    """(type, number of traces, a quote) for each type of failure, the most frequent first."""
     traces: defaultdict[str, set[str]] = defaultdict(set)
     quotes: dict[str, str] = {}
     for each in evidence:
@@ -123,7 +123,7 @@ def described(evidence: Sequence[Evidence]) -> str:
 
 
 def _distinct(evidence: Sequence[Evidence], kind: str) -> list[Evidence]:
-    """Evidence of one type, each set of quotes once."""
+    """Evidence of one type, one for each distinct set of quotes."""
     distinct: dict[tuple[str, ...], Evidence] = {}
     for each in evidence:
         if each.type == kind:
@@ -136,7 +136,7 @@ def _quoted(text: str) -> list[str]:
 
 
 def _call_at(trace: Trace, step: int | None) -> tuple[ToolCall | None, ToolResult | None]:
-    """The call at a step that went wrong, else the step's first one."""
+    """The failed call of a step; if none failed, the step's first call."""
     place: Step | None = next((each for each in trace.steps if each.index == step), None)
     if place is None or not place.calls:
         return None, None
@@ -160,7 +160,8 @@ def _component(call: ToolCall | None, quotes: Sequence[str], components: Mapping
 
 
 def _section(quotes: Sequence[str], components: Mapping[str, Component]) -> str:
-    """The instructions; of several sections the one with most of the words of `quotes`, else the longest."""
+    """The instructions. If they have several sections, the one with most of the words of `quotes`; on a tie, the
+    longest."""
     sections = [each for each in components.values() if each.name.partition(".")[0] == INSTRUCTIONS]
     words = stems(" ".join(quotes)) if len(sections) > 1 else frozenset()
     ranked = sorted(sections, key=lambda each: (-len(words & stems(each.text)), -len(each.original), each.name))
@@ -168,7 +169,7 @@ def _section(quotes: Sequence[str], components: Mapping[str, Component]) -> str:
 
 
 def _of_people(verdict: Verdict) -> list[str]:
-    """What people wrote. Other verifiers' words may hold the expected answer."""
+    """Comments of people. Comments of other verifiers may contain the expected answer."""
     return [
         score.why
         for score in verdict.scores
@@ -177,13 +178,13 @@ def _of_people(verdict: Verdict) -> list[str]:
 
 
 def _mentioned(words: str, components: Mapping[str, Component]) -> str:
-    """The tool that `words` name, else the instructions."""
+    """The tool that `words` mention by name; otherwise the instructions."""
     tools = sorted(name for name in components if name.startswith(TOOL) and _has_word(words, name.removeprefix(TOOL)))
     return tools[0] if tools else _section((words,), components)
 
 
 def _has_word(words: str, name: str) -> bool:
-    """Whether `words` have a tool's name as a whole word, so that `pay` is not seen in `repay`."""
+    """Whether `words` contain a tool's name as a whole word, so that `pay` does not match `repay`."""
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words, re.IGNORECASE) is not None
 
 

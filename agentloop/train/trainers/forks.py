@@ -1,7 +1,8 @@
-"""Dead tasks -> groups of attempts that go on from the last good step of one that failed.
+"""Dead tasks -> groups of attempts that continue from the last good step of a failed one.
 
-From there success is nearer: a group whose rewards differ carries a gradient again. Its mean gives the failed attempt's
-own steps advantages, so that the step that lost the reward carries the blame (`data/step_credit.py`).
+From that step success is more likely, and a group whose rewards differ carries a gradient again. The group's mean gives
+the steps of the failed attempt advantages, so that the step that lost the reward gets the blame
+(`data/step_credit.py`).
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ from agentloop.train.trainers.groups import Group
 from agentloop.types import Attempt, Task
 
 MAX_FORKED = 2
-"""Dead tasks of one round that are forked: each costs a group of attempts."""
+"""Maximum number of dead tasks of one round to fork, because each costs a group of attempts."""
 N_TRIED = 2
-"""Attempts of a group whose state is tried to be made again."""
+"""Maximum number of attempts of a group whose state is rebuilt until one succeeds."""
 
 
 class Forked(NamedTuple):
-    """Attempts that go on from a step of another."""
+    """Attempts that continue from a step of another one."""
 
     origin: Attempt
-    """Failed; its group failed whole."""
+    """A failed attempt of a group in which every attempt failed."""
     group: Group
 
     @property
     def has_spread(self) -> bool:
-        """Whether some of them passed and some did not, so that they carry a gradient."""
+        """Whether some attempts passed and some failed, so that the group carries a gradient."""
         rewards = {attempt.verdict.reward for attempt in self.group.attempts} - {None}
         return len(rewards) > 1
 
     def credited(self, rows: Sequence[Row], *, is_scaled: bool) -> list[Row]:
-        """`rows`, those of the origin with advantages by step; the others as they are.
+        """`rows`, with advantages by step for the rows of the origin; the other rows are unchanged.
 
-        is_scaled: these are divided by the spread of the rewards of the origin and of its forks, because those of its
-        own group are equal.
+        is_scaled: divide the advantages by the spread of the rewards of the origin and of its forks, because the
+        rewards of the origin's own group are equal.
         """
         rewards = {0: [0.0], **continuations(self.group.attempts)}
         own = [row for row in rows if row.trajectory == self.origin.trace.id]
@@ -58,9 +59,9 @@ class Forked(NamedTuple):
 async def forked(
     experience: Experience, taken: Sequence[Group], curriculum: Curriculum, policy: Policy, step: int
 ) -> list[Forked]:
-    """Of the first dead tasks of the round `step`; none of experience that cannot fork.
+    """Forks of the first dead tasks of the round `step`; empty if the experience cannot fork.
 
-    curriculum: as it was before the round. A fork that infrastructure lost is none.
+    curriculum: its state before the round. A fork that was lost to the infrastructure is omitted.
     """
     if not isinstance(experience, Forks):
         return []
@@ -86,7 +87,8 @@ async def forked(
 
 
 def last_good_step(attempt: Attempt) -> int:
-    """The step that lost the reward is the one that the verdict names, else the last; attempts go on before it."""
+    """The step that lost the reward: the one that the verdict names, otherwise the last. Attempts continue before
+    it."""
     critical = attempt.verdict.critical
     if critical is not None and critical.step is not None:
         return critical.step
@@ -94,7 +96,8 @@ def last_good_step(attempt: Attempt) -> int:
 
 
 async def _start(experience: Forks, group: Group) -> tuple[Attempt, Task] | None:
-    """(failed attempt, its task before the step that lost the reward): the one that got furthest, if it can be had."""
+    """(failed attempt, its task before the step that lost the reward), for the attempt that got furthest; None if none
+    can be forked."""
     by_step = Counter({n: last_good_step(attempt) for n, attempt in enumerate(group.attempts)})
     for n, step in by_step.most_common(N_TRIED):
         task = await experience.fork(group.attempts[n], step) if step > 0 else None

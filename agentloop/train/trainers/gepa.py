@@ -27,11 +27,11 @@ from agentloop.train.trainers.turn import Effort, OverlayTurn
 from agentloop.types import Component, Judged, Overlay, PolicyVersion, Rehearsal, VersionKind
 
 MAX_STORED = 200
-"""Failed traces of the store that are looked at."""
+"""Maximum number of failed traces read from the store."""
 N_FIRST = 2
-"""Attempts that show an agent's texts, where nothing else does."""
+"""Attempts made to see an agent's texts if no other source shows them."""
 OURS = "agentloop"
-"""Source of the traces of attempts."""
+"""Source name of the traces of attempts."""
 NOTHING_SHARED = (
     "gepa: the system prompts of the traces have no sentence in common, so the instructions stay as they are; train on "
     "traces of one agent, as with `agentloop train 'agent:NAME'`, or let the agent send what changes as a message of "
@@ -40,7 +40,7 @@ NOTHING_SHARED = (
 
 
 class GepaProject(Protocol):
-    """What it needs of the open project."""
+    """The parts of the open project that this trainer uses."""
 
     folder: Path
     config: Config
@@ -65,12 +65,13 @@ class Gepa:
         lessons: int = 3,
         project: GepaProject | None = None,
     ) -> None:
-        """rewriter: the policy that writes texts, as keys of [policy]: kind, model, base_url, ... Without it nothing
-        is rewritten, and no trace leaves this machine.
+        """rewriter: the policy that writes texts, with the keys of [policy]: kind, model, base_url, ... Without it
+        nothing is rewritten, and no trace leaves this machine.
 
-        max_attempts, max_usd, max_minutes: of one turn; a fork counts as an attempt, and money includes the rewriter's.
-        minibatch: train tasks that one rewriting learns from and is tried on.
-        tools: rewrite tool descriptions, too. lessons: tried at most; 0 makes none.
+        max_attempts, max_usd, max_minutes: limits of one turn. A fork counts as an attempt, and the money includes the
+        rewriter's.
+        minibatch: train tasks from which one rewriting learns and on which it is tried.
+        tools: also rewrite tool descriptions. lessons: maximum number of lessons to try; 0 makes none.
         """
         for option, value in (("max_attempts", max_attempts), ("minibatch", minibatch)):
             if value < 1:
@@ -80,14 +81,15 @@ class Gepa:
         self._tools = tools
         self._project = project
         self._writer: Policy | None = None
-        """Kept as long as the trainer: garbage in a cycle would not close its connections in order."""
+        """Lives as long as the trainer: if it were collected with a cycle, its connections would not be closed in
+        order."""
 
     async def first(self, draft: Draft, experience: Experience) -> str | None:
-        """See `protocols.Trainer`: the settings alone are version 1."""
+        """See `protocols.Trainer`: version 1 consists of the settings alone."""
         return None
 
     async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
-        """See `protocols.Trainer`. Raises SandboxError or PolicyError where attempts or the rewriter fail."""
+        """See `protocols.Trainer`. Raises SandboxError if attempts fail, PolicyError if the rewriter fails."""
         if self._rewriter is None:
             draft.progress.say(
                 "gepa: no rewriter is named, so nothing is rewritten and no trace leaves this machine; name a model, "
@@ -109,7 +111,7 @@ class Gepa:
         return await turn.proven()
 
     async def rehearse(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> Rehearsal:
-        """What `improve` would begin with; asks nobody."""
+        """What `improve` would start with; calls no model."""
         overlay = read_overlay(_folder_of(parent, draft))
         prices: list[float] = []
         stored = failed_in(_noting_prices(experience.stored(), prices))
@@ -131,7 +133,7 @@ class Gepa:
         )
 
     def _new_rewriter(self, experience: Experience, components: Mapping[str, Component]) -> Rewriter:
-        """Raises ConfigError for a rewriter that cannot be made."""
+        """The rewriter of the settings. Raises ConfigError if it cannot be created."""
         if self._writer is None:
             folder = self._project.folder if self._project else Path()
             prices = self._project.config.prices if self._project else ()
@@ -150,7 +152,10 @@ class Gepa:
     async def _components(
         self, experience: Experience, overlay: Overlay, stored: Sequence[Judged], *, asks: bool = False
     ) -> dict[str, Component]:
-        """Texts as experience shows them, else as traces do. asks: make a few attempts where no trace exists."""
+        """The texts that the experience shows; otherwise those that traces show.
+
+        asks: make a few attempts if no trace exists.
+        """
         visible: Sequence[Component] | None = None
         traces = [judged.trace for judged in stored]
         if isinstance(experience, ShowsTexts) and experience.tasks:
@@ -162,18 +167,18 @@ class Gepa:
 
 
 def _folder_of(parent: PolicyVersion, draft: Draft) -> Path:
-    """Folder of the parent, beside the draft's."""
+    """Folder of the parent, next to the folder of the draft."""
     return draft.folder.parent / Path(parent.artifact or f"v{parent.number:04d}").name
 
 
 def failed_in(stored: Iterable[Judged]) -> list[Judged]:
-    """The newest failures of `stored`, which has the oldest trace first."""
+    """The newest failures of `stored`, which yields the oldest trace first."""
     failed = (judged for judged in stored if judged.verdict.reward is not None and judged.verdict.reward < 1)
     return list(deque(failed, MAX_STORED))
 
 
 def _noting_prices(stored: Iterable[Judged], prices: list[float]) -> Iterator[Judged]:
-    """`stored`; each known price is appended to `prices` on the way, because a trace is read from disk once."""
+    """Yields `stored` and appends each known price to `prices`, so that each trace is read from disk only once."""
     for judged in stored:
         costs = [step.completion.cost_usd for step in judged.trace.steps]
         known = [cost for cost in costs if cost is not None]

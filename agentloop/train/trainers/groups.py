@@ -1,4 +1,4 @@
-"""Where a trainer's groups of attempts come from: a whole round in lockstep, or group by group as they end."""
+"""Sources of a trainer's groups of attempts: a whole round in lockstep, or group by group as they end."""
 
 from __future__ import annotations
 
@@ -17,44 +17,47 @@ from agentloop.types import Attempt, Task
 
 
 class Group(NamedTuple):
-    """Attempts at one task that are compared with each other."""
+    """Attempts at one task, which are compared with each other."""
 
     number: int
-    """In the plan of the turn, from 0."""
+    """Number in the plan of the turn, from 0."""
     lag: int
-    """Updates between the policy that made them and the one that learns from them."""
+    """Updates between the policy that made the attempts and the one that learns from them."""
     attempts: Sequence[Attempt]
 
 
 class Groups(Protocol):
-    """Gives a trainer the groups of each round."""
+    """Provides the groups of each round."""
 
     @property
     def discarded(self) -> Collection[int]:
-        """Numbers of groups that were too old when they ended, or that nobody used before the turn was over."""
+        """Numbers of groups that were too old when they ended, or that were still unused when the turn ended."""
         ...
 
     async def take(self, step: int) -> list[Group]:
-        """Those of the round `step`, from 0, in plan order. Raises PolicyError, SandboxError where most were lost."""
+        """The groups of the round `step`, from 0, in plan order. Raises PolicyError or SandboxError if most were
+        lost."""
         ...
 
     async def drop_before(self, step: int) -> None:
-        """Policies with fewer than `step` updates of this turn can soon not be asked any more."""
+        """Drop groups of policies with fewer than `step` updates of this turn: these policies will soon be
+        unavailable."""
         ...
 
     def announce(self, step: int) -> None:
-        """The policy had `step` updates of this turn, and answers."""
+        """Report that the policy with `step` updates of this turn is available."""
         ...
 
     async def close(self) -> None:
-        """End what is under way; it counts as discarded."""
+        """Cancel the groups in progress; they count as discarded."""
         ...
 
 
 class Plan:
-    """Which task the group `number` of a turn is of: it depends on the run and on success before, never on timing.
+    """The task of each group of a turn. It depends on the run and on earlier success, never on timing.
 
-    A group that is rolled out ahead of its round is drawn by what was known when the earliest such group could begin.
+    The task of a group that is rolled out ahead of its round depends on what was known when the earliest such group
+    could start.
     """
 
     def __init__(
@@ -64,7 +67,8 @@ class Plan:
         rng: Callable[..., random.Random],
         learning: Learning,
     ) -> None:
-        """rates: of the curriculum, before the turn, and after each of its rounds so far; grows with the turn."""
+        """rates: the curriculum's rates before the turn and after each of its rounds so far; the list grows during the
+        turn."""
         self._tasks = tasks
         self._rates = rates
         self._rng = rng
@@ -72,17 +76,17 @@ class Plan:
         self._ahead = learning.max_lag + -(-learning.over_commit // learning.n_tasks)
 
     def tasks(self, step: int) -> list[Task]:
-        """Of the groups that belong to the round `step`."""
+        """Tasks of the groups of the round `step`."""
         rates = self._rates[max(0, step - self._ahead)]
         return Curriculum(self._tasks, rates).draw(self._n, self._rng("tasks", step))
 
     def task(self, number: int) -> Task:
-        """Of one group."""
+        """Task of one group."""
         return self.tasks(number // self._n)[number % self._n]
 
 
 class Rounds:
-    """A round is one call: a policy in this process answers all attempts together, and repeatably."""
+    """Rolls out each round in one call: a policy in this process answers all attempts together, and repeatably."""
 
     discarded: Collection[int] = ()
 
@@ -111,7 +115,7 @@ class Rounds:
 
 
 class Stream:
-    """Groups under way side by side, each judged and stored as it ends; see `stream.GroupStream`."""
+    """Runs groups concurrently; each is judged and stored as it ends. See `stream.GroupStream`."""
 
     def __init__(
         self,
@@ -124,8 +128,8 @@ class Stream:
         consumed: Sequence[int],
         discarded: Sequence[int],
     ) -> None:
-        """policy: of a number of updates; name: of its model in answers. consumed, discarded: groups of an interrupted
-        run."""
+        """policy: number of updates -> policy. name: number of updates -> model name in answers. consumed, discarded:
+        groups of the interrupted run."""
         self._experience = experience
         self._plan = plan
         self._policy = policy
@@ -181,7 +185,10 @@ class Stream:
 
 
 def sampled_by(attempt: Attempt, newest: int, name: Callable[[int], str]) -> int:
-    """Updates that the policy of an attempt had had: `newest`, or fewer where it is on disk since before an
-    interruption. name: of the model that answers, by a number of updates."""
+    """Number of updates of the policy that sampled an attempt: `newest`, or fewer if the attempt was stored before an
+    interruption.
+
+    name: number of updates -> name of the model that answers.
+    """
     names = {step.completion.model for step in attempt.trace.answered}
     return next((number for number in range(newest, -1, -1) if name(number) in names), newest)

@@ -1,4 +1,4 @@
-"""Where the policy in training answers: in this process, or at a vLLM server that gets each update by a new name."""
+"""Hosts of the policy in training: this process, or a vLLM server that receives each update under a new name."""
 
 from __future__ import annotations
 
@@ -16,76 +16,77 @@ from agentloop.types import PolicyVersion, VersionKind
 
 
 class Host(Protocol):
-    """The model of a turn, and who answers with it."""
+    """The model of a turn, and the policies that answer with it."""
 
     makes: VersionKind
     learning_rate: float
     answers_in_process: bool
-    """Attempts are made in rounds, and each update is the policy at once."""
+    """True: attempts are made in rounds, and each update takes effect at once."""
 
     def check_room(self, folder: Path, *, has_reference: bool) -> None:
-        """Raise TrainingError where memory, or the disk of `folder`, cannot hold a turn.
+        """Raise TrainingError if memory, or the disk of `folder`, cannot hold a turn.
 
-        has_reference: the loss weighs a divergence from it.
+        has_reference: the loss contains a divergence from a reference.
         """
         ...
 
     def load(self, parent: Path | None, *, head: bool, seed: int) -> Trainable:
-        """The model of the version in the folder `parent`; None: the base model alone. head: with a scalar output."""
+        """The model of the version in the folder `parent`; None loads the base model. head: add a scalar output."""
         ...
 
     def name_of(self, version: PolicyVersion) -> str:
-        """How a version is asked."""
+        """The model name of a version in requests."""
         ...
 
     def models(self, number: int) -> frozenset[str]:
-        """Names under which the policy answered by the turn that makes version `number`; see `Admission.models`."""
+        """Names under which the policy answered before the end of the turn that makes version `number`; see
+        `Admission.models`."""
         ...
 
     def policy(self, name: str) -> Policy:
-        """Who answers as `name`."""
+        """The policy that answers as `name`."""
         ...
 
     def model_of(self, name: str) -> str:
-        """What answers of `name` have as their model."""
+        """The model name in the answers of `name`."""
         ...
 
     def renderer(self) -> Renderer:
-        """Words -> ids, as the model has them."""
+        """Converts text to token ids with the model's tokenizer."""
         ...
 
     async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
-        """Let `name` answer as the model in training does now.
+        """Make `name` answer with the current weights of the model in training.
 
-        sequences: token ids on which that is checked; none where nothing was trained since the parent. folder: where
-        the adapter or the weights are, or are written. Raises PublishError where it answers otherwise; the server then
-        has what it had before.
+        sequences: token ids for the check of the answers; empty if nothing was trained since the parent. folder: where
+        the adapter or the weights are, or will be written. Raises PublishError if the answers differ; the server then
+        serves what it served before.
         """
         ...
 
     async def retract(self, name: str) -> None:
-        """Nobody asks `name` any more."""
+        """Remove `name`, which receives no more requests."""
         ...
 
     async def retract_updates(self, number: int) -> None:
-        """Nobody asks any update of the turns that made the versions up to `number`; see `loading.update_model`."""
+        """Remove all updates of the turns that made the versions up to `number`; see `loading.update_model`."""
         ...
 
     async def release(self) -> None:
-        """The turn is over: a server that had to give up the parent for it has the parent again.
+        """End the turn: a server that had to give up the parent serves the parent again.
 
-        Raises PublishError where it has not.
+        Raises PublishError if it does not.
         """
         ...
 
 
 def version_names(number: int) -> frozenset[str]:
-    """How a server and the gateway call the versions up to `number`."""
+    """Names of the versions up to `number` at a server and at the gateway."""
     return frozenset(f"policy-v{n}" for n in range(1, number + 1))
 
 
 class InProcess:
-    """See `Host`. The tiny policy: the weights that are trained are those that answer."""
+    """See `Host`. Hosts the tiny policy: the weights in training are also those that answer."""
 
     makes = VersionKind.weights
     answers_in_process = True
@@ -112,11 +113,11 @@ class InProcess:
         return f"policy-v{version.number}"
 
     def models(self, number: int) -> frozenset[str]:
-        """See `Host`. The policy itself gives no name, and behind the gateway that of its kind."""
+        """See `Host`. The policy itself reports no name; behind the gateway it reports its kind."""
         return version_names(number) | {"", TinyPolicy.name}
 
     def policy(self, name: str) -> Policy:
-        """See `Host`. The model in training itself, whatever its name."""
+        """See `Host`. Returns the model in training, whatever its name."""
         return self._loaded
 
     def model_of(self, name: str) -> str:
@@ -128,7 +129,7 @@ class InProcess:
         return ChatRenderer(self._loaded.chat)
 
     async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
-        """See `Host`. Nothing is to be done."""
+        """See `Host`. Does nothing."""
 
     async def retract(self, name: str) -> None:
         """See `Host`."""

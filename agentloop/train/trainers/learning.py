@@ -1,4 +1,4 @@
-"""The options of training weights that no algorithm owns: how much is rolled out, and how the model is trained."""
+"""The options of weight training that belong to no algorithm: how much to roll out, and how to train the model."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ Positive: TypeAlias = Annotated[int, Field(ge=1)]
 NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(gt=0.0, le=1.0)]
 STORED_ONLY = ("sft", "reward_model")
-"""Kinds that learn from stored traces alone; the others also roll out attempts of their own."""
+"""Kinds that learn from stored traces only; the others also roll out attempts."""
 CREDITED = ("grpo",)
-"""Kinds whose loss takes advantages by turn."""
+"""Kinds whose loss uses advantages by turn."""
 ROLLED = ("steps_per_turn", "n_tasks", "group_size", "forks", "max_lag", "over_commit", "max_running", "stop_at")
-"""Options that only attempts of a turn's own need."""
+"""Options that only matter if a turn rolls out attempts."""
 SERVED = ("model", "lora", "device", "dtype", "checkpointing", "max_lag", "over_commit", "max_running", "n_processes")
-"""Options that the tiny policy does not have: it is made here, and answers in this process."""
+"""Options that the tiny policy does not have, because it is created here and answers in this process."""
 
 
 class LoraSettings(BaseModel):
-    """Table `lora`: an adapter in place of all weights."""
+    """Table `lora`: train an adapter instead of all weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     rank: Annotated[int, Field(ge=1, le=64)] = 16
-    """vLLM is started for ranks up to 64."""
+    """Maximum 64, because vLLM is started for ranks up to 64."""
     alpha: Annotated[int, Field(ge=1)] = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """What can be set of every kind, beside the options of its algorithm."""
+    """The options that all kinds share, in addition to those of their algorithm."""
 
     model: Path | None = None
-    """Folder of the model that the server serves; relative to the project."""
+    """Folder of the model that the server serves, relative to the project."""
     lora: LoraSettings | None = None
     """None trains all weights."""
     learning_rate: Annotated[float, Field(gt=0.0)] | None = None
@@ -47,48 +47,48 @@ class Learning:
     steps_per_turn: Positive = 15
     """Rounds of attempts between two versions."""
     n_tasks: Positive = 12
-    """Tasks of one round, each a group."""
+    """Tasks of one round; each has one group."""
     group_size: Annotated[int, Field(ge=2)] = 16
-    """Attempts a task; their rewards are compared with each other."""
+    """Attempts per task; their rewards are compared with each other."""
     forks: NotNegative = 0
-    """Continuations of each turn of one failed attempt a group. Its turns then have advantages of their own, so that
-    the one that lost the reward carries the blame. 0: all turns have that of the attempt."""
+    """Continuations from each turn of one failed attempt per group. Its turns then have their own advantages, so that
+    the turn that lost the reward gets the blame. 0: all turns have the advantage of the attempt."""
     max_lag: NotNegative = 0
-    """Updates that an attempt may be behind when it is trained on. Above 0, attempts go on during an update."""
+    """Updates that an attempt may be behind when it is trained on. Above 0, attempts continue during an update."""
     over_commit: NotNegative = 0
-    """Groups under way beyond those that a round needs, so that slow ones hold nobody up."""
+    """Groups in progress beyond those that a round needs, so that slow groups block nothing."""
     max_running: Positive | None = None
-    """Groups under way at once, where a server answers. None: as many as the steps ahead need."""
+    """Maximum number of groups in progress, if a server answers. None: as many as the steps ahead need."""
     stop_at: Share = 0.97
-    """Success on the validation split at which nothing is left to learn."""
+    """Success rate on the validation split at which training stops."""
     rows_per_update: Positive = 64
-    """Rows of one optimiser step, about."""
+    """Approximate rows of one optimiser step."""
     epochs: Positive = 1
     """Passes over stored traces."""
     max_tokens: Positive = 8192
-    """Tokens of one micro-batch, padding included; a row that is longer is a micro-batch by itself."""
+    """Tokens of one micro-batch, with padding; a longer row is a micro-batch by itself."""
     max_row_tokens: Positive | None = None
-    """Longer rows are not trained. None: the context of the model."""
+    """Longer rows are not trained. None: the context length of the model."""
     tolerance: Annotated[float, Field(gt=0.0)] | None = None
-    """Nats by which trainer and sampler may differ on a token. None: 1e-4 in float32, 0.5 in bfloat16."""
+    """Nats by which trainer and sampler may differ at a token. None: 1e-4 in float32, 0.5 in bfloat16."""
     device: str = "auto"
-    """`auto` is a GPU where torch has one."""
+    """`auto` is a GPU if torch finds one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto` is float32 on a CPU and bfloat16 on a GPU."""
     checkpointing: bool = False
-    """Compute activations again in the backward pass, which saves memory."""
+    """Recompute activations in the backward pass, which saves memory."""
     n_processes: Positive = 1
-    """Processes that share the rows of an update of an adapter, on this machine; with GPUs, as many as there are."""
+    """Processes that share the rows of an update of an adapter, on this machine; with GPUs, set it to their number."""
     n_threads: Positive | None = None
-    """Of torch, in each process. None: 1 for the tiny policy, which is the cheapest and repeatable; torch's own choice
-    else."""
+    """Torch threads of each process. None: 1 for the tiny policy, which is cheapest and repeatable; otherwise torch's
+    default."""
 
 
 NAMES = tuple(each.name for each in fields(Learning))
 
 
 def refuse_foreign(kind: str, options: Iterable[str]) -> None:
-    """Raise ConfigError for the first of `options` that `kind` does not have, naming a kind that has it."""
+    """Raise ConfigError for the first of `options` that `kind` does not have, and name a kind that has it."""
     own = options_of(kind)
     for name in options:
         if name in own:

@@ -1,8 +1,8 @@
 """Lessons: short notes from a failure that a later attempt at the same task fixed.
 
-Each is tried on the validation tasks, one after another, and stays where what it gains there pays for its tokens. Those
-of the parent are tried again, beside the new texts: what a lesson says may be in the instructions by now. Which few of
-them a conversation gets is decided by text (`overlays.LessonIndex`).
+Lessons are tried on the validation tasks one after another. One stays if its gain there pays for its tokens. The
+parent's lessons are tried again with the new texts, because the instructions may contain them by now. Text similarity
+selects the few lessons that a conversation gets (`overlays.LessonIndex`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from agentloop.train.trainers.rewriting import LESSON, Rewriter
 from agentloop.types import Attempt, Lesson
 
 REWARD_PER_TOKEN = 1e-4
-"""Mean reward that a token in every conversation must bring: a hundred tokens cost a point."""
+"""Mean reward that a token in every conversation must gain: a hundred tokens cost 0.01."""
 CHARACTERS_PER_TOKEN = 4
 MIN_TASKS = 2
-"""Validation tasks, wins less losses, that a lesson must bring: one may be luck."""
+"""Net number of validation tasks that a lesson must gain: one may be luck."""
 
 
 async def keep_paying(
     evaluations: Evaluations, texts: Mapping[str, str], lessons: Sequence[Lesson], indices: Sequence[int]
 ) -> list[Lesson]:
-    """Those of `lessons` without which the validation tasks `indices` lose what a lesson must bring.
+    """The lessons without which the reward on the validation tasks `indices` falls by what a lesson must gain.
 
-    texts: of the version that gets them. Where the budget ends, the lessons that were not tried stay.
+    texts: of the version that gets them. If the budget ends, the lessons that were not tried stay.
     """
     kept = list(lessons)
     try:
@@ -51,9 +51,9 @@ async def learn_lessons(
     indices: Sequence[int],
     n: int,
 ) -> tuple[list[Lesson], int]:
-    """(`kept` and new lessons that pay for their tokens, how many others were tried). n: lessons tried at most.
+    """(`kept` and the new lessons that pay for their tokens, number of other lessons tried). n: maximum lessons to try.
 
-    texts: of the version that gets them. indices: validation tasks. Ends early where the budget does.
+    texts: of the version that gets them. indices: validation tasks. Ends early if the budget does.
     """
     lessons = list(kept)
     n_dropped = 0
@@ -85,13 +85,13 @@ async def _mean(
 
 
 def _pays(lesson: Lesson, gain: float, n_tasks: int) -> bool:
-    """Whether a `gain` in mean reward on so many tasks is more than its tokens cost, and more than luck."""
+    """Whether a `gain` in mean reward on `n_tasks` tasks is more than the lesson's tokens cost, and more than luck."""
     price = REWARD_PER_TOKEN * len(lesson.text) / CHARACTERS_PER_TOKEN
     return gain > price and gain * n_tasks > MIN_TASKS - 0.5
 
 
 def _pairs(attempts: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
-    """(a failed attempt, a later one at its task that succeeded), one of each kind of failure."""
+    """(a failed attempt, a later attempt at the same task that succeeded), one pair for each kind of failure."""
     failed: dict[str, Attempt] = {}
     pairs: dict[tuple[str, str], tuple[Attempt, Attempt]] = {}
     for attempt in attempts:
