@@ -1,8 +1,9 @@
-"""A version -> who acts as it: the only place that switches on the kind of a version.
+"""Turns a version into an actor: the only place that distinguishes kinds of versions to make them act.
 
 The loop, a REF (`refs.py`), `agentloop policies serve` and the gateway all come here. A version acts from the project's
 own files while these are what it consists of, and otherwise from the copies in its folder (`folders.py`), so that it
-acts again after the settings or files changed. Either way its parts are hashed first: a version never acts as another.
+can act again after settings or files changed. Its parts are hashed first in both cases: a version never acts as
+another.
 """
 
 from __future__ import annotations
@@ -44,17 +45,16 @@ _log = logging.getLogger("agentloop")
 OURS = ("tiny", "scripted", "replay")
 """Kinds of policies whose answers cost nothing."""
 IN_PROCESS = ("policy.script.", "policy.part.", "agent.part.", "agent.tools.")
-"""How the names of parts begin that are code of this process, and of the modules beside it."""
+"""Prefixes of the names of parts that are code in this process, together with the modules beside it."""
 RESTORE = "bring back what was there"
 
 
 def acting(
     version: PolicyVersion, project: Path, config: Config, tasks: Sequence[Task], suite: str, *, ref: str = ""
 ) -> Actor:
-    """Who acts as `version` on `tasks`, of `suite`. ref: what reports call it; `vN` by default.
+    """The actor for `version` on `tasks` of `suite`. ref: its name in reports; default: `vN`.
 
-    project: the folder; config: its settings as they are now. Raises ConfigError for a version that cannot act, with
-    the reason.
+    project: the folder. config: its present settings. Raises ConfigError, with the reason, if the version cannot act.
     """
     folder = version_folder(version, project)
     base = base_of(version, project, config)
@@ -72,9 +72,10 @@ def acting(
 
 
 def base_of(version: PolicyVersion, project: Path, config: Config) -> Base:
-    """The settings and files of `version`, verified: the project's own where they are, else the copies in its folder.
+    """The settings and files of `version`, verified: the project's own if they still match, otherwise the copies in its
+    folder.
 
-    Raises ConfigError where neither is what the version consists of.
+    Raises ConfigError if neither matches the version.
     """
     folder = version_folder(version, project)
     own = own_parts(folder, read_overlay(folder))
@@ -95,7 +96,7 @@ def base_of(version: PolicyVersion, project: Path, config: Config) -> Base:
 
 
 def verify(folder: Path, version: PolicyVersion, base: Base) -> None:
-    """Check that `base`, read from `folder`, and what a trainer left there are `version`. Raises ConfigError."""
+    """Raises ConfigError unless `base`, read from `folder`, and what a trainer left there are exactly `version`."""
     own = own_parts(folder, read_overlay(folder))
     parts = {**base.parts(), **own}
     changed = base.identity(own).changed(version.parts)
@@ -111,7 +112,7 @@ def verify(folder: Path, version: PolicyVersion, base: Base) -> None:
 
 
 def _refuse_other_modules(version: PolicyVersion, copies: Base) -> None:
-    """Raises ConfigError where code of this process imports a module by name, and would get another than the copy."""
+    """Raises ConfigError if code in this process imports a module by name and would not get the copy of it."""
     for name, part in copies.parts().items():
         if not isinstance(part, FileContents) or part.belongs_to_machine or not name.startswith(IN_PROCESS):
             continue
@@ -136,9 +137,9 @@ def base_actor(
     policy: Policy | None = None,
     overlay: Overlay | None = None,
 ) -> Actor:
-    """The policy and the agent of `base`, under the name `ref`; no version. Raises ConfigError, PluginError.
+    """An actor named `ref` with the policy and agent of `base`, without a version. Raises ConfigError, PluginError.
 
-    policy: in place of its own. overlay: what its agent reads instead.
+    policy: replaces that of `base`. overlay: texts that replace those of the agent.
     """
     chosen = policy or fixed_policy(base.policy, base.folder, tasks, suite, prices)[0]
     agent = agent_of(base, tasks)
@@ -151,17 +152,17 @@ def base_actor(
 
 
 def agent_of(base: Base, tasks: Sequence[Task]) -> Agent:
-    """The agent of `base`; of tasks that are played in an environment the one that plays."""
+    """The agent of `base`; for tasks in an environment, the agent that plays them."""
     return GymLoop() if plays(tasks) else choose_agent(base.agent, base.folder)
 
 
 def version_folder(version: PolicyVersion, project: Path) -> Path:
-    """The folder of `version`; one that has none has a path at which nothing is."""
+    """The folder of `version`. A version without one gets a path where nothing exists."""
     return artifact_folder(project, version.artifact or f"policies/v{version.number:04d}")
 
 
 def model_folder(version: PolicyVersion, project: Path, config: Config) -> Path:
-    """The folder with the weights of `version`, for a server. Raises ConfigError for a version without one."""
+    """The folder with the weights of `version`, for a server. Raises ConfigError for a version without weights."""
     if version.kind is VersionKind.weights:
         base_of(version, project, config)
         return version_folder(version, project)
@@ -178,7 +179,7 @@ def model_folder(version: PolicyVersion, project: Path, config: Config) -> Path:
 
 
 def _base_place(adapter: Path) -> str:
-    """Where the base model lay when the adapter was trained; BASE where that is not known."""
+    """Path of the base model when the adapter was trained; `BASE` if unknown."""
     try:
         return str(json.loads((adapter / ADAPTER_CONFIG).read_bytes())[BASE_PATH] or "BASE")
     except (OSError, ValueError, KeyError, TypeError):
@@ -186,7 +187,7 @@ def _base_place(adapter: Path) -> str:
 
 
 def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyVersion], ServedVersion | None]:
-    """For the gateway: version -> how it is asked; None for one that no upstream can answer for."""
+    """For the gateway: version -> how to call it; None if no upstream can answer for it."""
 
     def served(version: PolicyVersion) -> ServedVersion | None:
         if version.kind in OF_WEIGHTS or not version.parts:
@@ -212,7 +213,7 @@ def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyV
 
 
 def _upstream(policy: PolicySection, upstreams: Sequence[Upstream]) -> Upstream | None:
-    """The one at the URL that the policy asks; else the first that answers for its model."""
+    """The upstream with the policy's URL; otherwise the first that answers for its model."""
     url = policy.base_url and policy.base_url.rstrip("/")
     for upstream in upstreams:
         if url and public_url(upstream.base_url.rstrip("/")) == url:
@@ -222,7 +223,7 @@ def _upstream(policy: PolicySection, upstreams: Sequence[Upstream]) -> Upstream 
 
 
 def with_secrets(base: Base, config: Config) -> Base:
-    """`base` with the keys that the settings have now, where they are for the same endpoint, server or kind."""
+    """`base` with the keys from the present settings, if these are for the same endpoint, server or kind."""
     policy = _policy_secrets(base.policy, config.policy, base.folder)
     return replace(base, policy=policy, agent=_agent_secrets(base, config.agent))
 
@@ -297,7 +298,7 @@ def _server(old: McpSection, now: McpSection | None) -> McpSection:
 
 
 def _packages(base: Base, tasks: Sequence[Task]) -> tuple[str, ...]:
-    """Installed packages whose versions decide what an actor does, beyond agentloop itself."""
+    """Installed packages, besides agentloop itself, whose versions decide what an actor does."""
     kind = base.policy.kind
     needed = {
         "torch": kind == "tiny",
@@ -309,7 +310,7 @@ def _packages(base: Base, tasks: Sequence[Task]) -> tuple[str, ...]:
 
 
 def is_of_base(base: Identity, version: PolicyVersion) -> bool:
-    """Whether `version` consists of a base with this identity, and of what a trainer made of it."""
+    """True if `version` consists of the base with this identity and of what a trainer added to it."""
     if not version.parts:  # of an earlier agentloop, which hashed weights alone
         return version.kind is not VersionKind.settings or base.hash == version.sha256
     return {name: value for name, value in version.parts.items() if name not in OWN_PARTS} == dict(base.parts)

@@ -1,7 +1,7 @@
-"""Weights on disk -> a hash of what they say: tensors and settings, never file metadata.
+"""Hashes weights on disk by what they mean: tensors and settings, never file metadata.
 
-The same tensors have the same hash however they are spread over files, and whatever a library wrote beside them. JSON
-is read, because peft writes the modules of an adapter in another order in each process.
+Equal tensors have the same hash however they are spread over files, and whatever a library wrote beside them. JSON is
+parsed, because peft writes the modules of an adapter in a different order in each process.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from agentloop.errors import ConfigError
 from agentloop.types import content_hash
 
 WEIGHTS = "weights"
-"""Folder of a model within a version's own."""
+"""Folder of a model within the version's folder."""
 ADAPTER = "adapter"
-"""Folder of an adapter within a version's own."""
+"""Folder of an adapter within the version's folder."""
 TRAINER = "trainer"
-"""Folder within a version's own: what the turn after it goes on from."""
+"""Folder within the version's folder with what the next turn needs to continue from this version."""
 OPTIMIZER = "optimizer.safetensors"
-"""File in it with the optimiser's moments, which are twice as large as what is trained."""
+"""File in `trainer/` with the optimiser's moments, which are twice as large as the trained weights."""
 TENSORS = ".safetensors"
 INDEX = ".safetensors.index.json"
-"""How the file ends that says which tensor is in which file."""
+"""Suffix of the file that maps each tensor to its file."""
 ADAPTER_CONFIG = "adapter_config.json"
 BASE_PATH = "base_model_name_or_path"
-"""Where the base model lay when the adapter was trained."""
+"""Key with the place of the base model when the adapter was trained."""
 PROSE = (".md", ".txt.license")
 MAX_HEADER = 100 << 20
 CHUNK = 1 << 20
 
 
 def weights_hash(folder: Path) -> str:
-    """64 hex digits of the model or adapter in `folder`. Files are streamed. Raises ConfigError for a broken one."""
+    """64 hex digits for the model or adapter in `folder`. Files are streamed. Raises ConfigError for broken files."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     tensors: dict[str, str] = {}
     others: dict[str, str] = {}

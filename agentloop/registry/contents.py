@@ -1,4 +1,4 @@
-"""What the folder of a version holds, for commands that compare and export versions. Nothing here acts."""
+"""Reads what a version's folder contains, for commands that compare and export versions. Nothing here acts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ RESTORE = "bring back what was there"
 
 
 class Contents(NamedTuple):
-    """The words and numbers of one version."""
+    """The texts and settings of one version."""
 
     settings: dict[str, str]
-    """`policy.model` -> value as JSON; empty for a version that keeps no settings."""
+    """`policy.model` -> value as JSON; empty for a version without stored settings."""
     overlay: Overlay
-    """Empty for a version of another kind."""
+    """Empty for other kinds of versions."""
     trace_ids: tuple[str, ...]
-    """Traces that it was made from."""
+    """Traces that the version was made from."""
     evidence: tuple[TextFailure, ...] = ()
     """Failures that its texts were written from."""
 
 
 def read_contents(version: PolicyVersion, project: Path) -> Contents:
-    """Of a version of the project in a folder; a version without a folder has none. Raises ConfigError."""
+    """Contents of a version of the project; empty if it has no folder by design. Raises ConfigError if its folder is
+    missing or broken."""
     if version.artifact is None:
         return Contents({}, Overlay(), ())
     folder = artifact_folder(project, version.artifact)

@@ -1,7 +1,7 @@
-"""The words of a version -> the source files that they came from, or a folder of their own.
+"""Writes the texts of a version into the source files that they came from, or into a separate folder.
 
-A component goes into the one file that contains its original text, once. Everything is found before anything is
-written: where one component has no place, no file changes.
+A component goes into the one file that contains its original text exactly once. All places are found before anything is
+written: if one component has no place, no file changes.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from agentloop.registry.splice import splice
 from agentloop.types import Component, Overlay, PolicyVersion
 
 NO_SOURCES = {"traces", "evals", "node_modules", "__pycache__"}
-"""Folders of a project that have no words of an agent; neither has one whose name begins with a dot."""
+"""Folders of a project without texts of an agent. Folders whose names begin with a dot are excluded, too."""
 MAX_BYTES = 1 << 20
-"""Of a source file; a larger one is not text that people write."""
+"""Largest source file in bytes. People do not write larger text files."""
 
 
 class FileEdit(NamedTuple):
-    """One file that changes."""
+    """A change to one file."""
 
     path: Path
     before: str
     after: str
     names: tuple[str, ...]
-    """Components that are in it."""
+    """The components that the file contains."""
 
 
 def words_of(version: PolicyVersion, project: Path) -> Overlay:
-    """The overlay of a version. Raises ConfigError for a version without words of its own."""
+    """The overlay of a version. Raises ConfigError for a version without texts of its own."""
     overlay = read_contents(version, project).overlay
     if not overlay.components and not overlay.lessons:
         raise ConfigError(f"v{version.number} is of kind {version.kind} and has no words to export; name another")
@@ -45,7 +45,7 @@ def words_of(version: PolicyVersion, project: Path) -> Overlay:
 
 
 def edits_for(version: PolicyVersion, project: Path) -> list[FileEdit]:
-    """The files of the project as they would be with the version's words in them.
+    """The edits that put the version's texts into the project's files.
 
     Raises ConfigError for a component whose original is in no file, in several, or more than once in one, and for text
     that would change the code around it.
@@ -65,7 +65,7 @@ def edits_for(version: PolicyVersion, project: Path) -> list[FileEdit]:
 
 
 def write_edits(edits: list[FileEdit]) -> None:
-    """Write each file whole. Raises ConfigError, before the first one, for a file that cannot be written."""
+    """Write each file atomically. Raises ConfigError, before the first write, if a file cannot be written."""
     for edit in edits:
         if not os.access(edit.path, os.W_OK) or not os.access(edit.path.parent, os.W_OK):
             raise ConfigError(f"{edit.path}: cannot be written; correct its permissions")
@@ -76,7 +76,8 @@ def write_edits(edits: list[FileEdit]) -> None:
 
 
 def write_folder(version: PolicyVersion, project: Path, folder: Path) -> list[Path]:
-    """Write the overlay and a file for each component to `folder`; their paths. Raises ConfigError for one in use."""
+    """Write the overlay and one file per component to `folder`, and return their paths. Raises ConfigError if it is not
+    empty."""
     overlay = words_of(version, project)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty; name a folder that is new or empty")
@@ -89,7 +90,7 @@ def write_folder(version: PolicyVersion, project: Path, folder: Path) -> list[Pa
 
 
 def _home(component: Component, texts: dict[Path, str | None], version: PolicyVersion) -> Path:
-    """The one file that a component came from."""
+    """The one file that a component came from. Raises ConfigError if there is none, or more than one."""
     if not component.original:
         raise ConfigError(f"{component.name!r} was made from no text, so it has no source file; {_out(version)}")
     counts = {path: text.count(component.original) for path, text in texts.items() if text is not None}
@@ -111,7 +112,7 @@ def _out(version: PolicyVersion) -> str:
 
 
 def _sources(version: PolicyVersion, project: Path) -> Iterator[Path]:
-    """The project's files that the version has copies of; of a version without copies, all that may be source."""
+    """The project's files that the version has copies of. Without copies: all files that may be sources."""
     copies = artifact_folder(project, version.artifact or "") / FILES
     copied = [path.relative_to(copies) for path in copies.rglob("*") if path.is_file()]
     sources = [project / name for name in copied if _is_source(project / name, project)]
@@ -124,13 +125,13 @@ def _sources(version: PolicyVersion, project: Path) -> Iterator[Path]:
 
 
 def _is_source(path: Path, project: Path) -> bool:
-    """A symbolic link may lead out of the project, so nothing is written through one."""
+    """True for a regular file within the project. A symbolic link may lead out of it, so none is written through."""
     is_inside = path.resolve().is_relative_to(project.resolve())
     return is_inside and path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_BYTES
 
 
 def _text(path: Path) -> str | None:
-    """None for a file that is no text."""
+    """The file's text; None if it is not UTF-8 text."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return file.read()

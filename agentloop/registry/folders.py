@@ -1,14 +1,14 @@
-"""The folder of a version: everything that it needs to act again after the settings and files of its project changed.
+"""The folder of a version: everything it needs to act again after its project's settings and files have changed.
 
     .agentloop/policies/v0003/
         version.json     [policy] and [agent], without secrets; paths start at files/
         files/           copies of the files that they name, as `identity.py` counts them
-        overlay.json     of kind `overlay`; `adapter/` or `weights/` of the other kinds
-        lineage.jsonl    the (trace id, verdict key) pairs that it was made of, one a line
-        evidence.jsonl   the failures that each text of its overlay was written from, one a line
-        trainer/         whatever its trainer needs to go on from it
+        overlay.json     for kind `overlay`; other kinds have `adapter/` or `weights/`
+        lineage.jsonl    the (trace id, verdict key) pairs that it was trained on, one per line
+        evidence.jsonl   the failures that each text of its overlay was written from, one per line
+        trainer/         whatever its trainer needs to continue from it
 
-A version is written beside its place and renamed, so its folder is whole or not there. Files of the machine (an
+A version is written to a draft folder and renamed, so its folder is either complete or absent. Files of the machine (an
 interpreter, an installed package) are not copied: `acting.py` refuses a version whose machine has changed.
 """
 
@@ -42,17 +42,17 @@ OVERLAY = "overlay.json"
 LINEAGE = "lineage.jsonl"
 EVIDENCE = "evidence.jsonl"
 OUTSIDE = "outside"
-"""Folder, in `files/`, of what lies outside of the project."""
+"""Folder within `files/` for files from outside the project."""
 FORMAT = 1
 ENVIRONMENT = ".env"
-"""How the names of files begin in which programs keep their keys."""
+"""Prefix of the names of files in which programs keep their keys."""
 MAX_SEARCHED = 1 << 20
-"""Bytes of a file that is searched for secrets."""
+"""Largest file, in bytes, that is searched for secrets."""
 
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """An empty draft that takes the place of `folder`, on disk, when the block ends without an error."""
+    """An empty draft folder. It is flushed to disk and replaces `folder` if the block ends without an error."""
     draft = draft_of(folder)
     shutil.rmtree(draft, ignore_errors=True)
     make_folder(draft)
@@ -61,17 +61,18 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def draft_of(folder: Path) -> Path:
-    """Where the version in `folder` is written first."""
+    """Where the version that belongs in `folder` is written first."""
     return folder.with_name(f".{folder.name}.draft")
 
 
 def put_in_place(draft: Path, folder: Path) -> None:
-    """Rename `draft` to `folder` once all of it is on disk. Whatever an interrupted run left there is replaced."""
+    """Flush the draft to disk and rename it to `folder`. Replaces whatever an interrupted run left there."""
     for path in sorted(draft.rglob("*")):
         if not path.is_symlink():
             _flush(path)
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
+    # The rename itself is on disk only once the folder above is flushed.
     _flush(folder.parent)
 
 
@@ -83,10 +84,11 @@ def freeze(
     pairs: Iterable[tuple[str, str]] = (),
     secrets: Iterable[str] = (),
 ) -> Identity:
-    """Write the settings and files of `base` to `draft`, beside what a trainer left there; the version's identity.
+    """Write the settings and files of `base` to `draft`, beside what a trainer left there. Returns the version's
+    identity.
 
-    place: where the draft will lie. pairs: what it was made of. secrets: values that must not be stored. Raises
-    ConfigError for files that cannot be copied.
+    place: the draft's final place. pairs: (trace id, verdict key) pairs that it was trained on. secrets: values that
+    must not be stored. Raises ConfigError for files that cannot be copied.
     """
     copies = _Copies(base.folder, place / FILES)
     parts = base.parts()
@@ -105,7 +107,7 @@ def freeze(
 
 
 def _remove_secrets(folder: Path, redactor: Redactor) -> None:
-    """Remove copies of files that hold a secret. The version then acts only while the original is unchanged."""
+    """Remove copies of files that contain a secret. The version then acts only while the original is unchanged."""
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_file():
             continue
@@ -139,7 +141,7 @@ def frozen(folder: Path, *, has_agent: bool = True) -> Base:
 
 
 def read_overlay(folder: Path) -> Overlay | None:
-    """The overlay of the version in `folder`; None where it has none. Raises ConfigError for a broken one."""
+    """The overlay of the version in `folder`; None if it has none. Raises ConfigError for a broken one."""
     path = folder / OVERLAY
     if not path.is_file():
         return None
@@ -151,17 +153,17 @@ def read_overlay(folder: Path) -> Overlay | None:
 
 
 def write_overlay(folder: Path, overlay: Overlay) -> None:
-    """Put `overlay` into the folder of a version that is being made."""
+    """Write `overlay` to the folder of a version that is being made."""
     (folder / OVERLAY).write_text(overlay.model_dump_json(indent=1))
 
 
 def write_evidence(folder: Path, evidence: Iterable[TextFailure]) -> None:
-    """Put the failures that texts were written from into the folder of a version that is being made."""
+    """Write the failures that texts were written from to the folder of a version that is being made."""
     (folder / EVIDENCE).write_text("".join(each.model_dump_json() + "\n" for each in evidence), encoding="utf-8")
 
 
 def read_evidence(folder: Path) -> list[TextFailure]:
-    """The failures that texts of the version in `folder` were written from; none where its trainer stored none.
+    """The failures that texts of the version in `folder` were written from; empty if its trainer stored none.
 
     Raises ValueError for a file that was changed by hand.
     """
@@ -172,7 +174,7 @@ def read_evidence(folder: Path) -> list[TextFailure]:
 
 
 def read_pairs(folder: Path) -> list[tuple[str, str]]:
-    """The (trace id, verdict key) pairs of the version in `folder`."""
+    """The (trace id, verdict key) pairs that the version in `folder` was trained on; empty without a file of them."""
     path = folder / LINEAGE
     if not path.is_file():
         return []
@@ -181,19 +183,19 @@ def read_pairs(folder: Path) -> list[tuple[str, str]]:
 
 
 class _Copies:
-    """Where the files of a version are copied to, and its settings with paths that name the copies."""
+    """The copies of a version's files, and its settings with paths that name the copies."""
 
     def __init__(self, project: Path, place: Path) -> None:
-        """project: where paths start now. place: where they will start."""
+        """project: folder that paths start from now. place: folder that they will start from."""
         self._project = project
         self._root = project.resolve()
         self._place = place
         self._parts: dict[Path, FileContents] = {}
         self._folders: list[Path] = []
-        """Folders outside of the project that copied files lie in."""
+        """Folders outside the project that contain copied files."""
 
     def add(self, part: FileContents) -> None:
-        """Copy this part, too. Raises ConfigError for one that the copy would lie in."""
+        """Include this part. Raises ConfigError if the copies would lie inside it."""
         path = part.path.resolve()
         if self._place.resolve().is_relative_to(path) or path.name == STATE:
             raise ConfigError(
@@ -206,13 +208,13 @@ class _Copies:
         self._parts[path] = part
 
     def write(self, target: Path) -> None:
-        """Copy everything below `target`."""
+        """Copy every part to below `target`."""
         make_folder(target)
         for path, part in self._parts.items():
             copy_files(path, target / self._name(path), follow=part.follow)
 
     def policy(self, settings: PolicySection) -> dict[str, Any]:
-        """`[policy]` as it is stored."""
+        """The table `[policy]` as stored."""
         if not settings.is_built_in:
             return self._foreign("policies", "policy", settings)
         table = settings.model_dump(mode="json", exclude={"api_key", "max_concurrent"}, exclude_none=True)
@@ -221,7 +223,7 @@ class _Copies:
         return table | self._rehomed(table, ("script", "traces"))
 
     def agent(self, settings: AgentSection) -> dict[str, Any]:
-        """`[agent]` as it is stored."""
+        """The table `[agent]` as stored."""
         if not settings.is_built_in:
             return self._foreign("agents", "agent", settings)
         table = settings.model_dump(mode="json", exclude={"mcp": {"__all__": {"headers"}}}, exclude_none=True)
@@ -243,7 +245,7 @@ class _Copies:
         return {key: self._path(table[key]) for key in keys if isinstance(table.get(key), str)}
 
     def _path(self, text: str) -> str:
-        """`text`, a path or `file.py:name`, as it is written in a folder whose paths start at the copies."""
+        """`text`, a path or `file.py:name`, rewritten for a folder whose paths start at the copies."""
         name = text
         attribute = ""
         if ".py:" in text:
@@ -258,7 +260,7 @@ class _Copies:
         return f"{name}:{attribute}" if attribute else name
 
     def _name(self, path: Path) -> Path:
-        """Where the copy of `path` lies below `files/`."""
+        """Path of the copy of `path`, relative to `files/`."""
         if path.is_relative_to(self._root):
             return path.relative_to(self._root)
         n, folder = next((n, each) for n, each in enumerate(self._folders) if path.is_relative_to(each))

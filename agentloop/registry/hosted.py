@@ -1,7 +1,7 @@
-"""Whether the hosted model that a version of settings or texts stands on still answers, and as the model that it was.
+"""Checks that the hosted model of a version still answers, and still as the same model.
 
-One call of a few tokens, before a version is promoted or becomes a canary. An adapter and weights of ours have a check
-of their own (`loading.py`).
+It makes one call of a few tokens before a version of settings or texts is promoted or becomes a canary. Adapters and
+weights of ours have their own check (`loading.py`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from agentloop.types import Message, PolicyVersion
 
 QUESTION = "Answer with the word yes."
 MAX_TOKENS = 16
-"""The fewest that every provider accepts."""
+"""The smallest limit that every provider accepts."""
 TIMEOUT_S = 60.0
 
 
 def check_hosted(version: PolicyVersion, policy: PolicySection, models: Collection[str]) -> None:
-    """Ask the model of `version` once. policy: of its base. models: names that it gave itself in stored attempts.
+    """Call the model of `version` once. policy: that of its base. models: model names in its stored attempts.
 
-    Raises ConfigError where it does not answer, or answers as a model that gave none of these attempts.
+    Raises ConfigError if it does not answer, or answers under a name that no stored attempt has.
     """
     if policy.kind not in ENDPOINTS:
         return
@@ -40,6 +40,7 @@ def check_hosted(version: PolicyVersion, policy: PolicySection, models: Collecti
             f"v{version.number} cannot act: {base} does not answer ({words}); bring the model back, or use another "
             "version"
         ) from None
+    # A provider may serve another model under an alias; then the proof is about a model that is gone.
     if name is not None and models and name not in models:
         raise ConfigError(
             f"v{version.number} cannot act as it was tested: {base} answers as {name!r}, and its attempts were of "
@@ -48,7 +49,7 @@ def check_hosted(version: PolicyVersion, policy: PolicySection, models: Collecti
 
 
 async def _ask(policy: PolicySection) -> str | None:
-    """The name that the model gives itself."""
+    """The name that the model reports for itself."""
     messages = [Message(role="user", content=QUESTION)]
     asked = choose_endpoint(policy)
     completion = await asyncio.wait_for(asked.complete(messages, (), max_tokens=MAX_TOKENS, seed=0), TIMEOUT_S)

@@ -1,7 +1,8 @@
-"""A version whose weights a vLLM server has: its adapter is loaded there on demand, and its answers are checked.
+"""Versions whose weights are on a vLLM server: loads an adapter there on demand, and checks the server's answers.
 
-The folder of such a version has `probe.json`: torch's word on some tokens. No version answers for another because a
-server kept an old file, was started with other weights, or has another project's adapter under the same name.
+The folder of such a version has `probe.json`: the log-probabilities that torch gave to some tokens. So no version
+answers for another because a server kept an old file, was started with other weights, or has another project's adapter
+under the same name.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ OF_WEIGHTS = (VersionKind.weights, VersionKind.adapter)
 VLLM = "vllm"
 UPDATE = re.compile(r"policy-v(\d+)-s\d+-[0-9a-f]+")
 EPISODE = timedelta(hours=1)
-"""Longer than an episode goes on after its version was live."""
+"""Longer than an episode can run after its version stopped being live."""
 
 
 def loaded(version: PolicyVersion, folder: Path, policy: PolicySection, project: Path) -> PolicySection:
-    """`policy` with the name under which its server answers as `version` of a project, which is in `folder`.
+    """`policy` with the model name under which its server answers as `version`, which lies in `folder` of the project.
 
-    An adapter that the server does not list is loaded; one that no episode uses makes room for it. Raises ConfigError
-    where the server does not answer as the version was trained.
+    Loads an adapter that the server does not list; a full server unloads one that no episode uses. Raises ConfigError
+    if the server's answers differ from those after training.
     """
     if policy.kind != VLLM or policy.base_url is None:
         raise ConfigError(
@@ -55,25 +56,27 @@ def loaded(version: PolicyVersion, folder: Path, policy: PolicySection, project:
 
 
 def update_model(number: int, step: int, made_from: str) -> str:
-    """The name at a server of an update: the `step`th of the turn that makes version `number`.
+    """Name at a server for an update: the `step`th of the turn that makes version `number`.
 
-    made_from: hash of what decides what the turn ends in. It tells an update from that of a turn that was begun with
-    other settings and never ended.
+    made_from: hash of everything that decides the turn's result. It distinguishes the update from one of an unfinished
+    turn with other settings.
     """
     return f"{version_model(number)}-s{step}-{made_from[:4]}"
 
 
 def turn_of(name: str) -> int | None:
-    """Number of the version that is made by the turn of which `name` is an update; None where it is none."""
+    """Number of the version whose turn made the update `name`; None if `name` is not an update."""
     parts = UPDATE.fullmatch(name)
     return int(parts[1]) if parts else None
 
 
 def spare_in(project: Path) -> Callable[[Sequence[str]], str | None]:
-    """For `LoraHotSwap`: an update of a turn that is over, since nobody asks it; else the oldest version of the project
-    that is neither live nor canary, nor was moved lately.
+    """For `LoraHotSwap`: which of the loaded adapters may be unloaded. First an update of a finished turn, since nobody
+    calls it; otherwise the oldest version of the project that is neither live nor canary and was not moved within the
+    hour.
 
-    Nothing lists the episodes that are between two calls, so an hour stands for the end of those with a retired one.
+    Nothing lists the episodes that are between two calls, so an hour stands for the end of those with a retired
+    version.
     """
 
     def spare(names: Sequence[str]) -> str | None:
@@ -101,9 +104,9 @@ def spare_in(project: Path) -> Callable[[Sequence[str]], str | None]:
 async def put_adapter(
     version: PolicyVersion, folder: Path, policy: PolicySection, spare: Callable[[Sequence[str]], str | None]
 ) -> str:
-    """The name under which the server of `policy` answers as an adapter, loaded there where it is not, and checked.
+    """The name under which the server of `policy` answers as an adapter; loaded there if necessary, and checked.
 
-    spare: of `LoraHotSwap`. Raises PublishError.
+    spare: see `LoraHotSwap`. Raises PublishError.
     """
     probe = read_probe(folder)
     _check_base(version, folder, probe)
@@ -141,12 +144,12 @@ async def _weights(version: PolicyVersion, policy: PolicySection, probe: Probe) 
 
 
 def _check_base(version: PolicyVersion, folder: Path, probe: Probe) -> None:
-    """Raises PublishError where the registry and the folder name two base models."""
+    """Raises PublishError if the registry and the folder name different base models."""
     if version.lineage is not None and version.lineage.base != probe.base_hash:
         raise PublishError(f"{folder} has the probe of an adapter on another base model; bring back what was there")
 
 
 def _wait_for(answer: Coroutine[object, object, str]) -> str:
-    """In a thread of its own, because the caller's may run an event loop."""
+    """The coroutine's result. It runs in a separate thread, because the caller's may run an event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, answer).result()

@@ -1,8 +1,8 @@
-"""Moves that a person, a command or a canary makes with the versions of a project: promote, roll back, canary, hold.
+"""Moves that a person, a command or a canary makes with a project's versions: promote, roll back, canary, hold.
 
-Each is one transaction of the store: after a kill at any point, all of its rows are there or none. A move that cannot
-be made is one line, and the live version stays untouched. A version goes live by a proof, or by an override with a
-reason; what counts as a proof is `objection`, a pure function.
+Each is one transaction of the store: after a kill at any point, either all of its rows are stored or none. An error
+leaves the live version unchanged. A version goes live by a proof, or by an override with a reason. `objection`, a pure
+function, decides whether a proof counts.
 """
 
 from __future__ import annotations
@@ -33,41 +33,42 @@ CLAIMS = ("better", "not_worse")
 PASS = "PASS"  # noqa: S105  the verdict
 FAIL = "FAIL"
 CONCLUSIVE = (PASS, FAIL)
-"""Verdicts that say something about the candidate; of these the newest counts."""
+"""Verdicts that decide about the candidate. The newest of them counts."""
 SERVED_PARTS = frozenset({"policy.model", *OWN_PARTS})
-"""Parts of a version by which its answers at the gateway differ."""
+"""The parts of a version that change its answers at the gateway."""
 MAX_ALPHA = 0.05
-"""Risk of a wrong PASS up to which a proof counts."""
+"""Largest risk of a wrong PASS with which a proof still counts."""
 N_DIGITS = 12
-"""Of a hash in a message."""
+"""Number of digits of a hash in a message."""
 
 
 def no_check(_: PolicyVersion) -> None:
-    """Where no folder of a project is at hand."""
+    """The check if no project folder is available."""
 
 
 def no_suite() -> None:
-    """Of a project without a suite."""
+    """The suite hash of a project without a suite."""
 
 
 @dataclass(frozen=True)
 class Moves:
-    """What `by` may do with the versions of `registry`; every method returns the moves that it made."""
+    """The moves that `by` can make in `registry`. Every method returns the moves that it made."""
 
     registry: Registry
     by: str
-    """Who moves them: a person's name, a key, or a command."""
+    """Who makes the moves: a person's name, a key, or a command."""
     check: Callable[[PolicyVersion], None] = no_check
     """Raises ConfigError for a version that cannot act: its folder was changed by hand, or its base is gone."""
     ask: Callable[[PolicyVersion], None] = no_check
     """Raises ConfigError for a version whose hosted model does not answer, or answers as another model."""
     suite_hash: Callable[[], str | None] = no_suite
-    """State of the project's suite now; None where it has none, so that a proof of any suite counts."""
+    """Hash of the project's suite as it is now. None: the project has no suite, so proofs on any suite count."""
 
     def promote(self, number: int, *, proof: Proof | None = None, override: str | None = None) -> list[Move]:
-        """Make a version live by `proof`, by the newest stored one that counts, or by an override with its reason.
+        """Make a version live by `proof`, by the stored proof that decides, or by an override with its reason.
 
-        Raises StateError without any of them, ConfigError for a version that cannot act. An override asks no model.
+        Raises StateError without any of them, ConfigError for a version that cannot act. An override does not call the
+        model.
         """
         version = self.registry.require(number)
         live = self.registry.live()
@@ -93,9 +94,9 @@ class Moves:
         return self._put(self.registry.promotion(version, by=self.by, why=shown_proof(proof), proof=proof))
 
     def roll_back(self, to: int | None = None, *, why: str) -> list[Move]:
-        """Make the version live that was live before, or `to`, which was live at some time. A canary ends.
+        """Make the previous live version live again, or `to`, which must have been live before. Ends the canary.
 
-        Raises StateError where no version was live before, ConfigError for one that cannot act any more.
+        Raises StateError if no version was live before, ConfigError for one that can no longer act.
         """
         why = _reason(why, "--why")
         live = self.registry.live()
@@ -113,9 +114,9 @@ class Moves:
         return self._put(self.registry.promotion(version, by=self.by, why=why))
 
     def start_canary(self, number: int, share: float, *, why: str = "canary", is_shadow: bool = False) -> list[Move]:
-        """Give a version a share of new episodes. is_shadow: its answers are recorded, and none is served.
+        """Give a version a share of new episodes. is_shadow: record its answers but serve none of them.
 
-        Raises StateError for a second canary, ConfigError for the share.
+        Raises StateError if there is a canary already, ConfigError for an invalid share.
         """
         version = self.registry.require(number)
         check_share(share, f"v{number}")
@@ -134,7 +135,7 @@ class Moves:
         return self._put([move_of(version, PolicyState.canary, by=self.by, why=why, share=share, is_shadow=is_shadow)])
 
     def change_share(self, share: float, *, why: str = "another share") -> list[Move]:
-        """Give the canary another share of new episodes; an episode that has begun keeps its version."""
+        """Give the canary another share of new episodes. An episode that has begun keeps its version."""
         canary = self._canary()
         check_share(share, f"v{canary.number}")
         return self._put([move_of(canary, PolicyState.canary, by=self.by, why=why, share=share)])
@@ -142,7 +143,7 @@ class Moves:
     def canary(
         self, ref: str | None, share: float | None, *, end: bool = False, why: str = "by hand", is_shadow: bool = False
     ) -> list[Move]:
-        """What a person types: a version and a share begin a canary, a share alone changes it, `end` ends it.
+        """The command's arguments: a version and a share start a canary, a share alone changes it, `end` ends it.
 
         is_shadow: see `start_canary`.
         """
@@ -157,13 +158,13 @@ class Moves:
         return self.start_canary(self.registry.named(ref).number, share, why=why, is_shadow=is_shadow)
 
     def end_canary(self, *, why: str = "ended without a verdict", proof: Proof | None = None) -> list[Move]:
-        """Take the canary's share away; it is what it was before, and what it showed is stored as `proof`."""
+        """End the canary: it returns to the state it had before, and its result is stored as `proof`."""
         canary = self._canary()
         before = self.registry.before_canary(canary)
         return self._put([move_of(canary, before, by=self.by, why=why, proof=proof, share=0.0)])
 
     def hold(self, number: int, *, why: str, proof: Proof | None = None) -> list[Move]:
-        """Set a candidate or the canary aside: a comparison failed, or it games its rewards."""
+        """Put a candidate or the canary on hold, because a comparison failed or because it games its rewards."""
         version = self.registry.require(number)
         share = None
         if version.state is PolicyState.canary:
@@ -181,7 +182,7 @@ class Moves:
         return canary
 
     def _proof(self, version: PolicyVersion, live: PolicyVersion, suite_hash: str | None) -> Proof:
-        """The one that decides; where none is about both versions, the newest about `version`."""
+        """The proof that decides. If none is about both versions, the newest about `version`."""
         proofs = self.registry.proofs(version)
         if not proofs and version.lineage is not None and version.lineage.is_unproven:
             raise StateError(
@@ -206,9 +207,10 @@ class Moves:
 
 
 def moves_in(project: Path, store: Store, by: str | None = None) -> Moves:
-    """What `by`, or else the user of this process, may do with the versions in `store` of the project in a folder.
+    """The moves that `by` (default: this process's user) can make with the project's versions in `store`.
 
-    Its settings and files decide whether a version can act, and its suite whether a proof is of today's tasks.
+    The project's settings and files decide whether a version can act. Its suite decides whether a proof is about the
+    present tasks.
     """
 
     def check(version: PolicyVersion) -> None:
@@ -229,7 +231,7 @@ def moves_in(project: Path, store: Store, by: str | None = None) -> Moves:
 
 
 def user_name() -> str:
-    """Of this process's user, as the operating system knows it."""
+    """Name of this process's user in the operating system; `user N` if the number has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a container may run as a number that has no name
@@ -237,7 +239,7 @@ def user_name() -> str:
 
 
 def live_stack(moves: Sequence[Move]) -> list[int]:
-    """Numbers of the versions that were live, the present one last. A rollback takes off what came after its target."""
+    """Numbers of the versions that were live, the present one last. A rollback removes those after its target."""
     stack: list[int] = []
     for move in moves:
         if move.after is not PolicyState.live:
@@ -251,7 +253,7 @@ def live_stack(moves: Sequence[Move]) -> list[int]:
 def deciding(
     proofs: Sequence[Proof], candidate: PolicyVersion, live: PolicyVersion, suite_hash: str | None
 ) -> Proof | None:
-    """The newest conclusive one about both versions and this state of the suite; a FAIL after a PASS counts."""
+    """The newest conclusive proof about both versions and this state of the suite. A FAIL after a PASS counts."""
     for proof in reversed(proofs):
         objects = _about_others(proof, candidate, live, suite_hash)
         if objects is None and proof.verdict in CONCLUSIVE:
@@ -260,7 +262,7 @@ def deciding(
 
 
 def objection(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, suite_hash: str | None) -> str | None:
-    """Why `proof` does not make `candidate` live in the place of `live`, with the next move; None where it does."""
+    """Why `proof` does not make `candidate` replace `live`, with the next step; None if it does."""
     about_others = _about_others(proof, candidate, live, suite_hash)
     if about_others is not None:
         return about_others
@@ -301,7 +303,7 @@ def _about_others(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, s
 
 
 def shown_proof(proof: Proof) -> str:
-    """In a few words: `gate PASS: better, +0.120 (at least +0.030), n = 60, alpha 0.05`."""
+    """One line, such as `gate PASS: better, +0.120 (at least +0.030), n = 60, alpha 0.05`."""
     bound = f" (at least {proof.low:+.3f})" if proof.verdict == PASS else ""
     claim = claim_words(proof)
     return (
@@ -310,16 +312,16 @@ def shown_proof(proof: Proof) -> str:
 
 
 def claim_words(proof: Proof) -> str:
-    """What was shown: `better`, `not worse`, or `worse` of a FAIL."""
+    """The result in words: the proof's claim, such as `better` or `not worse`; `worse` after a FAIL."""
     if proof.verdict == FAIL:
         return "worse"
     return proof.claim.replace("_", " ")
 
 
 def check_version(version: PolicyVersion, project: Path) -> None:
-    """Raises ConfigError for a version of the project that cannot act as what was registered.
+    """Raises ConfigError if a version of the project cannot act as it was registered.
 
-    An adapter is loaded by the servers that will be asked for it.
+    An adapter is loaded on every server that will be called for it.
     """
     config = Config()
     if (project / CONFIG_FILE).exists():
@@ -336,7 +338,7 @@ def check_version(version: PolicyVersion, project: Path) -> None:
 
 
 def _servers(policy: PolicySection, config: Config) -> Iterator[PolicySection]:
-    """The server of `policy`, and those that answer for versions at the gateway: all that need an adapter."""
+    """The server of `policy`, and every other server that answers for versions at the gateway: all need the adapter."""
     yield policy
     seen = {policy.base_url and policy.base_url.rstrip("/")}
     for upstream in config.gateway.upstream:
@@ -349,7 +351,7 @@ def _servers(policy: PolicySection, config: Config) -> Iterator[PolicySection]:
 
 
 def _check_apart(version: PolicyVersion, live: PolicyVersion) -> None:
-    """Raises ConfigError for two versions that the gateway would answer alike: it serves models and overlays alone."""
+    """Raises ConfigError if the gateway would answer alike for both versions. It serves only models and overlays."""
     if not version.parts or not live.parts:
         return
     changed = Identity("", version.parts).changed(live.parts)
@@ -361,7 +363,7 @@ def _check_apart(version: PolicyVersion, live: PolicyVersion) -> None:
 
 
 def check_share(share: float, name: str) -> None:
-    """Raises ConfigError for what is no share of a canary, with the command that was meant."""
+    """Raises ConfigError for an invalid share of a canary, with the command that was probably meant."""
     if share == 0:
         raise ConfigError("a canary with a share of 0 is none; `agentloop policies canary --end` ends it")
     if share == 1:

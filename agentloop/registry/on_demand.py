@@ -1,8 +1,8 @@
-"""Adapters that a vLLM server gets when the gateway is asked for them, such as a candidate: `policy/7`.
+"""Loads adapters on a vLLM server when the gateway gets a call for them, such as for a candidate: `policy/7`.
 
-Calls that ask for one version at once wait for one load, and its check by the probe. Later calls only look, every few
-seconds, whether the server still lists it. A full server makes room as it does for a promotion (`spare_in`), but never
-by an adapter that the gateway was asked for within the hour.
+Simultaneous calls for one version share one load and its check by the probe. Later calls only check, every few seconds,
+that the server still lists it. A full server unloads an adapter as it does for a promotion (`spare_in`), but never one
+that the gateway was called for within the last hour.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from agentloop.registry.parts import own_parts
 from agentloop.registry.versions import Registry
 
 LOADED_S = 5.0
-"""How long an adapter that its server listed is taken to be there."""
+"""Seconds for which an adapter counts as loaded after its server listed it."""
 
 
 class OnDemand:
-    """For `Routes`: puts an adapter at the upstream that serves its version. For one event loop."""
+    """For `Routes`: loads an adapter on the upstream that serves its version. Belongs to one event loop."""
 
     def __init__(self, project: Path, registry: Registry) -> None:
         self._project = project
@@ -37,9 +37,9 @@ class OnDemand:
         self._spare = spare_in(project)
         self._loading: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._listed_at: dict[tuple[int, str], float] = {}
-        """When the server was last seen to have an adapter that we checked."""
+        """(version number, URL) -> when the server last listed an adapter that we had checked; monotonic seconds."""
         self._asked_at: dict[str, float] = {}
-        """Name of an adapter -> when a call last asked for it."""
+        """Name of an adapter -> when a call for it last came; monotonic seconds."""
 
     async def load(self, number: int, upstream: Upstream) -> None:
         """Returns once the upstream answers as the version. Raises NotServed with the reason."""
@@ -83,7 +83,7 @@ class OnDemand:
         await put_adapter(version, folder, server, self._unasked)
 
     def _unasked(self, names: Sequence[str]) -> str | None:
-        """As `spare_in`, of the adapters that no call asked for lately."""
+        """Like `spare_in`, but only among the adapters without a recent call."""
         since = time.monotonic() - EPISODE.total_seconds()
         return self._spare([name for name in names if self._asked_at.get(name, since) <= since])
 

@@ -1,13 +1,13 @@
 """What a version consists of: everything that decides how an agent acts, as parts for `identity.py`.
 
-One notion for all: `agentloop loop` makes another version, and `gate`, `bank` and recordings see another policy,
-exactly when this identity changes. It covers the settings of `[policy]` and `[agent]`, the files that they name by
-contents, the text that an agent reads in place of its own, and the tensors of weights. It does not cover paths, keys,
-passwords in URLs, prices or the number of concurrent episodes.
+`agentloop loop` makes a new version, and `gate`, `bank` and recordings see a different policy, exactly when this
+identity changes. It covers the settings of `[policy]` and `[agent]`, the contents of the files that they name, the
+texts that replace the agent's own, and the tensors of weights. It does not cover paths, keys, passwords in URLs, prices
+or the number of concurrent episodes.
 
-A limit that the settings of the agent or the policy name, such as `timeout_s` of a Python agent, is part of it. The
-limits of tasks are not: they are the same for every version that a suite compares. They are part of the suite's hash,
-so a proof and a baseline of other limits do not count.
+A limit in the settings of the agent or the policy, such as `timeout_s` of a Python agent, is part of the identity. The
+limits of tasks are not, because they are the same for every version that a suite compares. They are part of the suite's
+hash, so proofs and baselines with other limits do not count.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from agentloop.source import program, source
 from agentloop.types import Overlay, Task
 
 VERSION_S = 30.0
-"""Wall time in which an interpreter reports its version."""
+"""Seconds of wall time that an interpreter has to report its version."""
 
 
 AGENT = "agent"
-"""How the names of an agent's parts begin."""
+"""Prefix of the names of an agent's parts."""
 OVERLAY_PART, WEIGHTS_PART, ADAPTER_PART = "overlay", "policy.weights", "policy.adapter"
 OWN_PARTS = (OVERLAY_PART, WEIGHTS_PART, ADAPTER_PART)
 """Parts that a trainer makes; all others come from the settings."""
@@ -41,25 +41,25 @@ OWN_PARTS = (OVERLAY_PART, WEIGHTS_PART, ADAPTER_PART)
 
 @dataclass(frozen=True)
 class Base:
-    """A policy and an agent as settings and files describe them: all of a version but what a trainer made of it."""
+    """A policy and an agent as settings and files describe them: a version without what a trainer added."""
 
     policy: PolicySection
     agent: AgentSection
     folder: Path
-    """Where the paths in the settings start."""
+    """Folder that relative paths in the settings start from."""
 
     has_agent: bool = True
-    """False where the tasks are played in an environment, and the agent's settings decide nothing."""
+    """False if the tasks are played in an environment, where the agent's settings decide nothing."""
 
     def parts(self) -> dict[str, Part]:
-        """Its parts."""
+        """All parts of the policy and the agent."""
         parts = policy_parts(self.policy, self.folder)
         if self.has_agent:
             parts |= agent_parts(self.agent, self.folder, ())
         return parts
 
     def identity(self, own: Mapping[str, Part] = {}) -> Identity:
-        """Of the version that consists of this and the parts `own`."""
+        """Identity of the version that consists of this base and the parts `own`."""
         return identity({**self.parts(), **own})
 
 
@@ -69,7 +69,7 @@ def plays(tasks: Sequence[Task]) -> bool:
 
 
 def own_parts(folder: Path, overlay: Overlay | None) -> dict[str, Part]:
-    """Parts of what a trainer left in the folder of a version. Raises ConfigError for broken weights."""
+    """The parts that a trainer put into the folder of a version. Raises ConfigError for broken weights."""
     parts: dict[str, Part] = {}
     if overlay is not None:
         parts[OVERLAY_PART] = Value(overlay.model_dump(mode="json"))
@@ -81,7 +81,7 @@ def own_parts(folder: Path, overlay: Overlay | None) -> dict[str, Part]:
 
 
 def policy_parts(settings: PolicySection, folder: Path) -> dict[str, Part]:
-    """Parts of a policy, without weights. folder: where its paths start."""
+    """Parts of a policy, without weights. folder: where relative paths in the settings start."""
     if not settings.is_built_in:
         model = Outside(None, f"what the policy {settings.kind!r} asks")
         return {**_foreign("policies", "policy", settings, folder), "policy.model": model}
@@ -100,7 +100,7 @@ def policy_parts(settings: PolicySection, folder: Path) -> dict[str, Part]:
 
 
 def agent_parts(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> dict[str, Part]:
-    """Parts of the agent. folder: where its paths start. Empty for `tasks` that are played in an environment."""
+    """Parts of the agent; none if `tasks` are played in an environment. folder: where relative paths start."""
     if plays(tasks):
         return {}
     if not settings.is_built_in:
@@ -136,7 +136,7 @@ def agent_parts(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> 
 
 
 def _foreign(group: str, table: str, settings: KindSection, folder: Path) -> dict[str, Part]:
-    """Parts of a kind that is not built in: its code, its options, and the files and code that they name."""
+    """Parts of a kind that is not built in: its code, its options, and the files and code that its options name."""
     name = {} if ":" in settings.kind else {"kind": settings.kind}
     paths = path_options(group, table, settings, folder)
     interpreters = interpreter_options(group, table, settings, folder)
@@ -152,7 +152,7 @@ def _foreign(group: str, table: str, settings: KindSection, folder: Path) -> dic
 
 
 def public_url(url: str) -> str:
-    """`url` without user, password, and the values of parameters whose names end as a secret's does."""
+    """`url` without user and password, and with empty values for parameters that are named like secrets."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     query = urlencode([(key, "" if is_secret(key) else value) for key, value in parse_qsl(parts.query, True)])
@@ -160,7 +160,7 @@ def public_url(url: str) -> str:
 
 
 def _version(interpreter: Path) -> str:
-    """`Python 3.12.4`; nothing for a program that does not tell."""
+    """Such as `Python 3.12.4`; empty if the program reports no version."""
     try:
         done = subprocess.run(
             [interpreter, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False

@@ -1,4 +1,4 @@
-"""Settings -> a policy whose weights are not ours, with the parts of its identity."""
+"""Makes a policy whose weights are not ours from its settings, with the parts of its identity."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fixed_policy(
 ) -> tuple[Policy, dict[str, Part]]:
     """(a policy whose weights are not ours, its parts for `identity`).
 
-    folder: where its paths start. Raises ConfigError or PluginError for what cannot be made.
+    folder: where relative paths start. Raises ConfigError or PluginError if the policy cannot be made.
     """
     parts = policy_parts(settings, folder)
     if settings.kind in ENDPOINTS:
@@ -39,7 +39,8 @@ def fixed_policy(
 
 
 def script(tasks: Sequence[Task], folder: Path, name: str | None, suite: str) -> ScriptedPolicy:
-    """The program called `name`, or the one that plays the tasks' own solutions. folder: where its path starts."""
+    """The scripted policy called `name`; None: one that plays the tasks' own solutions. folder: where its path
+    starts."""
     if name is None:
         unsolved = [task.id for task in tasks if not task.solution]
         if unsolved:
@@ -57,7 +58,7 @@ def script(tasks: Sequence[Task], folder: Path, name: str | None, suite: str) ->
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Ctrl-C counts after the block: torch, interrupted while it loads, passes it off as an ImportError."""
+    """Delays Ctrl-C to the end of the block: if torch is interrupted while it loads, it reports an ImportError."""
     if threading.current_thread() is not threading.main_thread():  # where no signal arrives
         yield
         return

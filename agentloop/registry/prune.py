@@ -1,4 +1,4 @@
-"""Folders of versions that nobody needs any more. Rows of versions and moves always stay."""
+"""Removes folders of versions that are no longer needed. The rows of versions and moves always stay."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from agentloop.registry.versions import Registry
 from agentloop.types import PolicyState, PolicyVersion
 
 REMOVED = ".removed"
-"""End of the name of a folder that is being removed, so that an interrupted removal leaves no half version."""
+"""Suffix of a folder that is being removed, so that an interrupted removal leaves no half version."""
 
 
 class Pruned(NamedTuple):
-    """What goes, or would go."""
+    """What is removed, or would be."""
 
     numbers: tuple[int, ...]
-    """Versions whose folders go."""
+    """Versions whose folders are removed."""
     n_bytes: int
     moments: tuple[int, ...] = ()
-    """Versions that stay without the optimiser's moments, because training goes on from a newer one."""
+    """Versions that stay but lose the optimiser's moments, because training continues from a newer one."""
 
 
 def prune(registry: Registry, project: Path, *, n_newest: int, dry_run: bool = False) -> Pruned:
-    """Remove the folders of versions that are not needed, and the moments of all but the newest; `dry_run` only counts.
+    """Remove the folders of versions that are not needed, and all optimiser moments but the newest version's.
 
-    The live version, the canary, their parents, candidates, the version that a rollback goes to and the newest stay.
+    The live version, the canary, their parents, candidates, the version that a rollback would restore and the
+    `n_newest` newest ones stay. dry_run: only count.
     """
     versions = registry.all()
     needed = _needed(registry, versions, n_newest)
@@ -49,7 +50,8 @@ def prune(registry: Registry, project: Path, *, n_newest: int, dry_run: bool = F
 
 
 def _moments(versions: list[PolicyVersion], project: Path, removable: Collection[int]) -> dict[int, Path]:
-    """The moments in the folders that stay. Training goes on from the newest version; it starts others at zero."""
+    """The optimiser moments in the folders that stay. Training continues from the newest version only, so it keeps its
+    moments; training from any other version starts them at zero."""
     newest = max((version.number for version in versions), default=0)
     folders = {version.number: _folder(version, project) for version in versions if version.number != newest}
     files = {
@@ -65,13 +67,14 @@ def _needed(registry: Registry, versions: list[PolicyVersion], n_newest: int) ->
     undecided = [version for version in versions if version.state is PolicyState.candidate]
     numbers = {version.number for version in (*in_use, *undecided)}
     numbers |= {version.parent for version in in_use if version.parent is not None}
+    # The last but one is where a rollback goes.
     numbers |= set(live_stack(registry.moves())[-2:])
     newest = sorted(version.number for version in versions)
     return numbers | set(newest[max(0, len(newest) - n_newest) :])
 
 
 def _folder(version: PolicyVersion, project: Path) -> Path | None:
-    """A folder below that of the versions; one that lies elsewhere is not ours to remove."""
+    """The version's folder, if it lies below the project's folder of versions; others are not ours to remove."""
     if version.artifact is None:
         return None
     folder = artifact_folder(project, version.artifact)

@@ -1,11 +1,11 @@
-"""REF -> who acts: one way to name a policy, for whatever compares some with others (`agentloop gate`, `bank`).
+"""REF -> actor: one way to name a policy for every command that compares policies (`agentloop gate`, `bank`).
 
     v3, live                     a version of the project, with the project's agent
     FILE.toml                    [policy] and [agent] as in agentloop.toml; paths in it start at the file's folder
-    scripted:FILE.py:function    a program that is called with the tasks; the path starts at the project's folder
+    scripted:FILE.py:function    a function that is called with the tasks; the path starts at the project's folder
     oracle                       each task's own solution
 
-Nothing here rolls out an episode, and nothing is registered.
+Nothing here rolls out an episode or registers a version.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NUMBERED = re.compile(r"v[0-9]+")
 
 
 def resolve(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor:
-    """What `ref` names. tasks: those it will be given, of `suite`.
+    """The actor that `ref` names. tasks: those that it will get, from `suite`.
 
-    Raises ConfigError or PluginError, with what there is, for what cannot be had.
+    Raises ConfigError or PluginError, listing what is available, if there is no such actor.
     """
     if ref == ORACLE or ref.startswith(SCRIPTED):
         name = ref.removeprefix(SCRIPTED) if ref != ORACLE else None
@@ -59,13 +59,13 @@ def resolve(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor
 
 
 def is_ref(name: str) -> bool:
-    """Whether `name` is written as a REF; a policy or a function of Python has another name."""
+    """True if `name` is written as a REF; policies and Python functions have other names."""
     has_file = name.startswith(SCRIPTED) and ":" in name.removeprefix(SCRIPTED)
     return has_file or name in (ORACLE, LIVE) or name.endswith(".toml") or bool(NUMBERED.fullmatch(name))
 
 
 def _check_script(ref: str, name: str, project: Path) -> None:
-    """Raises ConfigError for the two slips of whoever writes such a REF."""
+    """Raises ConfigError for the two common mistakes in such a REF: no such file, or no function."""
     file, _, function = name.rpartition(":") if not name.endswith(".py") else (name, "", "")
     if file.endswith(".py") and not (project / file).is_file():
         raise ConfigError(f"{ref}: no such file: {project / file}; paths of scripts start at the project's folder (-p)")
@@ -97,7 +97,7 @@ def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Acto
 
 
 def _versions(project: Path) -> str:
-    """The end of a message: which versions there are."""
+    """The end of a message: which versions exist."""
     place = store_place(project)
     if place.file is not None and not place.file.is_file():
         return f" ({project} has no versions)"

@@ -1,4 +1,4 @@
-"""The registry as the gateway reads it: how each version is asked, which is live, and the canary's share."""
+"""The registry as the gateway reads it: how to call each version, which one is live, and the canary's share."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from agentloop.registry.versions import Registry
 from agentloop.types import Move, PolicyState, PolicyVersion
 
 RETRY_S = 30.0
-"""After this time, a version that could not be asked is looked at again: to look may mean to read all of its files."""
+"""Seconds until a version that could not be called is checked again. A check may read all of its files, so it is not
+done on each call."""
 CHANGING = timedelta(seconds=10)
-"""How long around a move an episode may have been drawn by the share before it or after it: clocks differ."""
+"""An episode this close to a move may have been drawn with the share before or after it, because clocks differ."""
 
 
 def as_weights(version: PolicyVersion) -> ServedVersion:
-    """A version that the upstream with `serves_versions` has under its own name."""
+    """A version that the upstream with `serves_versions` serves under the version's own name."""
     return as_number(version.number)
 
 
 def as_number(number: int) -> ServedVersion:
-    """As `as_weights`, by the number."""
+    """Like `as_weights`, but by number."""
     return ServedVersion(number, version_model(number))
 
 
 def serving_of(
     registry: Registry, served: Callable[[PolicyVersion], ServedVersion | None] = as_weights
 ) -> Callable[[], Serving]:
-    """For `Routes`. served: how a version is asked; None for one that the gateway cannot ask."""
+    """For `Routes`. served: returns how to call a version, or None if the gateway cannot call it."""
     by_number: dict[int, ServedVersion] = {}
     refused: dict[int, float] = {}
 
@@ -56,9 +57,9 @@ def serving_of(
 
 
 def possible_versions(live: int, moves: Sequence[Move], trace_id: str, at: datetime) -> set[int]:
-    """The versions that `policy/live` may have given to an episode that began at a time; several while a share changes.
+    """The versions that `policy/live` may have drawn for an episode that began at `at`; several while a share changes.
 
-    moves: of the canary since it began. An episode with any other version was sent to it by name.
+    moves: those of the canary, from its start. An episode with any other version was sent there by name.
     """
     canary = moves[0].version
     salt = _salt(moves[0])
@@ -76,7 +77,8 @@ def _salt(beginning: Move) -> str:
 
 
 def _draw(canary: int, moves: Sequence[Move]) -> tuple[float, str, bool]:
-    """(share, salt, whether it is a shadow) of a canary. The salt stays, so a growing share keeps its episodes."""
+    """(share, salt, whether it is a shadow) of a canary. The salt stays the same, so a growing share keeps its
+    episodes."""
     began = next(i for i in reversed(range(len(moves))) if _begins(moves[i]))
     share = next((move.share for move in reversed(moves[began:]) if move.share is not None), 0.0)
     return share, _salt(moves[began]), moves[began].is_shadow

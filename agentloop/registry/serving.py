@@ -1,4 +1,4 @@
-"""A vLLM server for a version of a project, or for the folder of a model."""
+"""Runs a vLLM server for a version of a project, or for a model in a folder."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from agentloop.types import PolicyState, PolicyVersion, VersionKind
 
 MODEL = "config.json"
 ADAPTER = "adapter_config.json"
-"""The file by which a folder is known to have a model, or an adapter of one."""
+"""The file that marks the folder of an adapter, as MODEL marks that of a model."""
 WEIGHTS = "weights"
 LOG = "vllm.log"
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What is served, and where."""
+    """What to serve, and where."""
 
     ref: str | None
-    """Folder of a model; or a version of the project: `live`, or its number."""
+    """Folder of a model, or a version of the project: `live` or its number."""
     project: Path = Path()
     more: Sequence[str] = ()
-    """Arguments for vLLM."""
+    """Further arguments for vLLM."""
     lora: Sequence[str] = ()
-    """`NAME=FOLDER` of adapters."""
+    """Adapters, each as `NAME=FOLDER`."""
     name: str | None = None
-    """What requests call the model; None is `policy-vN`, or its folder."""
+    """Model name in requests. Default: `policy-vN` for a version, otherwise the folder's name."""
     host: str = "127.0.0.1"
     port: int = 8000
     log: Path | None = None
 
 
 def serve_model(options: ServeOptions, say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C. Raises ConfigError for what cannot be served."""
+    """Serve until Ctrl-C. Raises ConfigError if the model cannot be served."""
     if options.ref is None:
         raise ConfigError("what is to be served? Name the folder of a model, or `live`, or a version's number")
     folder, default_name = _model(options.ref, options.project)
@@ -76,7 +76,7 @@ def serve_model(options: ServeOptions, say: Callable[[str], None]) -> None:
 
 
 def watch(url: str, say: Callable[[str], None]) -> None:
-    """Report when a server that is not ours comes and goes, until Ctrl-C."""
+    """Report when a server that is not ours starts and stops answering, until Ctrl-C."""
     at = url.rstrip("/").removesuffix("/v1")
     if not at.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r} must begin with http:// or https://")
@@ -91,7 +91,7 @@ def watch(url: str, say: Callable[[str], None]) -> None:
 
 
 def project_versions(project: Path) -> list[PolicyVersion]:
-    """Oldest first. Raises StoreError for a project without a store."""
+    """The project's versions, oldest first. Raises StoreError for a project without a store."""
     store = open_store(project=project, create=False)
     try:
         return Registry(store).all()
@@ -100,7 +100,7 @@ def project_versions(project: Path) -> list[PolicyVersion]:
 
 
 def _model(ref: str, project: Path) -> tuple[Path, str]:
-    """(folder of the model that `ref` means, what it is called)."""
+    """(folder of the model that `ref` names, its default name in requests)."""
     number = re.fullmatch(r"v?(\d+)", ref)
     if ref != "live" and not number:
         return _loadable(Path(ref), ref), Path(ref).resolve().name
@@ -113,10 +113,10 @@ def _model(ref: str, project: Path) -> tuple[Path, str]:
 
 
 class Trained:
-    """The adapters of a project for a server of one base model, as the registry has them whenever they are asked."""
+    """The adapters of a project for a server of one base model, read from the registry on each call."""
 
     def __init__(self, base: Path, project: Path, url: str, say: Callable[[str], None]) -> None:
-        """base: folder of the model. say: gets a line on each adapter that the server cannot have."""
+        """base: folder of the model. say: receives a line for each adapter that cannot be loaded."""
         self._base = base
         self._project = project
         self._url = url
@@ -124,7 +124,7 @@ class Trained:
         self._probes: dict[str, Probe] = {}
 
     def adapters(self) -> dict[str, Path]:
-        """Name -> folder, of the live version and the canary that stand on this base."""
+        """Name -> folder, for the live version and the canary if they were trained on this base."""
         file = store_place(self._project).file
         if file is not None and not file.exists():
             return {}
@@ -152,7 +152,7 @@ class Trained:
         return adapters
 
     def check(self, name: str) -> None:
-        """Raises PolicyError where the server answers as `name` otherwise than it was trained."""
+        """Raises PolicyError if the server's answers as `name` differ from those after training."""
         if name not in self._probes:
             return
         try:
@@ -162,7 +162,7 @@ class Trained:
 
 
 def _loadable(folder: Path, ref: str) -> Path:
-    """Where in `folder` the model is."""
+    """The folder with the model: `folder` or its `weights`. Raises ConfigError if neither has one."""
     if place := _holding(folder, MODEL):
         return place
     if _holding(folder, ADAPTER):
@@ -190,12 +190,12 @@ def _adapter(text: str) -> tuple[str, Path]:
 
 
 def _holding(folder: Path, file: str) -> Path | None:
-    """Where in a folder that file is; a version keeps its own in `weights`."""
+    """`folder` or its `weights`, whichever contains `file`. Versions keep their models in `weights`."""
     return next((place for place in (folder, folder / WEIGHTS) if (place / file).is_file()), None)
 
 
 def _settings(project: Path) -> ServingSection:
-    """Of the project; outside of one, the environment's."""
+    """The project's settings; outside a project, those of the environment."""
     return _config(project).serving
 
 
@@ -204,7 +204,7 @@ def _config(project: Path) -> Config:
 
 
 def _free_port(host: str, port: int) -> int:
-    """Raises ConfigError when nobody can listen there."""
+    """`port`, or a free one for 0. Raises ConfigError if it cannot be listened on."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Text into a source file, where nothing but one literal may change: a rewriter's words must never become code."""
+"""Puts text into a source file so that only one literal changes: a rewriter's text must never become code."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any
 from agentloop.errors import ConfigError
 
 PROSE = frozenset({".md", ".txt", ".prompt", ".rst", ""})
-"""Suffixes of files that are text as a whole."""
+"""Suffixes of files that are entirely text."""
 RISKY = frozenset("\"'`\\\n\r${}<>#")
 """Characters that may end a literal in a language that is not parsed here."""
 
 
 def splice(path: Path, source: str, original: str, text: str) -> str:
-    """`source` with `text` in place of `original`, which it has once.
+    """`source` with its only `original` replaced by `text`.
 
-    Raises ConfigError where more than the value of literals would change, or where that cannot be told.
+    Raises ConfigError if more than the value of literals would change, or if the file's language is not parsed here and
+    `text` has a character that may end a literal.
     """
     after = source.replace(original, text)
     suffix = path.suffix.lower()
@@ -40,7 +41,7 @@ def splice(path: Path, source: str, original: str, text: str) -> str:
 
 
 def _is_one_literal(literals: Callable[[str], Any], source: str, after: str, original: str, text: str) -> bool:
-    """Whether the file means the same, but for `text` in the literals that had `original`."""
+    """True if the file means the same, apart from `text` in the literals that had `original`."""
     try:
         before = literals(source)
         return bool(literals(after) == _replaced(before, original, text) != before)
@@ -59,7 +60,7 @@ def _replaced(value: Any, original: str, text: str) -> Any:
 
 
 def _python(source: str) -> tuple[str, list[Any]]:
-    """(the program without the values of its strings, these values)."""
+    """(the program without the values of its strings, those values)."""
     strings: list[str] = []
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -70,4 +71,4 @@ def _python(source: str) -> tuple[str, list[Any]]:
 
 
 LITERALS: dict[str, Callable[[str], Any]] = {".py": _python, ".toml": tomllib.loads, ".json": json.loads}
-"""What files of a suffix mean."""
+"""Suffix -> function that parses a file into its meaning."""

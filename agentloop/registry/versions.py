@@ -39,9 +39,9 @@ MOVES: dict[PolicyState, frozenset[PolicyState]] = {
     PolicyState.retired: frozenset({PolicyState.live}),
 }
 REF = re.compile(r"v?([0-9]+)")
-"""How a version is named: `v3`, or `3`."""
+"""How people write a version: `v3` or `3`."""
 LOOP = "agentloop loop"
-"""Who moves a version when the loop does."""
+"""Who made a move, if the loop did."""
 
 
 def move_of(
@@ -55,7 +55,7 @@ def move_of(
     share: float | None = None,
     is_shadow: bool = False,
 ) -> Move:
-    """The move of `version` to a state. Raises StateError, naming both states, when the table has no such move."""
+    """The move of `version` to a state. Raises StateError, naming both states, for an illegal move."""
     changes_share = after is version.state is PolicyState.canary
     if after not in MOVES[version.state] and not changes_share:
         raise StateError(f"policy v{version.number} is {version.state} and cannot become {after}")
@@ -77,7 +77,7 @@ class Registry:
     """The versions of one project."""
 
     def __init__(self, store: VersionRows) -> None:
-        """store: a whole one, or its versions of one project (`Store.versions_in`)."""
+        """store: a whole store, or one project's versions in it (`Store.versions_in`)."""
         self._store = store
 
     def all(self) -> list[PolicyVersion]:
@@ -85,11 +85,11 @@ class Registry:
         return self._store.versions()
 
     def get(self, number: int) -> PolicyVersion | None:
-        """By number."""
+        """The version with this number, or None."""
         return next((v for v in self.all() if v.number == number), None)
 
     def require(self, number: int) -> PolicyVersion:
-        """By number. Raises NoSuchVersion."""
+        """The version with this number. Raises NoSuchVersion."""
         version = self.get(number)
         if version is None:
             numbers = ", ".join(f"v{v.number}" for v in self.all()) or "none"
@@ -99,11 +99,11 @@ class Registry:
         return version
 
     def live(self) -> PolicyVersion | None:
-        """The champion; None before the first version."""
+        """The live version; None before the first version."""
         return next((v for v in self.all() if v.state is PolicyState.live), None)
 
     def canary(self) -> PolicyVersion | None:
-        """The version that has a share of live traffic; None without one."""
+        """The version that has a share of live traffic; None if there is none."""
         return next((v for v in self.all() if v.state is PolicyState.canary), None)
 
     def named(self, ref: str) -> PolicyVersion:
@@ -119,11 +119,11 @@ class Registry:
         return self.require(int(number[1]))
 
     def newest(self) -> PolicyVersion | None:
-        """The version made last, whatever became of it."""
+        """The version made last, whatever its state."""
         return max(self.all(), key=lambda v: v.number, default=None)
 
     def moves(self, number: int | None = None) -> list[Move]:
-        """Every move, the oldest first; with `number`, those of one version."""
+        """Every move, oldest first; with `number`, those of one version."""
         return self._store.moves(number)
 
     def before_canary(self, canary: PolicyVersion) -> PolicyState:
@@ -133,7 +133,7 @@ class Registry:
         return began or PolicyState.candidate
 
     def proofs(self, version: PolicyVersion) -> list[Proof]:
-        """Those about exactly this version, the oldest first."""
+        """The proofs about exactly this version, oldest first."""
         return self._store.proofs(version.sha256)
 
     def put_moves(self, moves: Sequence[Move]) -> None:
@@ -152,7 +152,11 @@ class Registry:
         note: str,
         lineage: Lineage | None = None,
     ) -> PolicyVersion:
-        """A new version: live when it is the first, else a candidate. Adding the same again changes nothing."""
+        """Register a new version: live if it is the first, otherwise a candidate. Adding the same version again changes
+        nothing.
+
+        Raises StateError if the number exists with another hash.
+        """
         registered = self.get(number)
         if registered:
             if registered.sha256 != identity.hash:
@@ -179,7 +183,7 @@ class Registry:
         return version
 
     def apply(self, decision: Decision, *, proof: Proof | None = None, by: str = LOOP) -> None:
-        """Carry out a decision on a candidate: promote it in the champion's place, or hold it."""
+        """Carry out a decision on a candidate: promote it to replace the live version, or put it on hold."""
         candidate = self.require(decision.candidate)
         if candidate.state is not PolicyState.candidate:
             raise StateError(f"policy v{candidate.number} is {candidate.state}; the gate decides on candidates alone")
@@ -193,9 +197,10 @@ class Registry:
     def promotion(
         self, version: PolicyVersion, *, by: str, why: str, proof: Proof | None = None, is_override: bool = False
     ) -> list[Move]:
-        """The moves by which `version` becomes live. A canary ends: what it was compared with is live no more.
+        """The moves that make `version` live. They end a canary, because the version that it was compared with is no
+        longer live.
 
-        The live version comes first in every such list, so that two processes never wait for each other's rows.
+        The live version comes first in every such list, so that two processes never deadlock on each other's rows.
         """
         moves = []
         place = f"v{version.number} took the place of the live version"
