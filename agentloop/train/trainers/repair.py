@@ -1,8 +1,8 @@
-"""A new text is tried where the old one failed: the recorded attempt is replayed up to the failing step.
+"""Tries a new text where the old one failed: a recorded attempt is replayed up to the failing step.
 
-That costs one step instead of an attempt. What still fails goes back to the rewriter, with the text that did not mend
-it; a text that leaves more than half of the steps failing is dropped before any full attempt is made with it. A failure
-whose state cannot be made again says nothing.
+This costs one step instead of an attempt. The rewriter receives what still fails, with the text that did not fix it. A
+text that leaves more than half of the steps failing is dropped before any full attempt. A failure whose state cannot be
+rebuilt is ignored.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from agentloop.train.trainers.feedback import Evidence
 from agentloop.types import Attempt, Overlay, Task
 
 N_FORKS = 6
-"""Steps that one text is tried on."""
+"""Maximum number of steps on which one text is tried."""
 
 
 class Repair(NamedTuple):
-    """What a new text did where the old one failed."""
+    """The effect of a new text on the steps where the old one failed."""
 
     n_tried: int
     failing: list[Evidence]
-    """Of the steps that were tried, those that fail as before."""
+    """The tried steps that fail as before."""
 
     @property
     def is_good(self) -> bool:
-        """Whether at least half of the steps are mended, or none could be tried."""
+        """Whether at least half of the steps are fixed, or none could be tried."""
         return 2 * len(self.failing) <= self.n_tried
 
 
@@ -54,7 +54,7 @@ async def repair(
 
 
 def _spread(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """A few failing steps with different quotes, one of each trace."""
+    """A few failing steps with different quotes, at most one per trace."""
     chosen: dict[str, Evidence] = {}
     quotes: set[str] = set()
     for each in evidence:
@@ -66,7 +66,7 @@ def _spread(evidence: Sequence[Evidence]) -> list[Evidence]:
 
 
 async def _fork(evaluations: Evaluations, attempt: Attempt, step: int | None) -> Task | None:
-    """The task before `step`, with one step to go."""
+    """The task before `step`, limited to that one step; None if it cannot be rebuilt."""
     experience = evaluations.experience
     if step is None:
         return None
@@ -79,7 +79,7 @@ async def _fork(evaluations: Evaluations, attempt: Attempt, step: int | None) ->
 
 
 def _fails(attempt: Attempt, before: Evidence) -> bool:
-    """Whether the same step shows the same type of failure."""
+    """Whether the same step shows the same type of failure as before."""
     return any(
         failure.type.value == before.type and failure.step == before.step for failure in attempt.verdict.failures
     )

@@ -1,6 +1,6 @@
-"""Pools of tasks in which every attempt fails -> rows that once passed there, to imitate.
+"""Pools of tasks in which every attempt fails -> rows that once passed there, for imitation.
 
-Groups that fail whole carry no gradient, so such a pool would never recover by itself.
+Groups in which every attempt fails carry no gradient, so such a pool would never recover by itself.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from agentloop.train.data.text_rows import text_rows_of
 from agentloop.types import Purpose, ToolSpec
 
 N_REVIVAL = 4
-"""Stored successes that are imitated for each group in which every attempt failed."""
+"""Stored successes to imitate for each group in which every attempt failed."""
 MAX_STORED = 64
-"""Of a pool and a purpose that are read."""
+"""Maximum number of stored traces to read for a pool and a purpose."""
 
 
 class Revival:
-    """What has passed before in each pool."""
+    """Rows that passed before, by pool."""
 
     def __init__(
         self, experience: Experience, renderer: Renderer, admission: Admission, tools: Sequence[ToolSpec] = ()
     ) -> None:
-        """tools: of traces that do not say what the agent was offered."""
+        """tools: tools for traces that do not record what the agent was offered."""
         self._experience = experience
         self._renderer = renderer
         self._admission = admission
@@ -36,7 +36,7 @@ class Revival:
         self._passed: dict[str, list[Row]] = {}
 
     def rows(self, pool: str, rng: Random, draft: Draft) -> list[Row]:
-        """A few rows of `pool`: the demonstrator's, else the policy's own; reports once where none exist."""
+        """A few passed rows of `pool`: the demonstrator's, otherwise the policy's; reports once if none exist."""
         if pool not in self._passed:
             self._passed[pool] = self._stored(pool, Purpose.demonstrate) or self._stored(pool, Purpose.train)
             if not self._passed[pool]:

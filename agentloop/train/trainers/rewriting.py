@@ -1,7 +1,7 @@
-"""Asking the rewriter: a request in words, a recorded call, and an answer that is a text or is refused.
+"""Calls the rewriter: a request in words, a recorded call, and an answer that is either a text or refused.
 
-The rewriter is any policy. It is asked only when the settings name it, because the request has words of traces; they
-leave redacted.
+The rewriter is any policy. It is called only if the settings name it, because requests quote traces. Requests are
+redacted before they leave.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from agentloop.types.overlay import INSTRUCTIONS, TOOL, TextFailure
 
 MAX_TOKENS = 4096
 MAX_CHARACTERS = 6000
-"""Of a component; or twice the text that it stands for, where that is longer."""
+"""Maximum characters of a component, unless twice its original text is longer."""
 MAX_QUOTE = 200
-"""Characters of a quote that is stored with a version."""
+"""Maximum characters of a quote that is stored with a version."""
 MAX_SILENT = 3
-"""Answers without a text, one after another, after which the rewriter is not asked again."""
+"""Consecutive answers without a text after which the rewriter is not called again."""
 _FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 REQUEST = """You improve one text that an agent reads before it acts: {what}.
@@ -64,16 +64,16 @@ Answer with two lines between two lines of three backticks: first the kind of ta
 
 
 class Rewriter:
-    """Asks for texts, and counts what it refuses."""
+    """Requests texts and counts refused answers."""
 
     def __init__(self, policy: Policy, experience: Experience, leak: Callable[[str], str | None]) -> None:
-        """leak: the reason for which a text must not be part of a version."""
+        """leak: text -> why it must not be part of a version, or None."""
         self.n_asked = 0
         self.spent_usd = 0.0
         self.refused: Counter[str] = Counter()
-        """Why an answer was not used -> how many."""
+        """Reason for refusing an answer -> number of answers."""
         self.leaks: list[str] = []
-        """What refused components and lessons contained, by name."""
+        """The leaks in refused components and lessons, with the component's name."""
         self._policy = policy
         self._experience = experience
         self._leak = leak
@@ -81,15 +81,15 @@ class Rewriter:
         self._useless: set[str] = set()
         """Requests whose answer was refused."""
         self._sources: dict[tuple[str, str], tuple[str, tuple[Evidence, ...]]] = {}
-        """(component, text) -> the text that it was rewritten from, and the evidence for that."""
+        """(component, text) -> the text from which it was rewritten, and the evidence used."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether it gives no texts, so that asking again is of no use."""
+        """Whether the rewriter has stopped giving texts, so that another call is pointless."""
         return self._n_silent >= MAX_SILENT
 
     async def text(self, component: Component, evidence: Sequence[Evidence]) -> str | None:
-        """The new text of `component`; None where the answer is refused. Raises PolicyError."""
+        """A new text of `component`; None if the answer is refused. Raises PolicyError."""
         request = request_for(component, evidence)
         if request in self._useless:  # an equal request would be paid for to no other end
             return None
@@ -106,7 +106,7 @@ class Rewriter:
         return text
 
     def failures_behind(self, overlay: Overlay) -> list[TextFailure]:
-        """What the texts of `overlay` were written from: the evidence of each rewriting on the way to them, once."""
+        """The evidence behind the texts of `overlay`: that of each rewriting that led to them, without duplicates."""
         failures: dict[TextFailure, None] = {}
         for component in overlay.components:
             text = component.text
@@ -126,7 +126,7 @@ class Rewriter:
         )
 
     async def lesson(self, request: str) -> tuple[str, str] | None:
-        """(kind of task, lesson); None where the answer is refused. Raises PolicyError."""
+        """(kind of task, lesson); None if the answer is refused. Raises PolicyError."""
         text = await self.answer(request)
         if text is None:
             return None
@@ -139,7 +139,7 @@ class Rewriter:
         return kind.strip(), lesson.strip()
 
     async def answer(self, request: str) -> str | None:
-        """The fenced text of one recorded call; None for an answer without one. Raises PolicyError."""
+        """The fenced text in the answer of one recorded call; None if it has none. Raises PolicyError."""
         if isinstance(self._experience, Vets):
             request = self._experience.redacted(request)
         answer, cost_usd = await self._experience.propose(request, lambda: self._ask(request))
@@ -184,7 +184,7 @@ class Rewriter:
 
 
 def _ended_like(before: str, text: str) -> str:
-    """With a line break at its end where the text before has one, as files have."""
+    """`text`, with a final line break if the earlier text has one, as files do."""
     if before.endswith("\n") and not text.endswith("\n"):
         return text + "\n"
     return text
@@ -202,12 +202,12 @@ def request_for(component: Component, evidence: Sequence[Evidence]) -> str:
 
 
 def limit_of(component: Component) -> int:
-    """Characters that a component may have."""
+    """Maximum characters of a component."""
     return max(MAX_CHARACTERS, 2 * len(component.original))
 
 
 def rewriter_of(settings: Mapping[str, Any], folder: Path, prices: Sequence[PriceSection] = ()) -> Policy:
-    """The policy that `rewriter` of [train.options] names. folder: where its paths start. Raises ConfigError."""
+    """The policy that `rewriter` in [train.options] names. folder: base of its relative paths. Raises ConfigError."""
     options = dict(settings)
     if "kind" not in options:
         options["kind"] = "openai" if "base_url" in options else "litellm"

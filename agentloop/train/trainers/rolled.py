@@ -1,7 +1,7 @@
-"""A turn on attempts of its own: roll out groups, compare trainer and sampler, update, publish, and again.
+"""A turn on new attempts: roll out groups, compare trainer and sampler, update, publish, and repeat.
 
-Each update is on disk before the next step begins, with the names of the groups that it used: a turn that was cut
-short finds the groups that had ended, trains on none of them twice, and loses none.
+Each update is on disk before the next step begins, together with the names of the groups that it used. A turn that was
+interrupted therefore finds the groups that had ended, trains on none of them twice, and loses none.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from agentloop.train.trainers.updates import Updates
 from agentloop.types import Attempt, PolicyVersion, ToolSpec
 
 N_SAMPLE = 16
-"""Rows of a step on which a server that gets its update is checked."""
+"""Rows of a step that are used to check a server after it received the update."""
 TOO_LATE = "too_late"
-"""Reason of attempts that nobody trained on, because they ended too late."""
+"""Reason of attempts that were not trained on because they ended too late."""
 START = "start"
 """Folder of the workspace with the model before the first update."""
 MIN_RATE = 0.25
-"""Share of the learning rate that remains when little is left to learn; below a quarter failing, it falls to this."""
+"""Minimum share of the learning rate. The rate falls once less than a quarter is left to learn."""
 
 
 class RolledTurn:
@@ -74,7 +74,7 @@ class RolledTurn:
         experience: Experience,
         tools: Sequence[ToolSpec] = (),
     ) -> None:
-        """tools: of stored traces that do not say what the agent was offered."""
+        """tools: tools for stored traces that do not record what the agent was offered."""
         self.training = training
         self._learning = training.learning
         self._host = host
@@ -91,7 +91,7 @@ class RolledTurn:
         )
 
     async def run(self) -> str:
-        """All steps that are not made yet; a note. Raises TrainingError, PolicyError, SandboxError or PublishError."""
+        """Run all remaining steps; returns a note. Raises TrainingError, PolicyError, SandboxError or PublishError."""
         learning = self._learning
         state = self.training.state
         self._draft.progress.start(
@@ -118,13 +118,13 @@ class RolledTurn:
         return f"{counted(len(state.episodes), 'attempt')}"
 
     def _name(self, step: int) -> str:
-        """How a server calls the policy after `step` updates of the turn."""
+        """The model name at the server of the policy after `step` updates of the turn."""
         if step:
             return update_model(self._draft.number, step, self.training.state.made_from)
         return self._host.name_of(self._parent)
 
     def _model(self, step: int) -> str:
-        """What answers of that policy have as their model."""
+        """The model name in the answers of that policy."""
         return self._host.model_of(self._name(step))
 
     def _groups(self) -> Groups:
@@ -185,7 +185,8 @@ class RolledTurn:
         self._draft.progress.advance(0, reward=figures[REWARD], entropy=figures.get("entropy", 0.0))
 
     def _current(self, taken: Sequence[Group], forks: Sequence[Forked]) -> tuple[list[Group], list[Forked]]:
-        """All under their verdicts of now: a group may have waited for long, and a resumed turn reads the new ones."""
+        """Groups and forks with their current verdicts: a group may have waited for long, and a resumed turn reads the
+        new ones."""
         groups = [*taken, *(each.group for each in forks)]
         attempts = [*(attempt for group in groups for attempt in group.attempts), *(each.origin for each in forks)]
         current = iter(self._experience.current(attempts))
@@ -194,7 +195,7 @@ class RolledTurn:
         return groups[: len(taken)], [Forked(next(current), group) for group in own]
 
     async def _credit(self, step: int, taken: Sequence[Group], cut: Cut) -> None:
-        """Give the turns of some failed attempts advantages of their own."""
+        """Give the turns of some failed attempts their own advantages."""
         done = await credited(
             cut.rows,
             [group.attempts for group in taken],
@@ -208,7 +209,7 @@ class RolledTurn:
         self.training.state.episodes += [fork.episode.id for fork in done.forks]
 
     def _learn(self, step: int, taken: Sequence[Group], forks: Sequence[Forked], cut: Cut) -> dict[str, float]:
-        """Train on what the groups show; figures of the step."""
+        """Train on the groups; returns the figures of the step."""
         training = self.training
         rng = self._draft.rng("update", step)
         every = [*taken, *(each.group for each in forks)]
@@ -239,16 +240,17 @@ class RolledTurn:
         }
 
     def _samplers(self, step: int, groups: Sequence[Group]) -> dict[str, int]:
-        """Trace -> updates that the policy had had which sampled it."""
+        """Trace -> number of updates of the policy that sampled it."""
         every = [attempt for group in groups for attempt in group.attempts]
         if self._host.answers_in_process:
             return {attempt.trace.id: step for attempt in every}
         return {attempt.trace.id: sampled_by(attempt, step, self._model) for attempt in every}
 
     def _compare(self, step: int, rows: list[Row], samplers: Mapping[str, int]) -> dict[str, float]:
-        """The guard. Rows of an earlier update are compared with the trainer as it was then.
+        """The guard: compares trainer and sampler. Rows from an earlier update are compared with the trainer of that
+        update.
 
-        Raises TrainingError where trainer and sampler disagree.
+        Raises TrainingError if trainer and sampler disagree.
         """
         if Need.logprobs not in self.training.algorithm.needs:
             return {}
@@ -273,7 +275,7 @@ class RolledTurn:
         return together(mismatches)
 
     def _credited(self, rows: Sequence[Row], forks: Sequence[Forked]) -> Sequence[Row]:
-        """With advantages by step where forks show them, and the algorithm takes a group as the baseline."""
+        """Rows with advantages by step if forks provide them and the algorithm uses a group as the baseline."""
         needs = self.training.algorithm.needs
         if Need.groups in needs:
             for each in forks:
@@ -281,9 +283,10 @@ class RolledTurn:
         return rows
 
     def _observe(self, taken: Sequence[Group], forks: Sequence[Forked], rng: Random) -> list[Row]:
-        """Tell the curriculum how each group did; rows that once passed in the pool of each group that failed whole.
+        """Report each group's rewards to the curriculum; returns passed rows for each group in which every attempt
+        failed.
 
-        Tasks whose forks carry a gradient need none.
+        Tasks whose forks carry a gradient need no such rows.
         """
         revived = {each.origin.task.id for each in forks if each.has_spread}
         revival: list[Row] = []
@@ -298,7 +301,7 @@ class RolledTurn:
         return revival
 
     async def _publish(self, step: int, groups: Groups) -> float:
-        """Let the server answer as the policy is after `step` updates; seconds."""
+        """Publish the policy after `step` updates to the server; returns the duration in seconds."""
         started = time.perf_counter()
         name = self._name(step)
         self._updates.keep(step)
@@ -311,7 +314,7 @@ class RolledTurn:
 
 
 def _figures(taken: Sequence[Group], cut: Cut) -> dict[str, float]:
-    """What the groups of a step were like."""
+    """Figures of the groups of a step."""
     attempts = [attempt for group in taken for attempt in group.attempts]
     lengths = Counter[str]()
     for row in cut.rows:
@@ -334,7 +337,7 @@ def _figures(taken: Sequence[Group], cut: Cut) -> dict[str, float]:
 
 
 def together(mismatches: Sequence[Mismatch]) -> dict[str, float]:
-    """Figures of several comparisons; none where no token was compared."""
+    """Figures of several comparisons; empty if no token was compared."""
     compared = [each for each in mismatches if each.n_tokens]
     if not compared:
         return {}

@@ -1,8 +1,8 @@
-"""gepa's search over texts, on attempts of ours.
+"""gepa's search over texts, on attempts of this project.
 
-gepa is synchronous, so it runs in a thread and hands attempts to the loop. It keeps no folder: the attempts and the
-rewriter's answers are recorded, and a killed search that is started again asks for the same ones and finds them. Its
-errors and ours leave it as one exception that it cannot swallow.
+gepa is synchronous, so it runs in a thread and passes work to the event loop. It needs no folder: attempts and the
+rewriter's answers are recorded, and a restarted search requests the same ones and finds them. All errors leave gepa as
+one exception that it cannot swallow.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from agentloop.types import Attempt, Task
 
 T = TypeVar("T")
 Item = Task | int
-"""What gepa calls an example: a train task, or the index of a validation task."""
+"""An example in gepa's sense: a train task, or the index of a validation task."""
 N_REWRITINGS = 3
-"""Texts of one component for the same failures, at most."""
+"""Maximum number of texts of one component for the same failures."""
 MAX_IDLE = 40
 """Iterations without a new attempt after which the search ends: nothing fails any more, or nothing can be rewritten."""
 
 
 class SearchEnded(BaseException):
-    """Leaves gepa, which catches every Exception."""
+    """Leaves gepa, which catches every Exception; hence a BaseException."""
 
 
 class OverlaySearch:
-    """What gepa calls an adapter, for one turn."""
+    """A gepa adapter for one turn."""
 
     def __init__(
         self,
@@ -45,19 +45,19 @@ class OverlaySearch:
         validation: Sequence[int],
         stored: Sequence[Evidence] = (),
     ) -> None:
-        """validation: indices of the validation tasks that every accepted candidate does.
+        """validation: indices of the validation tasks on which every accepted candidate is measured.
 
-        stored: evidence of traces that were made before, shown beside that of new attempts.
+        stored: evidence from earlier traces, shown in addition to that of new attempts.
         """
         self.propose_new_texts: ProposalFn | None = self._new_texts
-        """What gepa calls for new texts."""
+        """The hook that gepa calls for new texts."""
         self.n_iterations = 0
         self.n_tried = 0
         """Texts that were tried on failing steps."""
         self.n_unrepaired = 0
-        """Those of them that mended too few, and were dropped."""
+        """Tried texts that were dropped because they fixed too few steps."""
         self.n_saved = 0
-        """Full attempts that were not made for that reason."""
+        """Full attempts saved by dropping those texts."""
         self.why_ended = ""
         self._evaluations = evaluations
         self._rewriter = rewriter
@@ -71,9 +71,9 @@ class OverlaySearch:
         self._spent = -1
 
     async def run(self, tasks: Sequence[Task], *, minibatch: int, seed: int) -> None:
-        """Search until a bound, or until nothing is left to try; `Evaluations.validated` has what came of it.
+        """Search until a limit is reached or nothing is left to try; the result is in `Evaluations.validated`.
 
-        Raises SandboxError, PolicyError, ConfigError as attempts and the rewriter do.
+        Raises SandboxError, PolicyError and ConfigError from attempts and from the rewriter.
         """
         running = asyncio.create_task(asyncio.to_thread(self._optimize, list(tasks), minibatch, seed))
         try:
@@ -112,7 +112,7 @@ class OverlaySearch:
     def evaluate(
         self, batch: list[Item], candidate: dict[str, str], capture_traces: bool = False
     ) -> EvaluationBatch[Attempt, float]:
-        """Rewards of a candidate, and the attempts of train tasks."""
+        """Rewards of a candidate, and its attempts at train tasks."""
         overlay = self._evaluations.overlay(candidate)
         tasks = [item for item in batch if isinstance(item, Task)]
         if not tasks:
@@ -132,13 +132,13 @@ class OverlaySearch:
         candidate_idx: int,
         candidate: dict[str, str],
     ) -> list[str]:
-        """Every component that evidence speaks of: each new text is tried on its own failing steps."""
+        """Every component that the evidence concerns: each new text is tried on its own failing steps."""
         return list(by_component(self._evidence(trajectories))) or sorted(candidate)[:1]
 
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: EvaluationBatch[Attempt, float], components_to_update: list[str]
     ) -> dict[str, list[dict[str, Any]]]:
-        """The attempts, for each component that is to be rewritten."""
+        """The attempts, for each component that will be rewritten."""
         attempts = eval_batch.trajectories or []
         return {name: [{"attempt": attempt} for attempt in attempts] for name in components_to_update}
 
@@ -148,7 +148,7 @@ class OverlaySearch:
         reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
         components_to_update: list[str],
     ) -> dict[str, str]:
-        """New texts that were not refused, and that repaired what they were written for."""
+        """New texts that were not refused and that fixed what they were written for."""
         attempts: list[Attempt] = [record["attempt"] for record in next(iter(reflective_dataset.values()), ())]
         return self._wait(self._propose(candidate, attempts, components_to_update))
 
@@ -177,9 +177,9 @@ class OverlaySearch:
     async def _mended(
         self, name: str, candidate: Mapping[str, str], evidence: Sequence[Evidence], attempts: Sequence[Attempt]
     ) -> tuple[str | None, bool]:
-        """(a new text of one component, whether it mends what it was written for); None where the rewriter has none.
+        """(a new text of one component, whether it fixes what it was written for); None if the rewriter has none.
 
-        What still fails is shown to the rewriter again, with the text that did not mend it.
+        The rewriter receives what still fails again, with the text that did not fix it.
         """
         evaluations = self._evaluations
         best: str | None = None
@@ -206,7 +206,8 @@ class OverlaySearch:
         return evidence_of_each(attempts, self._evaluations.components)
 
     def _is_over(self, gepa_state: GEPAState[Any, Any]) -> bool:
-        """Whether many iterations brought no new attempt, or the rewriter gives no texts."""
+        """Whether every validation task succeeded, many iterations made no new attempt, or the rewriter gives no
+        texts."""
         self.n_iterations += 1
         spent = self._evaluations.budget.n_attempts
         self._idle = self._idle + 1 if spent == self._spent else 0
@@ -220,7 +221,7 @@ class OverlaySearch:
         return bool(self.why_ended)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of work that the loop does. Raises SearchEnded for whatever it raises."""
+        """The result of work that runs in the event loop. Raises SearchEnded for any exception of the work."""
         if self._is_cancelled:
             work.close()
             raise SearchEnded("interrupted")
@@ -237,7 +238,7 @@ class OverlaySearch:
 
 
 class Quiet:
-    """gepa's log, for nobody: progress lines are ours."""
+    """Discards gepa's log: this package writes its own progress lines."""
 
     def log(self, message: str) -> None:
         """See gepa's LoggerProtocol."""

@@ -1,8 +1,8 @@
 """System prompts of several traces -> the sections that all of them share, word for word.
 
-An agent writes dates, names and lists of the moment into its prompt. A text with these is found in no later request, so
-nothing could take its place there: only what stays the same is a section. A section is the longest run of sentences
-that every prompt has; what differs is cut out of a paragraph, a line or between two sentences.
+An agent writes dates, names and current lists into its prompt. A text that contains these occurs in no later request,
+so it could never be replaced: only constant text can be a section. A section is the longest run of sentences that every
+prompt contains. Differences are cut out as a paragraph, a line, or text between two sentences.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from agentloop.types import Component, Trace
 
 INSTRUCTS = ("system", "developer")
 MIN_LETTERS = 6
-"""Of a section: a shorter text is found by chance."""
+"""Minimum letters of a section: a shorter text would match by chance."""
 ZONES = (timedelta(hours=-12), timedelta(), timedelta(hours=14))
-"""The earliest and the latest zone of the world, and UTC: the days that it can be somewhere."""
+"""The earliest time zone, UTC, and the latest one: together they cover every date that it can be anywhere."""
 _SENTENCE = re.compile(r"(?:[^\n]*?(?:[.!?](?=\s)|[。！？])|[^\n]*)\n*[ \t]*")
-"""A sentence, or the end of a line without one, with the white space behind it."""
+"""A sentence, or the end of a line without one, with the white space after it."""
 _GAP = "\0"
-"""Stands where a prompt has sentences that do not last, so that nothing is side by side across them."""
+"""Marks the place of sentences that change, so that the sentences around it do not count as adjacent."""
 _LETTER = re.compile(r"[^\W\d_]")
 
 
 class Prompt(NamedTuple):
-    """The system prompt of a trace, and when it was written."""
+    """The system prompt of a trace, and the time when it was written."""
 
     text: str
     written_at: datetime
 
 
 def prompts_of(traces: Iterable[Trace], replaced: Sequence[Component]) -> list[Prompt]:
-    """The system prompts as the agent wrote them, each once; an empty one where a trace has none.
+    """The distinct system prompts as the agent wrote them; an empty one for a trace without.
 
-    replaced: components that the traces may have been made under; a trace has the text that the model received.
+    replaced: components under which the traces may have been made, because a trace contains the text that the model
+    received.
     """
     prompts: dict[str, Prompt] = {}
     for trace in traces:
@@ -53,9 +54,9 @@ def prompts_of(traces: Iterable[Trace], replaced: Sequence[Component]) -> list[P
 
 
 def sections_of(prompts: Sequence[Prompt], apart: Collection[str] = ()) -> list[str]:
-    """The texts that all of `prompts` but the empty ones share, in the order of the first.
+    """The texts that all non-empty `prompts` share, in the order of the first prompt.
 
-    apart: texts that are sections already; no other section has a part of one.
+    apart: texts that are sections already; no other section contains a part of one.
     """
     written = [prompt for prompt in prompts if prompt.text.strip()]
     runs: list[Sequence[str]] = list(_lasting(written[0])) if written else []
@@ -69,7 +70,7 @@ def sections_of(prompts: Sequence[Prompt], apart: Collection[str] = ()) -> list[
 
 
 def pieces(text: str, apart: Collection[str]) -> Iterator[str]:
-    """What is left of `text` without those `apart`, as far as it is enough to be a section."""
+    """The parts of `text` outside of the texts `apart` that are long enough for a section."""
     parts = [text]
     for other in filter(None, apart):
         parts = [piece for part in parts for piece in part.split(other)]
@@ -80,7 +81,7 @@ def pieces(text: str, apart: Collection[str]) -> Iterator[str]:
 
 
 def _lasting(prompt: Prompt) -> Iterator[list[str]]:
-    """Runs of sentences that do not speak of the day or the hour at which the prompt was written."""
+    """Runs of sentences without the day or hour at which the prompt was written."""
     run: list[str] = []
     moment = _moment(prompt.written_at)
     for match in _SENTENCE.finditer(prompt.text):
@@ -93,7 +94,7 @@ def _lasting(prompt: Prompt) -> Iterator[list[str]]:
 
 
 def _shared(run: Sequence[str], sentences: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The parts of `run` that stand side by side in `sentences`, too, with the same white space between them."""
+    """The parts of `run` that are also adjacent in `sentences`, with the same white space between them."""
     texts, others = ([each.strip() for each in side] for side in (run, sentences))
     for a, b, size in SequenceMatcher(None, texts, others, autojunk=False).get_matching_blocks():
         start = a
@@ -104,7 +105,7 @@ def _shared(run: Sequence[str], sentences: Sequence[str]) -> Iterator[Sequence[s
 
 
 def _moment(at: datetime) -> re.Pattern[str]:
-    """How a prompt may write a moment, wherever the clock of its agent stands."""
+    """Matches the moment `at` as a prompt may write it, in any time zone."""
     forms: dict[str, None] = {}
     for zone in ZONES:
         there = at.astimezone(UTC) + zone

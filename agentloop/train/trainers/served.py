@@ -1,4 +1,4 @@
-"""A host whose policy answers at a vLLM server: each update is an adapter there, under a name of its own."""
+"""A host whose policy answers at a vLLM server: each update is an adapter there, under its own name."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Spare: TypeAlias = Callable[[Sequence[str]], str | None]
 
 @dataclass(frozen=True)
 class Server:
-    """A vLLM server of the user's."""
+    """A vLLM server that the user runs."""
 
     base_url: str
     model: str
-    """Its name for the base model."""
+    """The server's name for the base model."""
     temperature: float
     api_key: SecretStr | None = None
 
@@ -50,7 +50,7 @@ class Served:
     answers_in_process = False
 
     def __init__(self, learning: Learning, server: Server, spare: Spare = nobody) -> None:
-        """spare: of `LoraHotSwap`. Raises ConfigError without the folder of the model, and without an adapter."""
+        """spare: see `LoraHotSwap`. Raises ConfigError if the folder of the model or the adapter is not set."""
         if learning.model is None or learning.lora is None:
             missing = "model" if learning.model is None else "lora"
             raise ConfigError(
@@ -66,11 +66,11 @@ class Served:
         self._publisher = LoraHotSwap(server.base_url, server.model, api_key=server.api_key, spare=spare)
         self._policies: dict[str, Policy] = {}
         self._of_base: set[str] = set()
-        """Names of updates before which no row carried a gradient, so that they are the base model."""
+        """Names of updates before which no row carried a gradient, so that the base model answers for them."""
         self._trainable: Trainable | None = None
         self._parent: Path | None = None
         self._published: Mapping[str, Tensor] | None = None
-        """Tensors of what was published last; None: those of the base model."""
+        """Tensors that were published last; None: those of the base model."""
         self._base_hash: str | None = None
 
     def check_room(self, folder: Path, *, has_reference: bool) -> None:
@@ -98,7 +98,7 @@ class Served:
         return version_names(number) | {self._server.model}
 
     def policy(self, name: str) -> Policy:
-        """See `hosts.Host`. One policy a name, because it remembers the ids of its conversations."""
+        """See `hosts.Host`. One policy per name, because a policy remembers the token ids of its conversations."""
         if name not in self._policies:
             server = self._server
             self._policies[name] = VLLMPolicy(
@@ -115,7 +115,7 @@ class Served:
         return HFRenderer(self._model)
 
     async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
-        """See `hosts.Host`. A name that is served already, since before an interruption, is checked again."""
+        """See `hosts.Host`. A name that the server already serves, from before an interruption, is checked again."""
         if not sequences:  # the turn begins here
             await check_server(self._server)
         if name == self._server.model:
@@ -162,12 +162,15 @@ class Served:
                 await self.retract(name)
 
     async def release(self) -> None:
-        """See `hosts.Host`. The base model and other adapters were there all the time."""
+        """See `hosts.Host`. Does nothing: the base model and other adapters were available all the time."""
 
 
 async def check_server(server: Server) -> None:
-    """Raises PublishError for a server that is no vLLM or too old, and ConfigError for one whose log-probabilities are
-    not those of the model's whole distribution."""
+    """Check that a server can be used for training.
+
+    Raises PublishError if it is not a vLLM server or too old, and ConfigError if its log-probabilities are not those of
+    the model's whole distribution.
+    """
     await VLLMControl(server.base_url, server.api_key).check_version()
     problem = await samples_plainly(server.base_url, server.model, api_key=server.api_key)
     if problem is not None:

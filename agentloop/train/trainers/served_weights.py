@@ -1,8 +1,7 @@
-"""A host whose policy answers at a vLLM server of its own, with all of its weights: each update takes the place of the
-one before, under the same name.
+"""A host whose policy answers at a dedicated vLLM server, with all of its weights.
 
-So no attempt may lag behind, and nobody else should ask that server during a turn. It has the parent's weights again
-when the turn is over.
+Each update replaces the one before, under the same name. So no attempt may lag behind, and no other client should use
+that server during a turn. The server has the parent's weights again when the turn is over.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from agentloop.train.trainers.served import Server, check_server
 from agentloop.types import PolicyVersion, VersionKind
 
 N_TOKENS = 64
-"""Of the sequence by which the parent's weights are known again."""
+"""Tokens of the sequence that identifies the parent's weights."""
 
 
 class ServedWeights:
@@ -42,8 +41,8 @@ class ServedWeights:
     answers_in_process = False
 
     def __init__(self, learning: Learning, server: Server) -> None:
-        """Raises ConfigError without the folder of the model, and for options of adapters; PublishError for a server
-        that is not on this machine."""
+        """Raises ConfigError if the folder of the model is not set, and for options of adapters; PublishError if the
+        server is not on this machine."""
         if learning.model is None:
             raise ConfigError(
                 "[train.options] has no model; a model behind a server needs the folder that it is served from, such "
@@ -70,7 +69,7 @@ class ServedWeights:
         self._folders: dict[str, Path] = {}
         self._trainable: Trainable | None = None
         self._parent = learning.model
-        """Folder of the weights that the turn begins with."""
+        """Folder of the weights at the start of the turn."""
         self._parent_probe: Probe | None = None
         self._published: Mapping[str, Tensor] = {}
 
@@ -101,7 +100,7 @@ class ServedWeights:
         return version_names(number) | {self._server.model}
 
     def policy(self, name: str) -> Policy:
-        """See `hosts.Host`. One policy a name, because it remembers the ids of its conversations."""
+        """See `hosts.Host`. One policy per name, because a policy remembers the token ids of its conversations."""
         server = self._server
         if name not in self._policies:
             self._policies[name] = VLLMPolicy(
@@ -135,17 +134,17 @@ class ServedWeights:
         self._folders[name] = folder
 
     async def retract(self, name: str) -> None:
-        """See `hosts.Host`. An update that was replaced is not needed on disk."""
+        """See `hosts.Host`. Removes the update from disk: it was replaced and is not needed."""
         self._policies.pop(name, None)
         folder = self._folders.pop(name, None)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
     async def retract_updates(self, number: int) -> None:
-        """See `hosts.Host`. The last update stays until the version takes its place."""
+        """See `hosts.Host`. Does nothing: the last update stays until the version replaces it."""
 
     async def release(self) -> None:
-        """See `hosts.Host`. The parent's weights come back, unless the server has them."""
+        """See `hosts.Host`. Restores the parent's weights unless the server has them."""
         probe = self._parent_probe
         if probe is None:
             return

@@ -1,4 +1,4 @@
-"""A turn on stored traces, wherever they came from: rows, then passes over them in batches."""
+"""A turn on stored traces of any origin: rows, then passes over them in batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from agentloop.train.trainers.training import GOES_BACK, Training, parts
 from agentloop.types import ToolSpec
 
 DEFAULTS = {"sft": "reward>=1"}
-"""Filter of the stored traces of a kind, where a person named none: what is imitated should have passed."""
+"""Filter of the stored traces by kind, if the user set none: imitated traces should have passed."""
 N_SAMPLE = 16
-"""Rows on which a server that gets the result is checked."""
+"""Rows used to check a server after it received the result."""
 SAVE_EVERY = 25
-"""Updates between two checkpoints: one costs about as much as an update."""
+"""Updates between two checkpoints, because a checkpoint costs about as much as an update."""
 
 
 class StoredTurn:
@@ -37,7 +37,7 @@ class StoredTurn:
         experience: Experience,
         tools: Sequence[ToolSpec] = (),
     ) -> None:
-        """tools: of traces that do not say what the agent was offered."""
+        """tools: tools for traces that do not record what the agent was offered."""
         self._training = training
         self._host = host
         self._admission = admission
@@ -46,7 +46,7 @@ class StoredTurn:
         self._tools = tools
 
     def run(self) -> str:
-        """All updates that are not made yet; the version's note. Raises TrainingError."""
+        """Run all remaining updates; returns the version's note. Raises TrainingError."""
         training = self._training
         state = training.state
         rows, pairs, dropped = self._rows()
@@ -77,7 +77,7 @@ class StoredTurn:
         return counted(len(used), "stored trace")
 
     def _rows(self) -> tuple[list[Row], dict[str, tuple[str, str]], Counter[str]]:
-        """(rows, trajectory -> what a lineage names it by, excluded by reason)."""
+        """(rows, trajectory -> its pair for the lineage, number of excluded rows by reason)."""
         rows: list[Row] = []
         pairs: dict[str, tuple[str, str]] = {}
         dropped: Counter[str] = Counter()
@@ -96,7 +96,7 @@ class StoredTurn:
         return rows, pairs, dropped
 
     def _updates(self, units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
-        """Mixed batches of each epoch."""
+        """Shuffled batches of each epoch."""
         learning = self._training.learning
         for epoch in range(learning.epochs):
             mixed = list(units)

@@ -1,4 +1,5 @@
-"""The model of one turn with its optimiser, and how far the turn is: on disk after each update, whole or not at all."""
+"""The model of one turn with its optimiser, and the turn's progress. Both are written to disk after each update,
+atomically."""
 
 from __future__ import annotations
 
@@ -29,43 +30,43 @@ from agentloop.train.trainers.hosts import Host
 from agentloop.train.trainers.learning import Learning
 
 GOES_BACK = "the turn goes on from the last good weights, at half the learning rate"
-"""What follows from an alarm."""
+"""Consequence of an alarm."""
 
 
 @dataclass
 class TurnState:
-    """How far a turn is, and what it used so far."""
+    """Progress of a turn, and what it has used so far."""
 
     made_from: str
-    """Hash of everything that decides what the turn ends in, beside the attempts."""
+    """Hash of everything that determines the result of the turn, except the attempts."""
     n_steps: int = 0
     n_updates: int = 0
     rates: list[Rates] = field(default_factory=list)
-    """Of the curriculum, before the turn and after each of its steps."""
+    """The curriculum's rates, before the turn and after each of its steps."""
     consumed: list[int] = field(default_factory=list)
     """Numbers of the groups that were trained on."""
     discarded: list[int] = field(default_factory=list)
-    """Numbers of those that were too old when they ended."""
+    """Numbers of the groups that were too old when they ended."""
     episodes: list[str] = field(default_factory=list)
     pairs: list[tuple[str, str]] = field(default_factory=list)
     sample: list[list[int]] = field(default_factory=list)
-    """Token ids of a few rows of the last step, on which a server that gets its update is checked."""
+    """Token ids of a few rows of the last step, used to check a server that receives its update."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Rows and trajectories that did not train, by reason."""
     watched: list[dict[str, float]] = field(default_factory=list)
     """Figures of the steps that count for alarms."""
     marks: list[int] = field(default_factory=list)
-    """Optimiser steps before each of those."""
+    """Number of optimiser steps before each of those steps."""
     n_returns: int = 0
-    """How often an alarm sent the turn back."""
+    """Number of times that an alarm sent the turn back."""
 
     def learn_from(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Count each pair once."""
+        """Add pairs; each counts once."""
         self.pairs = list(dict.fromkeys([*self.pairs, *pairs]))
 
 
 class Training:
-    """What is trained in a turn, and by what."""
+    """The model in training during a turn, with its algorithm and engine."""
 
     def __init__(
         self,
@@ -78,9 +79,9 @@ class Training:
         limits: AlarmSection,
         ranks: Ranks = ALONE,
     ) -> None:
-        """parent: folder of the version that it goes on from. made_from: see `TurnState`.
+        """parent: folder of the version to continue from. made_from: see `TurnState`.
 
-        ranks: of other processes that share the updates, see `followers.leading`.
+        ranks: includes the other processes that share the updates, see `followers.leading`.
         """
         self.algorithm = algorithm
         self.learning = learning
@@ -101,9 +102,10 @@ class Training:
         self.alarms = AlarmWatch(limits, self.state.watched, self.state.n_returns)
 
     def _restore(self, parent: Path | None) -> bool:
-        """Go on from the checkpoint of an interrupted process, else from the moments of the parent. Whether the first.
+        """Continue from the checkpoint of an interrupted process (returns True), or from the parent's optimiser
+        moments.
 
-        Raises TrainingError for a state that is broken.
+        Raises TrainingError for a broken state.
         """
         saved = checkpoints(self._draft.workspace)
         if saved:
@@ -120,16 +122,16 @@ class Training:
         return False
 
     def checkpoint(self) -> None:
-        """Make this the state from which an interrupted process goes on. Raises TrainingError on a full disk."""
+        """Save the state from which an interrupted process continues. Raises TrainingError if the disk is full."""
         good = self.alarms.good
         mark = None if good is None else self.state.marks[good]
         checkpoint(self.engine, self._draft.workspace, vars(self.state), good=mark)
 
     def watch(self, figures: Mapping[str, float], mark: int) -> Alarm | None:
-        """Look at the figures of a step; where they raise an alarm, put back the weights before the last good step.
+        """Check the figures of a step; if they raise an alarm, restore the weights from before the last good step.
 
-        mark: optimiser steps before it. The turn goes on: what it has used stays used. Raises TrainingError at one
-        alarm too many.
+        mark: number of optimiser steps before this step. The turn continues, and what it has used stays used. Raises
+        TrainingError if there are too many alarms.
         """
         state = self.state
         state.marks.append(mark)
@@ -142,7 +144,8 @@ class Training:
         return raised
 
     def _go_back(self, mark: int) -> None:
-        """To the newest checkpoint of at most `mark` optimiser steps, else the oldest; later ones are removed."""
+        """Return to the newest checkpoint of at most `mark` optimiser steps, otherwise the oldest; later ones are
+        removed."""
         places = checkpoints(self._draft.workspace)
         older = [path for path in places if int(path.name) <= mark]
         chosen = older[-1] if older else places[0]
@@ -153,15 +156,16 @@ class Training:
                 shutil.rmtree(path)
 
     def step(self, units: Sequence[Unit], rate: float) -> dict[str, float]:
-        """One optimiser step at `rate` times the learning rate; its figures."""
+        """One optimiser step at `rate` times the learning rate; returns its figures."""
         figures = self.engine.step(self.engine.prepared(units), rate)
         self.state.n_updates += 1
         return figures
 
     def update(self, units: Sequence[Unit], rng: random.Random, rate: float) -> dict[str, float]:
-        """Optimiser steps on `units`, each on a mixture of them; their figures, means by step, of counts the sums.
+        """Optimiser steps on shuffled `units`; returns their figures: sums of counts, means over steps of the others.
 
-        Were units sorted by length to save padding, a step would see a group's failures without its successes.
+        Units are not sorted by length to save padding, because a step would then see a group's failures without its
+        successes.
         """
         mixed = self.engine.prepared(units)
         rng.shuffle(mixed)
@@ -174,13 +178,13 @@ class Training:
         return means | {name: totals[name] for name in (SKIPPED, of(TOKENS, StepPhase.train))}
 
     def imitate(self, rows: Sequence[Row], rate: float) -> dict[str, float]:
-        """One supervised step on rows that once succeeded: how a pool that only fails is revived."""
+        """One supervised step on rows that once succeeded, to revive a pool in which every attempt fails."""
         sft = Sft()
         units, _ = sft.prepare(rows)
         return self.engine.step(units, rate, algorithm=sft)
 
     def save(self) -> None:
-        """Write the version, and what the turn after it goes on from, to the draft's folder."""
+        """Write the version, and the state for the next turn, to the draft's folder."""
         with boundary(TrainingError, "cannot save a version; mend it and run the same command again"):
             self.trainable.save(self._draft.folder)
             is_exact = self.trainable.dtype == torch.float32
@@ -188,7 +192,7 @@ class Training:
 
 
 def parts(units: Sequence[Unit], n_rows: int) -> Iterator[Sequence[Unit]]:
-    """`units` in parts of nearly equal size, about `n_rows` rows each, in the order given."""
+    """`units` in parts of nearly equal size, about `n_rows` rows each, in their order."""
     n_all = sum(len(unit) for unit in units)
     n = min(len(units), -(-n_all // n_rows))
     for i in range(n):

@@ -1,4 +1,4 @@
-"""One turn of the trainer `gepa`: a search, its lessons, and the version that comes of it."""
+"""One turn of the trainer `gepa`: a search, its lessons, and the resulting version."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from agentloop.train.trainers.rewriting import Rewriter
 from agentloop.types import Component, Judged, Overlay
 
 MAX_VALIDATION = 30
-"""Validation tasks that each accepted candidate does."""
+"""Maximum number of validation tasks for each accepted candidate."""
 SHARE_ASIDE = 0.4
-"""Of the train tasks, where the suite has no validation tasks."""
+"""Share of the train tasks that is set aside if the suite has no validation tasks."""
 CLOCK = "clock.json"
-"""In the workspace of a draft."""
+"""File name in the workspace of a draft."""
 UNPROVEN = "unproven: nothing here can be run again"
 
 
@@ -39,11 +39,11 @@ class Effort:
     minibatch: int
     """Train tasks of one rewriting."""
     n_lessons: int
-    """Lessons that are tried."""
+    """Maximum number of lessons to try."""
 
 
 class OverlayTurn:
-    """One version in the making."""
+    """Makes one version."""
 
     def __init__(
         self,
@@ -99,7 +99,8 @@ class OverlayTurn:
         return self._finish(best, evaluations)
 
     async def unproven(self) -> str | None:
-        """One rewriting of each component that stored failures speak of; no attempt is possible."""
+        """One rewriting of each component that stored failures concern; for projects in which no attempt is
+        possible."""
         texts: dict[str, str] = {}
         for name, evidence in by_component(self._evidence).items():
             text = await self._rewriter.text(self._components[name], evidence)
@@ -116,7 +117,7 @@ class OverlayTurn:
     async def _with_lessons(
         self, best: Overlay, evaluations: Evaluations, indices: Sequence[int]
     ) -> tuple[Overlay, int]:
-        """(`best` with the lessons that pay, the parent's and new ones; how many do not)."""
+        """(`best` with the lessons that pay, of the parent and new ones; number of lessons that do not)."""
         texts = {name: component.original for name, component in self._components.items()}
         texts |= {each.name: each.text for each in best.components}
         lessons = await keep_paying(evaluations, texts, self._parent.lessons, indices)
@@ -129,7 +130,7 @@ class OverlayTurn:
         return evaluations.overlay(texts, lessons), n_dropped
 
     def _best(self, evaluations: Evaluations) -> Overlay | None:
-        """The candidate with the most reward on validation, the parent included; None before any was measured."""
+        """The candidate with the highest reward on validation, including the parent; None before any was measured."""
         measured = list(evaluations.validated.values())
         if not measured:
             return None
@@ -189,7 +190,7 @@ class OverlayTurn:
         return dropped
 
     def _changes(self, overlay: Overlay) -> str:
-        """Which texts a version changes."""
+        """Summary of the texts that a version changes."""
         changes: list[str] = []
         for each in overlay.components:
             before = self._components[each.name].text if each.name in self._components else each.original

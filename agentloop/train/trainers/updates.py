@@ -1,7 +1,7 @@
-"""The last updates of a turn, so that what one of them sampled is compared with the trainer as it was then.
+"""The last updates of a turn, so that rows are compared with the trainer as it was when they were sampled.
 
-An update is in memory while an attempt of it may still be trained on. After an interruption it comes from the folder
-that the server read it from.
+An update stays in memory while attempts that it sampled may still be trained on. After an interruption it is read from
+the folder that the server loaded it from.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class Updates:
     """Trained tensors by the number of updates of the turn, from 0."""
 
     def __init__(self, trainable: Trainable, max_lag: int, folder_of: Callable[[int], Path]) -> None:
-        """max_lag: updates that an attempt may be behind. folder_of: where an update's adapter is saved."""
+        """max_lag: updates that an attempt may be behind. folder_of: number of an update -> folder of its adapter."""
         self._trainable = trainable
         self._max_lag = max_lag
         self._folder_of = folder_of
         self._states: dict[int, Mapping[str, Tensor]] = {}
 
     def save_first(self) -> None:
-        """Before the first update: its folder is written here, the others are those of `Host.publish`."""
+        """Save the model before the first update; the folders of the others are written by `Host.publish`."""
         if self._max_lag:
             self._trainable.save(self._folder_of(0))
 
     def keep(self, number: int) -> None:
-        """The model is now as `number` updates left it. Nothing is copied where no attempt may lag behind."""
+        """Remember the current model as the one after `number` updates. Copies nothing if no attempt may lag behind."""
         if not self._max_lag:
             return
         self._states[number] = self._trainable.state()
@@ -42,7 +42,8 @@ class Updates:
 
     @contextmanager
     def as_of(self, number: int) -> Iterator[bool]:
-        """The model is as `number` updates left it inside the block; False where nothing has that update any more."""
+        """Inside the block, the model is as it was after `number` updates. Yields False if that update is no longer
+        available."""
         state = self._states.get(number) or self._saved(number)
         if state is None:
             yield False

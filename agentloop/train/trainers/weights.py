@@ -1,7 +1,7 @@
-"""One trainer of weights for every algorithm: attempts or stored traces -> rows -> updates -> a version.
+"""One trainer of weights for all algorithms: attempts or stored traces -> rows -> updates -> a version.
 
-It neither gates nor promotes. Killed at any point and asked again, it goes on from its last update and ends in the same
-version; at a server that samples at random, on the same groups.
+It neither gates nor promotes. If it is killed and started again, it continues from its last update and ends in the same
+version. With a server that samples at random, the result is the same for the same groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentloop.train.trainers.training import Training
 from agentloop.types import PolicyVersion, ToolSpec, VersionKind, content_hash
 
 VALIDATION = "validation"
-"""Name of the figure that says how a version does on the validation split."""
+"""Name of the figure with a version's success on the validation split."""
 N_VALIDATIONS = 3
 """Attempts at each validation task."""
 LIMITS = AlarmSection()
@@ -49,9 +49,9 @@ class WeightsTrainer:
         settings: str,
         limits: AlarmSection = LIMITS,
     ) -> None:
-        """admission: of rows. folder_of: the folder of a version. settings: hash of everything that is set.
+        """admission: rules for rows. folder_of: version -> its folder. settings: hash of all settings.
 
-        limits: of figures, beyond which a turn goes back.
+        limits: limits of figures beyond which a turn goes back.
         """
         self.name = algorithm.name
         self.makes: VersionKind = host.makes
@@ -64,11 +64,11 @@ class WeightsTrainer:
         self._limits = limits
 
     async def first(self, draft: Draft, experience: Experience) -> str | None:
-        """The model as the server has it: the settings are version 1."""
+        """See `protocols.Trainer`: version 1 is the model that the server has, with the settings."""
         return None
 
     async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
-        """A turn from `parent`; None where no row carried a gradient."""
+        """A turn from `parent`; None if no row carried a gradient."""
         try:
             with leading(self._learning.n_processes) as ranks:
                 return await self._turn(parent, draft, experience, ranks)
@@ -119,7 +119,8 @@ class WeightsTrainer:
         return f"{self.name.upper()}, {note}, {counted(training.state.n_updates, 'update')}"
 
     async def _tools(self, draft: Draft, experience: Experience) -> Sequence[ToolSpec]:
-        """What the agent is offered, which the served prompt has, for traces that do not say it."""
+        """The tools that the agent is offered, which are part of the served prompt, for traces that do not record
+        them."""
         if self._host.answers_in_process or not isinstance(experience, ShowsTools):
             return ()  # the tiny policy's format has no tools
         tools = await experience.tools()
@@ -128,7 +129,7 @@ class WeightsTrainer:
         return tools or ()
 
     async def _validate(self, name: str, experience: Experience) -> float:
-        """Mean reward on the validation split, which decides when to stop and nothing else."""
+        """Mean reward on the validation split, which only decides when to stop."""
         policy = self._host.policy(name)
         rewards: list[float] = []
         for n in range(N_VALIDATIONS):
