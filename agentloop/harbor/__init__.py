@@ -1,1 +1,1 @@
-"""Tasks in the Harbor format, as others wrote them: a folder with instruction, environment, tests and solution."""
+"""Tasks in the Harbor format: a folder with instruction, environment, tests and solution."""

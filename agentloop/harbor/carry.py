@@ -1,8 +1,8 @@
-"""What an agent left in its sandbox, brought to a fresh one.
+"""Copies what an agent left in its sandbox to a fresh sandbox.
 
-Both sandboxes say what files they have; what differs is packed in the agent's sandbox, looked through here,
-and unpacked in the fresh one. The agent's programs may lie, about its own work alone: which paths
-may arrive is decided here (`trust.py`), links are made last, and nothing is written through one.
+Both sandboxes list their files. Files that differ are packed in the agent's sandbox, checked here, and unpacked in the
+fresh one. The agent's programs may lie, but only about the agent's own work: `trust.py` decides here which paths may
+arrive, links are created last, and nothing is written through one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from agentloop.errors import SandboxError, SandboxGone
 from agentloop.harbor.trust import LEFT_OUT, PACKAGES, Fate, Trust, fate_by_content
 
 MAX_BYTES = 1 << 30
-"""Of files that an agent may leave; more is left behind."""
+"""Total size of the files copied; further files are left behind."""
 MAX_LISTING = 64 << 20
-"""Bytes of the list of their names."""
+"""Maximum length of the file list in bytes."""
 MAX_ENTRIES = 200_000
 MAX_TOLD = 1 << 20
-"""Bytes of a file that are looked at, to know whether it is loaded unasked."""
+"""Number of bytes read from a file to decide whether it is loaded without being called for."""
 BATCH = 60_000
-"""Characters of names in one command, of which 128 KiB is the most that a sandbox takes."""
+"""Maximum characters of names in one command; a sandbox takes commands of up to 128 KiB."""
 TIMEOUT_S = 120.0
 TYPE = 0xF000
 FOLDER = 0x4000
@@ -43,27 +43,27 @@ LISTING = (
 )
 
 Files = dict[str, tuple[int, ...]]
-"""Absolute path -> (mode, uid, gid, bytes, mtime); of a folder the first three."""
+"""Absolute path -> (mode, uid, gid, size in bytes, mtime); the first three only for a folder."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What came of it. Paths are absolute."""
+    """The result of copying. Paths are absolute."""
 
     n_files: int = 0
     kept_back: tuple[str, ...] = ()
-    """What the agent changed and the fresh sandbox has as the image has it."""
+    """Paths that the agent changed but that stay in the fresh sandbox as the image has them."""
     upgraded: bool = False
-    """Whether packages were installed, which may have changed any of those."""
+    """True if packages were installed, which may have changed any of `kept_back`."""
     problem: str = ""
-    """Why not everything could be brought."""
+    """The reason why something was not copied; "" if everything was."""
 
 
 async def carry(worked: WholeSandbox, fresh: WholeSandbox, workdir: str | None) -> Carried:
-    """Make the fresh sandbox what the agent left, as far as its verdict can be trusted then.
+    """Copy what the agent left into the fresh sandbox, as far as a verdict can then still be trusted.
 
-    Raises SandboxError when the image lacks find, stat or tar, and SandboxGone. What the agent did to
-    its own sandbox so that it cannot be read is its own loss: `problem` says it.
+    Raises SandboxError if the image lacks find, stat or tar, and SandboxGone. If the agent made its own sandbox
+    unreadable, that is its own loss: it is not raised but reported in `problem`.
     """
     before = await _listing(fresh)
     if not before:
@@ -111,10 +111,10 @@ async def carry(worked: WholeSandbox, fresh: WholeSandbox, workdir: str | None) 
 
 
 class _Brought:
-    """An archive that only takes what it should: wanted paths, plain types, nothing by way of a link."""
+    """Filters packed files into an archive: only wanted paths of plain types, and nothing below a link."""
 
     def __init__(self, archive: tarfile.TarFile, wanted: set[str], links: set[str]) -> None:
-        """links: where the fresh sandbox has one."""
+        """links: paths that are links in the fresh sandbox."""
         self._archive = archive
         self._wanted = wanted
         self._links = links
@@ -150,7 +150,7 @@ class _Brought:
 
 
 async def _listing(sandbox: WholeSandbox) -> Files:
-    """What the sandbox has, as its own programs say it; {} when they say nothing."""
+    """The sandbox's files as its own programs list them; {} if they print nothing."""
     with tempfile.TemporaryFile() as listing:
         await _output(sandbox, LISTING, listing, MAX_LISTING)
         listing.seek(0)
@@ -185,7 +185,7 @@ def _look_through(packed: IO[bytes], brought: _Brought) -> None:
 
 
 async def _unpack(sandbox: WholeSandbox, packed: IO[bytes]) -> None:
-    """Raises SandboxGone. An owner that the sandbox does not have is left to it."""
+    """Unpack into the sandbox. Owners that the sandbox does not have are left to its tar. Raises SandboxGone."""
     process = sandbox.start("exec tar -xpf - -C /")
     async with asyncio.timeout(TIMEOUT_S):
         while data := packed.read(1 << 16):
@@ -197,7 +197,7 @@ async def _unpack(sandbox: WholeSandbox, packed: IO[bytes]) -> None:
 
 
 async def _output(sandbox: WholeSandbox, command: str, to: IO[bytes], max_bytes: int) -> None:
-    """What a command prints, as far as `max_bytes`. Raises TimeoutError, SandboxGone."""
+    """Write a command's stdout to `to`. Raises SandboxError above `max_bytes`, TimeoutError, SandboxGone."""
     process = sandbox.start(command)
     process.stdin.close()
     try:
@@ -218,11 +218,13 @@ async def _remove(sandbox: WholeSandbox, gone: list[str]) -> None:
 
 
 def _within_limits(wanted: list[str], about: Files) -> tuple[list[str], str]:
-    """In the order of their names, folders first; and what was left behind."""
+    """The paths to copy, sorted so that folders come first, and a message about what is left behind. Small files have
+    priority."""
     paths: list[str] = []
     total = 0
     for path in sorted(wanted, key=lambda path: about[path][3] if len(about[path]) > 3 else 0):
         mode = about[path][0] & TYPE
+        # A folder has no size in `Files`.
         size = (*about[path], 0)[3]
         if mode not in (FOLDER, LINK, FILE):
             continue

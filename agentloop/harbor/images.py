@@ -1,4 +1,5 @@
-"""Images of Harbor tasks for backends that build none: an engine makes each once, and it is unpacked to a folder."""
+"""Images of Harbor tasks for backends that build none: a container engine makes each once, and it is unpacked to a
+folder."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from agentloop.types import Task
 
 LEFT_OUT = ("dev/", "proc/", "sys/")
 OR_ANOTHER = ", or use bubblewrap"
-"""How the probe's reason ends, where bubblewrap is what was tried."""
+"""End of the probe's reason, which makes no sense if bubblewrap is the backend already."""
 
 
 @contextmanager
 def images_for(tasks: Sequence[Task], backend: SandboxBackend) -> Iterator[tuple[Task, ...]]:
-    """`tasks` as `backend` takes them: where it builds no images of Harbor tasks, an engine does.
+    """`tasks` in the form that `backend` takes: if it builds no images of Harbor tasks, an engine builds them.
 
-    Raises CapabilityError when no engine answers either, ImageError, SandboxUnavailable. Blocks.
+    Raises CapabilityError if no engine answers either, ImageError, SandboxUnavailable. Blocks.
     """
     if backend.name == DockerBackend.name:
         yield tuple(tasks)
@@ -40,7 +41,7 @@ def images_for(tasks: Sequence[Task], backend: SandboxBackend) -> Iterator[tuple
 
 
 def _needs_engine(task: Task) -> bool:
-    """True for an image from a Dockerfile or by tag; others are root folders and tars of them."""
+    """True for an image from a Dockerfile or by tag; other images are root folders or tars of them."""
     return task.setup is not None and kind(task.sandbox.image) in (ImageKind.recipe, ImageKind.tag)
 
 
@@ -59,7 +60,7 @@ def _refuse_without_engine(tasks: Sequence[Task], backend: SandboxBackend) -> No
 
 
 def _with_root_folder(task: Task, folder: Path) -> Task:
-    """The task with its image unpacked to the new `folder`. Special permissions and devices are not kept."""
+    """The task with its image unpacked to the new `folder`. Special permissions and devices are dropped."""
     with boundary(SandboxUnavailable, "docker"), engine() as client:
         image, settings = in_engine(client, task.sandbox.image)
         container = client.api.create_container(image, command=["/bin/sh"])["Id"]

@@ -1,4 +1,4 @@
-"""Where things are in the sandbox of a Harbor task."""
+"""Paths in the sandbox of a Harbor task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLLECTED = "/logs/artifacts"
 
 
 async def must(sandbox: WholeSandbox, command: str, error: type[SandboxError] = SandboxError) -> None:
-    """Raises `error` when `command` does not end well."""
+    """Run a command. Raises `error` if it fails."""
     done = await sandbox.exec(command, timeout_s=60.0, lease="")
     if done.exit_code:
         raise error(f"the sandbox cannot be made ready ({command}): {(done.stderr or done.stdout).strip()[:200]}")

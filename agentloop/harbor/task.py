@@ -1,15 +1,14 @@
-"""A Harbor task folder, read and checked.
+"""Reads and checks a Harbor task folder.
 
     task.toml                     limits, network, users; schema 1.0 to 1.4
-    instruction.md                what the agent is told
+    instruction.md                the agent's instruction
     environment/Dockerfile        the image, unless [environment].docker_image names one
     tests/test.sh                 writes /logs/verifier/reward.txt or reward.json
     solution/solve.sh             what `--agent oracle` runs
 
-A key that is not the format's is left alone, as the format asks, and said (`HarborTask.remarks`); one
-that is a slip of the pen away from a key of the format is refused, because a limit that was misspelt
-is a limit that does not hold, and so is a known key with a wrong value. What a task needs and we do
-not have (several containers, steps, GPUs) is refused by name.
+A key that the format does not have is ignored, as the format demands, and reported (`HarborTask.remarks`). A key that
+is nearly one of the format's is refused, because a misspelt limit would not be enforced; so is a known key with an
+invalid value. Features that a task needs and we lack (several containers, steps, GPUs) are refused by name.
 Source: Harbor 0.25, models/task/config.py.
 """
 
@@ -37,13 +36,13 @@ OTHER_KEYS = {
     "environment.healthcheck": {"start_period_sec", "start_interval_sec"},
     "verifier.collect": {"service", "user"},
 }
-"""Table -> keys of the format that are read elsewhere, or mean nothing to us."""
+"""Table -> keys of the format that are read elsewhere or ignored here."""
 NEAR = 0.85
-"""How alike (difflib's ratio) an unknown key and one of the format are, when it is taken for a slip of the pen."""
+"""Similarity (difflib's ratio) from which an unknown key counts as a misspelt key of the format."""
 
 
 class NetworkMode(StrEnum):
-    """What a phase may connect to."""
+    """Network access during a phase."""
 
     public = "public"
     no_network = "no-network"
@@ -51,7 +50,8 @@ class NetworkMode(StrEnum):
 
 
 class VerifierMode(StrEnum):
-    """Where tests run: in the agent's sandbox after it was swept, or in a fresh one with the declared artifacts."""
+    """Sandbox for the tests. `shared`: a fresh one with the agent's files, as far as `trust.py` lets them. `separate`:
+    a fresh one with only the declared artifacts."""
 
     shared = "shared"
     separate = "separate"
@@ -64,12 +64,12 @@ class Table(BaseModel):
 
 
 class Phase(Table):
-    """What the agent and the verifier have in common."""
+    """Settings that the agent and the verifier share."""
 
     timeout_sec: float = Field(default=600.0, gt=0)
     user: str | int | None = None
     network_mode: NetworkMode | None = None
-    """None is the environment's."""
+    """None: the environment's mode."""
     allowed_hosts: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
 
@@ -101,7 +101,7 @@ class TaskEnvironment(Table):
     @model_validator(mode="before")
     @classmethod
     def _older_schemas(cls, table: Any) -> Any:
-        """`memory = "2G"`, `storage = "10G"` and `allow_internet = false` of schemas before 1.4."""
+        """Converts `memory = "2G"`, `storage = "10G"` and `allow_internet = false` from schemas before 1.4."""
         if not isinstance(table, dict):
             raise ValueError("must be a table, [environment]")
         table = dict(table)
@@ -127,16 +127,16 @@ class Collect(Table):
 
 
 class Verification(Phase):
-    """How the result is checked."""
+    """How the result is verified."""
 
     environment_mode: VerifierMode = VerifierMode.shared
     environment: TaskEnvironment | None = None
-    """The sandbox of a separate verifier; None is another of the agent's."""
+    """The sandbox of a separate verifier. None: a second sandbox like the agent's."""
     collect: tuple[Collect, ...] = ()
 
 
 class Solution(Table):
-    """What the oracle is given."""
+    """Settings for the oracle."""
 
     env: dict[str, str] = Field(default_factory=dict)
 
@@ -151,34 +151,34 @@ class HarborTask(Table):
     verifier: Verification = Verification()
     solution: Solution = Solution()
     artifacts: tuple[str, ...] = ()
-    """Paths in the agent's sandbox that a separate verifier is given."""
+    """Paths in the agent's sandbox that a separate verifier gets."""
     tags: tuple[str, ...] = ()
     """[metadata] tags."""
     remarks: tuple[str, ...] = ()
-    """What the task says and we do not do, a line each."""
+    """Task features that we ignore, one line each."""
 
     @property
     def name(self) -> str:
-        """The folder's."""
+        """The folder's name."""
         return self.folder.name
 
     @property
     def image(self) -> str:
-        """As `SandboxSpec.image` takes it."""
+        """The image as `SandboxSpec.image` takes it: a tag, or the folder with the Dockerfile."""
         return self.environment.docker_image or str(self.folder / "environment")
 
     def hosts(self, phase: Phase) -> tuple[str, ...]:
-        """`SandboxSpec.allowed_hosts` of a phase."""
+        """`SandboxSpec.allowed_hosts` for a phase."""
         mode = phase.network_mode or self.environment.network_mode
         hosts = phase.allowed_hosts or self.environment.allowed_hosts
         return {NetworkMode.public: EVERYWHERE, NetworkMode.no_network: (), NetworkMode.allowlist: hosts}[mode]
 
 
 def find_tasks(paths: list[Path]) -> list[HarborTask]:
-    """The tasks that `paths` are, or hold as folders, by name.
+    """The tasks in `paths`: each is a task folder, or a folder that contains task folders.
 
-    Raises ConfigError or CapabilityError with a line for every task that cannot be taken, and
-    ConfigError for two of one name, which traces and results could not tell apart.
+    Raises ConfigError or CapabilityError with a line for every invalid task. Raises ConfigError for two tasks of one
+    name, because traces and results could not distinguish them.
     """
     tasks: dict[Path, HarborTask] = {}
     problems: list[ConfigError | CapabilityError] = []
@@ -210,7 +210,8 @@ def find_tasks(paths: list[Path]) -> list[HarborTask]:
 
 
 def load_task(folder: Path) -> HarborTask:
-    """The task in `folder`. Raises ConfigError: one line with file and key; CapabilityError for what we cannot do."""
+    """The task in `folder`. Raises ConfigError, one line with file and key; CapabilityError for features that we
+    lack."""
     path = folder / TASK
     with boundary(ConfigError, f"{path}: cannot be read"):
         tables = read_toml(path)
@@ -234,14 +235,14 @@ def load_task(folder: Path) -> HarborTask:
 
 
 def _artifacts(path: Path, rows: object) -> tuple[str, ...]:
-    """Paths, or tables that each have one as `source`. Raises ConfigError."""
+    """The paths in `rows`, which are paths or tables with a path as `source`. Raises ConfigError."""
     if not isinstance(rows, list) or not all(isinstance(row, str | dict) for row in rows):
         raise ConfigError(f'{path}: artifacts must be a list of paths, like ["/work/answer.txt"]')
     return tuple(row if isinstance(row, str) else str(row.get("source")) for row in rows)
 
 
 def _tags(tables: dict[str, Any]) -> tuple[str, ...]:
-    """Those that are texts: the table is its author's own, and the format says nothing of what is in it."""
+    """The tags that are texts. The table is free-form: the format says nothing about its contents."""
     metadata = tables.get("metadata", {})
     tags = metadata.get("tags", []) if isinstance(metadata, dict) else []
     return tuple(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else ()
@@ -263,7 +264,7 @@ def _refuse_what_we_lack(folder: Path, tables: dict[str, Any]) -> None:
 
 
 def _unknown(path: Path, tables: dict[str, Any]) -> list[str]:
-    """A line for each key that is not the format's. Raises ConfigError for one that was meant to be."""
+    """A line for each key that the format does not have. Raises ConfigError for a misspelt key of the format."""
     lines = []
     for name, table, model in _tables(tables):
         names = {*model.model_fields, *OTHER_KEYS.get(name, ())} - {"folder", "instruction", "remarks", "tags"}
@@ -276,7 +277,7 @@ def _unknown(path: Path, tables: dict[str, Any]) -> list[str]:
 
 
 def _tables(tables: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], type[Table]]]:
-    """(name, keys, what is read of them) of each table that has a fixed set of keys."""
+    """(name, keys, model that reads them) of each table with a fixed set of keys."""
     yield "", tables, HarborTask
     below: dict[str, type[Table]] = {
         "agent": Phase,
@@ -297,7 +298,7 @@ def _tables(tables: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], type[
 
 
 def _not_held(path: Path, tables: dict[str, Any]) -> list[str]:
-    """A line for each thing that a task asks for and gets in part or not at all."""
+    """A line for each feature that a task declares and gets only in part or not at all."""
     environment = tables.get("environment")
     table = environment if isinstance(environment, dict) else {}
     lines = []

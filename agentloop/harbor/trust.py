@@ -1,11 +1,11 @@
-"""Which of an agent's changes to the file system reach the sandbox in which its work is judged.
+"""Decides which of an agent's file changes reach the sandbox in which its work is judged.
 
-An agent in a shared sandbox was root, so every program there may be its own by now. The tests therefore
-run in a fresh sandbox of the image, and get the agent's files there, but none that would decide what a
-program of the image does: the image's programs and libraries are never replaced, and what is loaded
-without being asked for (`sitecustomize`, `.pth`, `ld.so.preload`, a second `python3` earlier in the
-path, a `pytest` plugin) stays behind. New programs and packages come along: installing is work, too.
-What the tests themselves execute of the agent's work is theirs to fence.
+An agent in a shared sandbox was root, so it may have replaced any program there. The tests therefore run in a fresh
+sandbox of the image. They get the agent's files there, except those that would change what a program of the image does:
+the image's programs and libraries are never replaced, and files that are loaded implicitly (`sitecustomize`, `.pth`,
+`ld.so.preload`, a second `python3` earlier in the path, a `pytest` plugin) stay behind. New programs and packages are
+copied, because installing is work, too. Tests must protect themselves from whatever part of the agent's work they
+execute.
 """
 
 from __future__ import annotations
@@ -33,70 +33,71 @@ LEFT_OUT = (
     "/etc/resolv.conf",
     "/etc/mtab",
 )
-"""Not the image's and not the agent's work: the kernel's, the engine's, ours and the verifier's."""
+"""Paths that belong neither to the image nor to the agent's work, but to the kernel, the engine, us or the verifier."""
 PROGRAMS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr")
 DATA = re.compile(r"/usr/((local/)?share/(?!perl|python|keyrings)|src/|include/|local/(src|etc|var)/)")
-"""Below PROGRAMS, and yet what a task may be about: a page of a web server, a header."""
+"""Paths below PROGRAMS that a task may be about, such as a page of a web server or a header."""
 LOADED_CONFIG = re.compile(
     r"/etc/(ld\.so|alternatives(/|$)|nsswitch\.conf|pam\.|security/|environment$|profile|bash|zsh|python|perl"
     r"|ssl/openssl\.cnf|gitconfig$|pip\.conf$|apt/|dpkg/|uv/|curlrc$|wgetrc$)"
     r"|/(root|home/[^/]+)/(\.config/(pip|uv|go)(/|$)|\.pip/|\.cargo/config|\.(curlrc|wgetrc|npmrc|pydistutils\.cfg)$)"
 )
-"""Configuration that decides which code any program runs, or what tests that install their tools get."""
+"""Configuration that decides which code any program loads, or what tests get when they install their tools."""
 CACHES = re.compile(r"/(root|home/[^/]+)/\.cache/(pip|uv)(/|$)|/var/(cache|lib)/apt/|/etc/ld\.so\.cache")
-"""What programs keep of what they fetched, and believe."""
+"""Downloads that programs cache and trust."""
 TEST_TOOL = re.compile(
     r"/(?:site|dist)-packages/(?:_?pytest|pluggy|iniconfig)(?:/|-[\d.]+\.(?:dist|egg)-info|\.py$|$)"
     r"|/bin/(?:pytest|py\.test)$"
 )
-"""Tests of an image without it bring their own; an agent's is for the agent."""
+"""Tools that tests install themselves if the image lacks them. The agent's own copy serves only the agent."""
 FETCHERS = re.compile(r"/bin/uvx?$|local/s?bin/(curl|wget|apt(-get)?|dpkg)$")
-"""So do these: tests bring theirs, and anybody may have installed a uv for the work."""
+"""Programs that tests also install themselves, and that an agent may have installed for its work, such as uv."""
 PYTHON_LOADS = re.compile(r"(^|/)(sitecustomize|usercustomize)(\.py|\.pyc|\.[^/]*\.so|/|$)|(^|/)ld\.so\.preload$")
-"""Wherever it lies."""
+"""Loaded by Python or the linker wherever it lies."""
 SITE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 STDLIB = re.compile(r"/lib(?:64)?/python3(?:\.\d+)?/(?!site-packages/|dist-packages/)(?:lib-dynload/)?([^/]+)")
 INTERPRETER = re.compile(r"(/.+)/(?:lib(?:64)?/python3[^/]*/os\.py|lib/node_modules/npm/package\.json|pyvenv\.cfg)$")
-"""In a folder with one of these is a Python or Node, to which a link or a shim on the path may lead."""
+"""Files that mark the folder of a Python or Node installation, which a link or a shim on the path may lead to."""
 ZIPPED = re.compile(r"/lib(?:64)?/python3\d+\.zip$")
 LIBRARY = re.compile(r"/[^/]+\.so(\.[\d.]+)?$")
 TOP_FILES = re.compile(r"/(conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|uv\.toml)$")
-"""At the top pytest and uv read them for /tests too."""
+"""Files at the root folder, which pytest and uv read for /tests, too."""
 GIT_RUNS = re.compile(rb"(?i)fsmonitor|hookspath|command|pager|editor|textconv|external|include|=\s*\"?!")
-"""Of git's settings those that name a program; a name and an address may come along."""
+"""Git settings that make git run a program. Harmless settings, such as a name and an address, may be copied."""
 HOME = re.compile(r"/.*\.local/(bin|lib)/")
-"""Of a home wherever it is: a user may have been given another."""
+"""Programs and libraries of any home folder, because a user may have a home anywhere."""
 LEADS = re.compile(
     r"/(root|home(/[^/]+)?|etc)$|/(root|home/[^/]+)/\.(local|config|cache|cargo)(/|$)|/etc/(apt|python|pip|uv|ssl|profile|ld)"
     r"|.*/((site|dist)-packages|python3(\.\d+)?|s?bin|lib(32|64)?|gconv|glibc-hwcaps)$"
 )
-"""As a link one of these would lead a program to what is not looked for where it really lies."""
+"""Folders that must not become links: they would lead programs to files that are not checked where they really lie."""
 TELLING = re.compile(
     r"(^|/)(sh|dash|bash|busybox|env|python[\d.]*|pytest|py\.test|tee|cat|grep|diff|cmp|test|\[)$"
     r"|site-packages/_?pytest/|dist-packages/_?pytest/|(^|/)(sitecustomize|usercustomize)\.|ld\.so\.preload$|/python3\d+\.zip$"
     r"|/conftest\.py$|/pytest\.ini$|/ld-linux[^/]*$|/libc\.so"
 )
-"""Of what stays behind, that which nobody changes for the work's sake: the verifier's own tools and what they load."""
+"""Files that nobody changes for the sake of the work: the verifier's own tools and what they load. If one of them is
+kept back, the agent has tampered."""
 
 PACKAGES = frozenset({"/var/lib/dpkg/status", "/lib/apk/db/installed", "/usr/lib/apk/db/installed"})
-"""Where a package manager writes what it installed: an upgrade changes any tool, and nobody is accused of it."""
+"""Databases of package managers. An upgrade may change any tool, so after one nobody is accused of tampering."""
 
 
 class Fate(Enum):
-    """What becomes of a change."""
+    """What happens to a change."""
 
     carried = "carried"
     kept_back = "kept back"
     ignored = "ignored"
-    """A cache, or nothing of the agent's: leaving it behind changes no result."""
+    """A cache, or nothing that the agent made: leaving it behind changes no result."""
 
 
 @dataclass(frozen=True)
 class Trust:
-    """What is known of a fresh sandbox of the image, and with it what may be brought there."""
+    """Facts about a fresh sandbox of the image, from which follows what may be copied into it."""
 
     paths: Collection[str]
-    """Everything that is in it."""
+    """Absolute paths of everything in it."""
     path: str
     """Its $PATH."""
     workdir: str = "/"
@@ -120,7 +121,7 @@ class Trust:
         set_(self, "_modules", frozenset(modules - {"site-packages", "dist-packages", "__pycache__"}))
 
     def fate(self, path: str, *, is_link: bool = False) -> Fate:
-        """What becomes of a file, folder or link that the agent made or changed at the absolute `path`."""
+        """What happens to a file, folder or link that the agent made or changed at the absolute `path`."""
         if below(path, LEFT_OUT) or path in ("/", "/logs"):
             return Fate.ignored
         is_program = below(path, self._folders) and not DATA.match(path)
@@ -142,7 +143,7 @@ class Trust:
         return Fate.carried
 
     def _takes_the_place(self, path: str) -> bool:
-        """Whether the new file `path` would be found before one of the image's, or be loaded unasked."""
+        """True if the new file `path` would be found before one of the image's, or be loaded implicitly."""
         if _folder(path).endswith(("/bin", "/sbin")) and _name(path) in self._programs:
             return True
         if ZIPPED.search(path) or "/glibc-hwcaps/" in path or "/gconv/" in path:
@@ -154,10 +155,10 @@ class Trust:
 
 
 def fate_by_content(path: str, read: Callable[[], bytes]) -> Fate:
-    """What becomes of a file that may come along by its name: Python, pytest and git load code by what some say.
+    """What happens to a file whose name is allowed: Python, pytest and git load code that some files name.
 
-    The entry points of a plugin are ignored, because every other package brings one (anyio does) and
-    no tests need those that the image lacks; a `.pth` file that runs code is missed, but for setuptools'.
+    The entry points of pytest plugins are ignored, because many packages bring one (anyio does) and no tests need those
+    that the image lacks. A `.pth` file that runs code is kept back and counts as a change, except that of setuptools.
     """
     if path.endswith("/entry_points.txt") and b"pytest11" in read():
         return Fate.ignored
@@ -169,12 +170,12 @@ def fate_by_content(path: str, read: Callable[[], bytes]) -> Fate:
 
 
 def below(path: str, folders: Collection[str]) -> bool:
-    """Whether `path` is one of `folders`, or in one."""
+    """True if `path` is one of `folders`, or inside one."""
     return any(path == folder or path.startswith(folder + "/") for folder in folders)
 
 
 def _twins(folders: Collection[str]) -> set[str]:
-    """The same folders by both names that a merged /usr gives them."""
+    """The folders under both names that they have in a merged /usr."""
     return {*folders, *(f.removeprefix("/usr") for f in folders), *(f"/usr{f}" for f in folders)}
 
 
@@ -187,5 +188,6 @@ def _name(path: str) -> str:
 
 
 def _module(entry: str) -> str:
-    """What an entry of a site folder is imported as; of a distribution's records, a name that is no module's."""
+    """The module name of an entry in a site folder; for a distribution's records, the entry itself, which is no module
+    name."""
     return entry if entry.endswith((".dist-info", ".egg-info")) else entry.partition(".")[0]

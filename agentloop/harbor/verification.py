@@ -1,7 +1,7 @@
-"""What a finished trial is worth: the tests in a fresh sandbox, the number they write, and whether to believe it.
+"""Judges a finished attempt: runs the tests in a fresh sandbox, reads their number, and decides whether to believe it.
 
-A shared verifier gets the agent's files (`carry.py`) and the image's programs as they were; a separate
-one declared artifacts alone. Nothing here runs the agent.
+A shared verifier gets the agent's files (`carry.py`) but the image's original programs; a separate one gets only the
+declared artifacts. Nothing here runs the agent.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from agentloop.types import Graded, SandboxSpec
 
 MAX_REWARD_BYTES = 65_536
 MAX_ADDED = 256 << 20
-"""Bytes that tests may leave beside themselves in /tests."""
+"""Bytes that tests may add to /tests."""
 MAX_SAID = 400
-"""Bytes of what the tests printed last that go into a message."""
+"""Bytes of the end of the tests' output that a message quotes."""
 
 
 async def verified(task: HarborTask, sandbox: WholeSandbox, backend: SandboxBackend, spec: SandboxSpec) -> Graded:
-    """Run the tests. spec: of the agent's sandbox.
+    """Run the tests. spec: that of the agent's sandbox.
 
-    Raises SandboxError where they cannot be run: TransferLimit for files that are more than a verifier gets, PathError
-    where what the agent left is in the tests' way, both of which are the agent's outcome (`faults.py`). Raises
-    ConfigError for a mistake of the task, before the tests' sandbox has any of the agent's files.
+    Raises SandboxError if they cannot run: TransferLimit if the agent's files exceed what a verifier gets, PathError if
+    they are in the tests' way. Both are the agent's outcome (`faults.py`). Raises ConfigError for a mistake in the
+    task, before any of the agent's files are in the tests' sandbox.
     """
     if task.verifier.environment_mode is VerifierMode.shared:
         sandbox.kill_all()
@@ -53,6 +53,7 @@ async def verified(task: HarborTask, sandbox: WholeSandbox, backend: SandboxBack
         places = await _collected(task, sandbox, task.verifier.collect, Path(folder))
         await sandbox.close()
         other = task.verifier.environment
+        # Without docker_image, the separate verifier's image is built from the Dockerfile in tests/.
         image = spec.image if other is None else other.docker_image or str(task.folder / "tests")
         own: dict[str, object] = {"image": image, "allowed_hosts": task.hosts(task.verifier)}
         if other is not None:
@@ -70,7 +71,8 @@ async def verified(task: HarborTask, sandbox: WholeSandbox, backend: SandboxBack
 
 
 async def _check_owner(task: HarborTask, sandbox: WholeSandbox) -> None:
-    """ConfigError where the verifier's user cannot run and own what it must in a sandbox without the agent's files."""
+    """Raises ConfigError unless the verifier's user can run, and own the logs, in a sandbox without the agent's
+    files."""
     user = task.verifier.user
     command = f"chmod a+rX {LOGS}{_owned(task)}"
     if user not in ROOT:
@@ -90,10 +92,11 @@ def _owned(task: HarborTask) -> str:
 
 
 def _believed(outcome: Graded, carried: Carried) -> Graded:
-    """The tests' number, unless what the agent did to the image's programs puts it in doubt.
+    """The tests' number, unless the agent's changes to the image's programs make it doubtful.
 
-    Who changes the verifier's own tools keeps a 0 and gets nothing else. Other programs may have been
-    changed for the work's sake: then a full reward, which the tests gave without them, stands alone.
+    If the verifier's own tools were changed, a 0 stands and anything above it is rejected as tampered. Other programs
+    may have been changed for the sake of the work: then only a full reward stands, because the tests gave it without
+    those changes.
     """
     telling = () if carried.upgraded else tuple(path for path in carried.kept_back if TELLING.search(path))
     named = ", ".join((telling or carried.kept_back)[:3])
@@ -116,7 +119,7 @@ def _believed(outcome: Graded, carried: Carried) -> Graded:
 async def _collected(
     task: HarborTask, sandbox: WholeSandbox, collect: tuple[Collect, ...], folder: Path
 ) -> dict[str, Path]:
-    """Path in the sandbox -> where it is now; what the agent did not make is left out."""
+    """Path in the sandbox -> path on the host, without paths that the agent did not make."""
     for step in collect:
         await sandbox.exec(step.command, timeout_s=step.timeout_sec, lease="")
     sandbox.kill_all()
@@ -175,7 +178,7 @@ async def _tested(task: HarborTask, sandbox: WholeSandbox) -> Graded:
 
 
 async def _changed_tests(task: HarborTask, sandbox: WholeSandbox) -> tuple[str, ...]:
-    """Files of /tests that are not those that were put there; what the tests add is their own affair."""
+    """The uploaded files of /tests that have changed. Files that the tests add are allowed."""
     ours = {path: path.relative_to(task.folder / "tests") for path in (task.folder / "tests").rglob("*")}
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -195,7 +198,7 @@ async def _changed_tests(task: HarborTask, sandbox: WholeSandbox) -> tuple[str, 
 
 
 async def _printed(sandbox: WholeSandbox) -> str:
-    """The end of what the tests printed, for a person who asks why there is no reward."""
+    """The end of the tests' output, for messages about a missing reward."""
     done = await sandbox.exec(f"tail -c {MAX_SAID} {LOGS}/test-stdout.txt", timeout_s=10.0, lease="")
     text = " ".join(done.stdout.split())
     return f"; it printed: {text}" if text else "; it printed nothing"

@@ -1,9 +1,9 @@
 """The verifier `harbor`: a Harbor task's own tests, in a fresh sandbox that the agent never had.
 
-The agent is done when its tests begin: every process of it is killed. A shared verifier gets the agent's files
-(`carry.py`), but the image's programs as they were; a separate one (`environment_mode = "separate"`) declared artifacts
-alone. A reward that is not one finite number is no reward: the verdict is `unscored`, never 0, and so is one that was
-reached beside planted programs, or with test files that changed while they ran.
+The tests begin after every process of the agent was killed. A shared verifier gets the agent's files (`carry.py`) but
+the image's original programs; a separate one (`environment_mode = "separate"`) gets only the declared artifacts. A
+reward that is not one finite number makes the verdict `unscored`, never 0. So does a reward that was reached with
+planted programs, or with test files that changed during the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HarborVerifier:
     version = "2"
 
     def __init__(self, task: str) -> None:
-        """task: the folder of a Harbor task. It is read anew for each attempt, because verifiers are kept."""
+        """task: the folder of a Harbor task. It is read again for each attempt, because verifiers are cached."""
         self._folder = Path(task)
 
     @property
@@ -59,7 +59,7 @@ def _whole(sandbox: Sandbox) -> WholeSandbox:
 
 
 async def _check_user(task: HarborTask, name: str, phase: Phase, sandbox: WholeSandbox) -> None:
-    """CapabilityError or ConfigError where the sandbox has no such user."""
+    """Raises CapabilityError or ConfigError if the sandbox cannot run commands as that user."""
     if phase.user in ROOT:
         return
     done = await sandbox.exec(f"{words_as(phase.user)} true", timeout_s=30.0, lease="")
