@@ -1,8 +1,8 @@
-"""One training on several ranks, started by `torchrun`: each computes a share of the rows of every step.
+"""One training on several ranks, started by `torchrun`: each rank computes a share of the rows of every step.
 
-All weights are sharded (FSDP2, `fully_shard`); an adapter is small, and every rank has all of it (DDP). Every rank
-makes the same calls with the same units, and plans alike who computes which. So means are divided by the sizes of the
-whole step, and the gradient is that of one rank.
+All weights are sharded (FSDP2, `fully_shard`); an adapter is small, so every rank holds all of it (DDP). Every rank
+makes the same calls with the same units and computes the same plan. Means are divided by the sizes of the whole step,
+so the gradient equals that of a single rank.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torch.nn.parallel import DistributedDataParallel
 from agentloop.errors import TrainingError
 
 TIMEOUT = timedelta(minutes=30)
-"""Of a collective: a rank that is gone ends the others."""
+"""Timeout of a collective: if a rank is gone, the others end after it."""
 Value = TypeVar("Value")
 
 
 class Ranks:
-    """This process among those of one training. Of one rank, everything here does nothing."""
+    """This process among the ranks of one training. With one rank, all methods do nothing."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
@@ -39,11 +39,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes files and talks to servers."""
+        """Whether this rank writes files and talks to servers."""
         return self.rank == 0
 
     def wrap(self, actor: nn.Module, *, is_sharded: bool, dtype: torch.dtype) -> nn.Module:
-        """The module to call in place of `actor`. Sharding changes `actor` itself; make optimisers after it."""
+        """The module to call instead of `actor`. Sharding changes `actor` itself; create optimisers after this call."""
         if self.size == 1:
             return actor
         if not is_sharded:
@@ -54,17 +54,18 @@ class Ranks:
         return actor
 
     def together(self, name: str, *arguments: Any, **options: Any) -> AbstractContextManager[None]:
-        """A block that every rank runs. Here each got to it by itself; see `followers.Leader`."""
+        """A block that every rank runs. In this class each rank reaches it by itself; see `followers.Leader`."""
         return nullcontext()
 
     def last_only(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """A block whose backward pass leaves gradients to the last one, which adds them up over ranks."""
+        """A block in which only the last backward pass adds up the gradients over ranks."""
         if is_last or not isinstance(module, DistributedDataParallel):
             return nullcontext()
         return module.no_sync()
 
     def check(self, n_own: int, n_whole: int) -> None:
-        """Raises TrainingError unless the ranks' own tokens add up to the whole step's: their units differ then."""
+        """Raise TrainingError unless the ranks' own tokens add up to those of the whole step: otherwise their units
+        differ."""
         if self.size == 1:
             return
         total = torch.tensor([n_own])
@@ -75,7 +76,7 @@ class Ranks:
             )
 
     def added(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """Figures added up over ranks."""
+        """Sums of figures over ranks."""
         total: Counter[str] = Counter()
         for share in self.gathered(dict(figures)):
             total.update(share)
@@ -90,11 +91,11 @@ class Ranks:
         return values
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks have made this call."""
         self.gathered(None)
 
     def from_first(self, value: Value) -> Value:
-        """The first rank's value, such as the units that it has rolled out."""
+        """The first rank's value, such as the units that it rolled out."""
         if self.size == 1:
             return value
         values = [value]
@@ -125,7 +126,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 def shard(actor: nn.Module, dtype: torch.dtype) -> None:
-    """Shard each layer by itself, and what is left with the whole."""
+    """Shard each layer separately, and the remaining parameters together."""
     device = next(actor.parameters()).device
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy()
@@ -137,25 +138,25 @@ def shard(actor: nn.Module, dtype: torch.dtype) -> None:
 
 
 def whole(value: Tensor) -> Tensor:
-    """All of a tensor that may be sharded. Every rank must ask for it."""
+    """The whole of a tensor that may be sharded. Every rank must make this call."""
     if isinstance(value, DTensor):
         return value.full_tensor()
     return value
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, sharded as `other` is."""
+    """A whole tensor, sharded like `other`."""
     if isinstance(other, DTensor):
         return distribute_tensor(value.to(other.device), other.device_mesh, other.placements)
     return value
 
 
 def _layers(actor: nn.Module) -> Sequence[nn.Module]:
-    """The longest list of modules: a model's decoder layers."""
+    """The longest list of modules, which contains a model's decoder layers."""
     lists = [module for module in actor.modules() if isinstance(module, nn.ModuleList)]
     return max((list(modules) for modules in lists), key=len, default=[])
 
 
 def _host_group() -> Any:
-    """Objects and counts travel through memory of the host."""
+    """The group for objects and counts, which travel through host memory."""
     return dist.group.WORLD

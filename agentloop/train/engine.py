@@ -1,4 +1,5 @@
-"""The one training step under every algorithm: micro-batches, a loss, gradients added up, one change of the weights."""
+"""The training step that all algorithms share: micro-batches, a loss, accumulated gradients, one update of the
+weights."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ from agentloop.train.plans import parts_of
 from agentloop.train.prefixes import Costs, tree_layout
 
 MAX_SKIPPED = 5
-"""Steps in a row without a finite gradient that end the training."""
+"""Number of consecutive steps without a finite gradient that end the training."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,12 @@ class EngineSettings:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     warmup_steps: int = 0
-    """Steps over which the rate rises to its full value."""
+    """Steps over which the learning rate rises to its full value."""
     max_grad_norm: float = 1.0
     max_tokens: int = 8192
-    """Of a micro-batch, with its padding."""
+    """Maximum tokens of a micro-batch, with padding."""
     share_prefixes: bool = True
-    """Compute tokens with which rows of a group begin once, where that is cheaper and the model allows it."""
+    """Compute the common first tokens of a group's rows once, if that is cheaper and the model allows it."""
 
 
 class Engine:
@@ -67,17 +68,17 @@ class Engine:
         pad: int = 0,
         ranks: Ranks = ALONE,
     ) -> None:
-        """pad: id that fills shorter rows; no real token looks at it. ranks: of one training on several processes.
+        """pad: id that fills shorter rows; no real token attends to it. ranks: the processes of one training.
 
-        With all weights and an algorithm that needs a reference, the weights as they are now are frozen as it.
+        If all weights are trained and the algorithm needs a reference, the current weights are frozen as the reference.
         """
         self.trainable = trainable
         self.algorithm = algorithm
         self.settings = settings
         self.n_steps = 0
-        """Updates so far, skipped ones too."""
+        """Number of updates so far, including skipped ones."""
         self.n_skipped = 0
-        """Skipped updates since the last one that was made."""
+        """Number of consecutive skipped updates."""
         self._costs = Costs.of(trainable.base) if settings.share_prefixes and trainable.follows_trees() else None
         if Need.reference in algorithm.needs:
             trainable.keep_reference()
@@ -92,10 +93,10 @@ class Engine:
         )
 
     def prepared(self, units: Sequence[Unit]) -> list[Unit]:
-        """`units` with all that the algorithm asks of the model before the first update on them.
+        """`units` with all that the algorithm needs from the model before the first update on them.
 
-        `Need.old`: log-probabilities. `Need.values`: a critic's values, and the advantages that rest on them. Call it
-        once, before the steps that share these rows.
+        `Need.old`: log-probabilities. `Need.values`: a critic's values, and the advantages computed from them. Call
+        this once, before the steps that share these rows.
         """
         with self.ranks.together("prepared", units):
             needs = self.algorithm.needs
@@ -112,11 +113,12 @@ class Engine:
             return cast(ActorCritic, self.algorithm).with_values(scored, cast(list[Floats], values))
 
     def step(self, units: Sequence[Unit], rate: float = 1.0, algorithm: Algorithm | None = None) -> dict[str, float]:
-        """One update on `units` at `rate` times the learning rate; the algorithm's figures and the step's own.
+        """One update on `units` at `rate` times the learning rate; returns the figures of the algorithm and of the
+        step.
 
-        algorithm: makes this update in place of the engine's, with the same optimiser. A loss or gradient that is not
-        finite changes nothing and is counted as `skipped`. Raises TrainingError for the fifth such step in a row, for
-        no units, for rows that the model cannot read and rows that were not `prepared`.
+        algorithm: replaces the engine's algorithm for this update, with the same optimiser. A loss or gradient that is
+        not finite changes nothing and is counted as `skipped`. Raises TrainingError for the fifth such step in a row,
+        for empty `units`, for rows that the model cannot read, and for rows that were not `prepared`.
         """
         with self.ranks.together("step", units, rate, algorithm):
             judge = algorithm or self.algorithm
@@ -140,42 +142,44 @@ class Engine:
             }
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
-        """`rows` with `old_logprobs` of their sampled tokens (all real tokens where the algorithm scores them)."""
+        """`rows` with `old_logprobs` of their sampled tokens, or of all real tokens if the algorithm scores them."""
         with self.ranks.together("score", rows):
             self._check(rows)
             measures = self._measure(rows, self.algorithm)
             return [replace(row, old_logprobs=measures[id(row)].logprobs) for row in rows]
 
     def mismatch(self, rows: Sequence[Row], tolerance: Tolerance | None = None) -> Mismatch:
-        """How far the model's log-probabilities are from the sampler's on fresh rows, and where they first part.
+        """Difference between the model's log-probabilities and the sampler's on fresh rows, and the first token beyond
+        tolerance.
 
-        Rows that are scored already are not scored again. tolerance: the default follows from the type of computation.
+        Rows that are already scored are not scored again. tolerance: the default depends on the data type of the
+        computation.
         """
         fresh = [row for row in rows if row.old_logprobs is None]
         by_id = dict(zip(map(id, fresh), self.score(fresh), strict=True))
         return mismatch_of([by_id.get(id(row), row) for row in rows], tolerance or self.tolerance)
 
     def guard(self, rows: Sequence[Row], tolerance: Tolerance | None = None) -> Mismatch:
-        """The same, before the first update on fresh rows. Raises TrainingError beyond the tolerance."""
+        """Like `mismatch`, before the first update on fresh rows. Raises TrainingError beyond the tolerance."""
         mismatch = self.mismatch(rows, tolerance)
         refuse(mismatch, tolerance or self.tolerance)
         return mismatch
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank has a part of the weights alone."""
+        """Whether each rank holds only a part of the weights."""
         return self.ranks.size > 1 and self.trainable.lora is None
 
     @property
     def tolerance(self) -> Tolerance:
-        """What the precision of the computation explains."""
+        """Differences that the precision of the computation explains."""
         return Tolerance.of(self.trainable.dtype)
 
     def _check(self, rows: Sequence[Row]) -> None:
         check_rows(rows, self.trainable.n_vocab, self.trainable.context)
 
     def _micros(self, units: Sequence[Unit], own: Mapping[str, int], scores_context: bool) -> Iterator[Micro]:
-        """This rank's micro-batches, and `is_extra` ones so that all ranks make equally many passes."""
+        """This rank's micro-batches, plus `is_extra` ones so that all ranks make the same number of passes."""
         shapes = Shapes(self.trainable.device, self.pad, scores_context)
         plan = parts_of(units, self.settings.max_tokens, self._costs, self.ranks.size)
         n_passes = max(map(len, plan))
@@ -189,7 +193,7 @@ class Engine:
             yield Micro(batch, layout, is_extra=is_extra, is_last=index == n_passes - 1)
 
     def _gradient(self, units: Sequence[Unit], algorithm: Algorithm, whole: Whole) -> Counter[str]:
-        """Add up the gradient of the step; this rank's share of the figures."""
+        """Accumulate the gradient of the step; returns this rank's share of the figures."""
         figures: Counter[str] = Counter()
         n_own = 0
         for micro in self._micros(units, own_tokens(units), algorithm.scores_context):
@@ -201,7 +205,7 @@ class Engine:
         return figures
 
     def _accumulate(self, micro: Micro, algorithm: Algorithm, whole: Whole, figures: Counter[str]) -> None:
-        """Add the gradient and the figures of a micro-batch."""
+        """Add the gradient and the figures of one micro-batch."""
         needs = algorithm.needs
         reference_N = None
         if Need.reference in needs:
@@ -217,7 +221,7 @@ class Engine:
             figures.update(shares)
 
     def _update(self, figures: Mapping[str, float], rate: float) -> float:
-        """Clip the gradient and change the weights; its norm before clipping, nan for a step that was skipped."""
+        """Clip the gradient and update the weights; returns the norm before clipping, or nan for a skipped step."""
         self.n_steps += 1
         warmth = min(1.0, self.n_steps / max(self.settings.warmup_steps, 1))
         for group in self.optimizer.param_groups:
@@ -236,7 +240,7 @@ class Engine:
         return math.nan
 
     def _row_scores(self, rows: Sequence[Row], algorithm: Algorithm) -> list[RowScore]:
-        """Sums over the sampled tokens of each row under the model and, where it is needed, the reference."""
+        """Sums over the sampled tokens of each row under the model and, if needed, under the reference."""
         measures = self._measure(rows, algorithm, with_reference=Need.reference in algorithm.needs)
         return [_row_score(row, measures[id(row)]) for row in rows]
 
@@ -244,7 +248,7 @@ class Engine:
     def _measure(
         self, rows: Sequence[Row], algorithm: Algorithm, parts: ScoreParts = LOGPROBS, *, with_reference: bool = False
     ) -> dict[int, RowMeasures]:
-        """What the models say of the selected tokens of each row, by the row's id."""
+        """Outputs of the models for the selected tokens of each row, by the row's id."""
         if not rows:
             return {}
         measured: dict[int, RowMeasures] = {}
@@ -263,7 +267,7 @@ class Engine:
 
 
 class RowMeasures(NamedTuple):
-    """What models say of one row: (T,) each, 0 where a token is not selected; None where nobody asked."""
+    """Outputs of models for one row: (T,) each, 0 at tokens that are not selected; None if not requested."""
 
     logprobs: Floats | None
     values: Floats | None
@@ -271,7 +275,7 @@ class RowMeasures(NamedTuple):
 
 
 def spread(batch: Batch, values_N: Tensor | None) -> Sequence[Floats | None]:
-    """Values of selected tokens -> an array of each row's length, 0 elsewhere; None for none."""
+    """Values of selected tokens -> one array per row of the row's length, 0 elsewhere; Nones if `values_N` is None."""
     if values_N is None:
         return [None] * len(batch.rows)
     plain_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32, device=values_N.device)
@@ -292,6 +296,6 @@ def _sum(values: Floats | None, mask: Mask) -> float | None:
 
 
 def _with_behaviour(batch: Batch, scored: Scored) -> Batch:
-    """`batch` with the model's own log-probability where the sampler's is unknown: a ratio of 1."""
+    """`batch` with the model's own log-probability if the sampler's is unknown: a ratio of 1."""
     known_N = torch.where(batch.behaviour_N.isnan(), scored.logprobs_N.detach(), batch.behaviour_N)
     return replace(batch, behaviour_N=known_N)

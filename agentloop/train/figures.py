@@ -1,7 +1,7 @@
-"""Figures of one step of training: the names by which trainers record them, and curves, reports and alarms read them.
+"""Figures of one step of training: the names under which trainers record them and curves, reports and alarms read them.
 
-A trainer records with `Draft.record(step, **figures)`. A name of a family goes on with a `/` and its member, as in
-`reward/exact` or `seconds/judge`: see `of`. What a trainer does not measure it leaves out.
+A trainer records with `Draft.record(step, **figures)`. A family's name is followed by `/` and its member, as in
+`reward/exact` or `seconds/judge`: see `of`. A trainer omits figures that it does not measure.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 REWARD = "reward"
-"""Mean reward of the step's scored trajectories, in [0, 1]; `reward/VERIFIER` is one verifier's part of it."""
+"""Mean reward of the step's scored trajectories, in [0, 1]; `reward/VERIFIER` is the part of one verifier."""
 SPREAD = "spread"
-"""Mean over groups of the standard deviation of their rewards; 0 where no group has anything to learn from."""
+"""Mean over groups of the standard deviation of their rewards; 0 if no group has anything to learn from."""
 ENTROPY = "entropy"
 """Mean entropy of the policy at a sampled token, in nats."""
 LOSS = "loss"
@@ -23,7 +23,7 @@ POSITIVE, NEGATIVE = "positive", "negative"
 """Members of CLIP."""
 MISMATCH = "mismatch"
 """Mean of abs(trainer's - sampler's log-probability) over sampled tokens before the first update, in nats.
-`mismatch/worst` is the greatest."""
+`mismatch/worst` is the maximum."""
 EFFECTIVE = "effective"
 """Effective sample share: (sum of w)^2 / (n * sum of w^2) of the importance weights w of n tokens, in (0, 1]."""
 KL = "kl"
@@ -31,24 +31,24 @@ KL = "kl"
 GRADIENT = "gradient"
 """Norm of the gradient before it is clipped."""
 LENGTH = "length"
-"""Sampled tokens of a trajectory, the mean; `length/longest` is the greatest."""
+"""Mean number of sampled tokens of a trajectory; `length/longest` is the maximum."""
 LAG = "lag"
-"""Versions (updates, within a turn) between the policy that sampled a trajectory and the one that learns from it: the
-mean; `lag/worst` is the greatest."""
+"""Mean number of versions (within a turn: updates) between the policy that sampled a trajectory and the one that learns
+from it; `lag/worst` is the maximum."""
 WORST, LONGEST = "worst", "longest"
 """Members of MISMATCH and LAG, and of LENGTH."""
 ROWS = "rows"
-"""Rows of the step; `rows/used` carried a gradient."""
+"""Number of rows of the step; `rows/used` counts those that carried a gradient."""
 USED = "used"
 """Member of ROWS."""
 EXCLUDED = "excluded"
-"""`excluded/REASON`: trajectories or rows that did not train, by the reason's name."""
+"""`excluded/REASON`: number of trajectories or rows that did not train, by the reason's name."""
 SECONDS = "seconds"
 """`seconds/PHASE`: wall-clock seconds of the step in each StepPhase."""
 TOKENS = "tokens"
-"""`tokens/PHASE`: tokens that a phase handled; those of `generate` are sampled, of `train` prompts and samples."""
+"""`tokens/PHASE`: tokens processed in a phase; `generate` counts sampled tokens, `train` prompts and samples."""
 SKIPPED = "skipped"
-"""Optimiser steps that were not made because the loss or the gradient was not finite."""
+"""Number of optimiser steps skipped because the loss or the gradient was not finite."""
 RATE = "rate"
 """Learning rate."""
 NLL = "nll"
@@ -56,26 +56,26 @@ NLL = "nll"
 ACCURACY = "accuracy"
 """Share of pairs whose chosen trajectory the model prefers."""
 MARGIN = "margin"
-"""Mean lead of the chosen trajectory of a pair, in units of the loss."""
+"""Mean lead of the chosen trajectory of a pair, in the unit of the loss."""
 VALUE_LOSS, VALUE_CLIP = "value_loss", "value_clip"
-"""Of a critic: its loss, and the share of its values that were clipped."""
+"""A critic's loss, and the share of its values that were clipped."""
 FORKED = "forked"
-"""Attempts that went on from the last good step of a task in which all others fail."""
+"""Number of attempts that continued from the last good step of a task in which all other attempts failed."""
 RATIO = "ratio"
 """Mean importance ratio of the trained model to the sampler; 1 on policy."""
 SAMPLER_KL = "sampler_kl"
 """Mean KL divergence of the trained model from the sampler at a sampled token, in nats (k3)."""
 MASKED = "masked"
-"""Share of the sampled tokens to which a correction for mismatch gave no weight."""
+"""Share of the sampled tokens that a correction for mismatch gave zero weight."""
 REVIVED = "revived"
-"""Rows that were imitated because every trajectory of a group failed."""
+"""Number of rows imitated because every trajectory of a group failed."""
 
 
 class StepPhase(StrEnum):
-    """Where the time and tokens of a step go; members of SECONDS and TOKENS."""
+    """Phases of a step, for its time and tokens; members of SECONDS and TOKENS."""
 
     generate = "generate"
-    """The policy samples, tools run."""
+    """The policy samples, and tools run."""
     wait = "wait"
     """The trainer waits for attempts."""
     judge = "judge"
@@ -84,15 +84,15 @@ class StepPhase(StrEnum):
 
 
 SHARE = "share"
-"""Unit of what is shown as a percentage."""
+"""Unit of figures shown as a percentage."""
 
 
 class About(NamedTuple):
-    """What a figure or a family is, for those who read curves."""
+    """Meaning and unit of a figure or a family, for readers of curves."""
 
     meaning: str
     unit: str = ""
-    """Of its values; '' is a plain number."""
+    """Unit of the values; '' for a plain number."""
 
 
 ABOUT: Mapping[str, About] = {
@@ -124,11 +124,11 @@ ABOUT: Mapping[str, About] = {
     MASKED: About("tokens that a correction gave no weight", SHARE),
     REVIVED: About("rows imitated because whole groups failed", "rows"),
 }
-"""Every figure and family, in the order in which they are shown; figures of other names come after them."""
+"""All figures and families in display order; figures of other names come after them."""
 
 
 def of(family: str, member: str) -> str:
-    """The name of one figure of a family: `of(SECONDS, StepPhase.judge)` is `seconds/judge`."""
+    """The name of a family's member: `of(SECONDS, StepPhase.judge)` is `seconds/judge`."""
     return f"{family}/{member}"
 
 
@@ -138,7 +138,7 @@ def family(name: str) -> str:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """`names`, each once, as they are shown: a figure before its members, phases in the order of a step."""
+    """The distinct `names` in display order: a figure before its members, phases in the order of a step."""
     families, phases = list(ABOUT), [str(phase) for phase in StepPhase]
 
     def place(name: str) -> tuple[int, str, int, str]:
@@ -152,5 +152,5 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def counts(family: str, numbers: Mapping[str, float]) -> dict[str, float]:
-    """Figures of a family: `counts(EXCLUDED, dropped)`, with a member for each key."""
+    """Figures of a family with a member for each key, as in `counts(EXCLUDED, dropped)`."""
     return {of(family, str(name)): float(value) for name, value in numbers.items()}

@@ -1,8 +1,9 @@
-"""More processes for one training on this machine: each does to its copy of the model what the first one does.
+"""Follower processes of one training on this machine: each repeats on its copy of the model what the first process
+does.
 
-The first rolls out, judges, publishes and decides; it sends each of its calls that touch the model, and the end. The
-others compute their share of the rows. They write no files, and talk to nobody but the first. `distributed.py` has the
-arithmetic.
+The first process rolls out, judges, publishes and decides. It sends each of its calls that touch the model, and the
+end. The followers compute their share of the rows. They write no files and talk only to the first process.
+`distributed.py` contains the arithmetic.
 
     python -m agentloop.train.followers RANK SIZE PORT N_THREADS
 """
@@ -31,11 +32,11 @@ from agentloop.train.model import Trainable
 
 LOCAL = "127.0.0.1"
 START = timedelta(minutes=5)
-"""For all processes to be there: each loads torch."""
+"""Time limit for all processes to start: each loads torch."""
 PATIENCE = timedelta(days=1)
-"""Between two calls, while the first process rolls out. One that is gone ends the others at once."""
+"""Time limit between two calls, during which the first process rolls out. If it is gone, the others end at once."""
 END_S = 30.0
-"""Seconds in which a process that was told to end has ended."""
+"""Seconds in which a process must end after the END call."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Leader(Ranks):
 
     @contextmanager
     def together(self, name: str, *arguments: Any, **options: Any) -> Iterator[None]:
-        """See `Ranks.together`. A block within a block is part of it."""
+        """See `Ranks.together`. A nested block is part of the outer one."""
         if self._is_inside:
             yield
             return
@@ -121,7 +122,7 @@ def leading(n_processes: int) -> Iterator[Ranks]:
 
 
 class Follower(NamedTuple):
-    """A process, and what it says on stderr."""
+    """A process and its stderr."""
 
     process: subprocess.Popen[bytes]
     log: IO[bytes]
@@ -140,7 +141,7 @@ def _started(numbers: Sequence[str]) -> Iterator[Follower]:
 
 
 def _last_words(started: Sequence[Follower]) -> str:
-    """Of the first process that ended by itself."""
+    """The last line on stderr of the first process that ended by itself."""
     for each in started:
         with suppress(subprocess.TimeoutExpired):
             if each.process.wait(1.0):
@@ -151,13 +152,13 @@ def _last_words(started: Sequence[Follower]) -> str:
 
 
 def begin(ranks: Ranks, recipe: Recipe) -> None:
-    """Let the other processes make their engines while this one makes its own, in the same way."""
+    """Let the other processes create their engines while this one creates its own, in the same way."""
     if ranks.size > 1:
         ranks.from_first(recipe)
 
 
 def follow(rank: int, size: int, port: int) -> None:
-    """Repeat the calls of the first process until it says that the training is over."""
+    """Repeat the calls of the first process until it sends END."""
     store = TCPStore(LOCAL, port, size, False, START)
     with _group(store, rank, size):
         ranks = Ranks(rank, size)

@@ -1,8 +1,8 @@
 """Text that a trainer wrote -> the reason why it must not be part of a version, or None.
 
-A version that holds the answers of its tasks, or their ids, passes every test and has learned nothing. So a component
-or lesson is refused that contains an expected value or a solution of any task, a task's id, a whole instruction, or a
-secret. Words that the agent's own texts have already are no leak. Knowledge in other words is not recognised.
+A version that contains the answers or ids of its tasks passes every test and has learned nothing. So a component or
+lesson is refused if it contains an expected value or a solution of any task, a task's id, a whole instruction, or a
+secret. Words that the agent's own texts already contain are no leak. Paraphrased knowledge is not detected.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 from agentloop.types import Task
 
 MIN_VALUE = 2
-"""Characters of the shortest expected value that is looked for: single digits and letters are in every text."""
+"""Minimum characters of an expected value to search for: single digits and letters occur in every text."""
 MIN_INSTRUCTION = 20
 NUMBERS = frozenset({"expected", "value", "answer", "target", "minimum", "maximum"})
 """Options of verifiers whose numbers are answers; other numbers are tolerances and limits."""
 SETTINGS = frozenset({"as", "model", "base_url", "api_key", "cache", "shows", "kind"})
-"""Options of verifiers that say how, and not what, is compared."""
+"""Options of verifiers that define how values are compared, not which."""
 
 
 class Guard:
-    """Knows what texts of one project must not contain."""
+    """The values that texts of one project must not contain."""
 
     def __init__(self, tasks: Iterable[Task], *, redact: Callable[[str], str] = lambda text: text) -> None:
-        """tasks: of all splits. redact: gives a text without its secrets."""
+        """tasks: of all splits. redact: returns a text without its secrets."""
         self._redact = redact
         self._leaks: dict[str, str] = {}
         for task in tasks:
@@ -36,7 +36,7 @@ class Guard:
                     self._leaks.setdefault(plain, why)
 
     def leak(self, text: str, own: str = "") -> str | None:
-        """The first leak in `text`, in a few words; None for none. own: text that the agent has anyway."""
+        """A short description of the first leak in `text`; None without a leak. own: text that the agent has anyway."""
         plain = text.casefold()
         before = own.casefold()
         for value, why in self._leaks.items():
@@ -48,7 +48,7 @@ class Guard:
 
 
 def _secrets_of(task: Task) -> Iterator[tuple[str, str]]:
-    """(value, name of it) of everything that a version must not know of `task`."""
+    """(value, its description) for everything about `task` that a version must not contain."""
     yield task.id, f"the id of task {task.id!r}"
     if len(task.instruction) >= MIN_INSTRUCTION:
         yield task.instruction, f"the instruction of task {task.id!r}"
@@ -74,5 +74,5 @@ def _values(options: Any, name: str = "") -> Iterator[str]:
 
 
 def _contains(text: str, value: str) -> bool:
-    """Whether `value` stands in `text` as words of its own."""
+    """Whether `text` contains `value` as whole words."""
     return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None

@@ -1,6 +1,6 @@
-"""A causal model that is trained: an adapter on it or all of its weights, with an optional scalar head.
+"""A causal model in training: an adapter or all of its weights, with an optional scalar head.
 
-It loads from a folder in the Hugging Face layout, or stands around a model in memory. It holds no optimiser.
+It is loaded from a folder in the Hugging Face layout, or wraps a model in memory. It holds no optimiser.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from agentloop.train.forward import LOGPROBS, Layout, ScoreParts, ScoringModel
 from agentloop.train.trees import follows_trees
 
 HEAD = "head.safetensors"
-"""The scalar head, beside the adapter or the weights: no server reads it."""
+"""File of the scalar head, next to the adapter or the weights: no server reads it."""
 COMPANIONS = (
     "added_tokens.json",
     "chat_template*",
@@ -45,13 +45,13 @@ COMPANIONS = (
     "tokenizer*",
     "vocab*",
 )
-"""Files of a model's folder that a server needs beside weights and config.json."""
+"""Files of a model's folder that a server needs in addition to the weights and config.json."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Lora:
-    """An adapter on all linear layers but the output (arXiv:2106.09685)."""
+    """An adapter on all linear layers except the output layer (arXiv:2106.09685)."""
 
     rank: int = 16
     alpha: int = 32
@@ -63,18 +63,18 @@ class Lora:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how precisely a model is computed."""
+    """Device and precision of a model's computation."""
 
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`; `auto` is a GPU where one exists."""
+    """`cpu`, `cuda`, `cuda:1`; `auto` is a GPU if one is available."""
     dtype: str = "float32"
-    """Of the computation: `float32`, `bfloat16`, or `auto`, which is bfloat16 on a GPU. All weights train in float32
-    whatever it is; `bfloat16` is what is saved, then."""
+    """Data type of the computation: `float32`, `bfloat16`, or `auto`, which is bfloat16 on a GPU. If all weights are
+    trained, they are trained in float32 in any case; `bfloat16` is then the type of the saved weights."""
     checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
 
     def resolved(self) -> Placement:
-        """Without `auto`. Raises ConfigError for a device that is missing, and for an unknown type."""
+        """A copy without `auto`. Raises ConfigError for a missing device and for an unknown type."""
         device = _device(self.device)
         dtype = self.dtype
         if dtype == "auto":
@@ -101,9 +101,9 @@ class Trainable:
     ) -> None:
         """model: a causal model of transformers in memory; its weights are shared, not copied.
 
-        lora: trains an adapter; None trains all weights. adapter: folder of one to go on from. source: the model's
-        folder. write_companions: writes tokenizer and template into a saved folder; None copies those of `source`.
-        seed: of a new adapter. Raises ConfigError for an adapter or device that does not fit.
+        lora: train an adapter; None trains all weights. adapter: folder of an adapter to continue from. source: the
+        model's folder. write_companions: writes tokenizer and template into a saved folder; None copies those of
+        `source`. seed: for a new adapter. Raises ConfigError for an adapter or device that does not fit.
         """
         placement = placement.resolved()
         if adapter is not None and lora is None:
@@ -116,7 +116,7 @@ class Trainable:
         self._frozen: ScoringModel | None = None
         self._ranks = ALONE
         self.recipe: Mapping[str, Any] | None = None
-        """Arguments of `load`, by which another process makes the same; None for a model in memory."""
+        """Arguments of `load` with which another process creates the same model; None for a model in memory."""
         _remove_dropout(model)
         self.base = model.to(self.device)
         # Before a reference is copied from it: a copy attends as its model does.
@@ -149,10 +149,10 @@ class Trainable:
         placement: Placement = Placement(),
         seed: int = 0,
     ) -> Trainable:
-        """From a folder in the Hugging Face layout. Code in it is never run, and only safetensors are read.
+        """Load a folder in the Hugging Face layout. Code in it is never run, and only safetensors are read.
 
-        adapter, head: see `__init__`; a head saved with the folder is loaded. Raises ConfigError for a folder that is
-        no such model.
+        adapter, head: see `__init__`; a head saved with the folder is loaded. Raises ConfigError if the folder has no
+        such model.
         """
         if not (folder / "config.json").is_file():
             raise ConfigError(f"{folder}: no config.json; name the folder of a model in the Hugging Face layout")
@@ -181,34 +181,34 @@ class Trainable:
 
     @property
     def n_vocab(self) -> int:
-        """Rows of the output layer."""
+        """Number of rows of the output layer."""
         return int(self.base.get_output_embeddings().weight.shape[0])
 
     @property
     def context(self) -> int | None:
-        """Tokens of the longest row that the model can read; None where it does not say."""
+        """Maximum tokens of a row that the model can read; None if its configuration does not state it."""
         length = getattr(self.base.config.get_text_config(), "max_position_embeddings", None)
         return None if length is None else int(length)
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """What is trained, by name, in a fixed order."""
+        """The trained parameters by name, in a fixed order."""
         return [(name, value) for name, value in self.actor.named_parameters() if value.requires_grad]
 
     @contextmanager
     def precision(self) -> Iterator[None]:
-        """Compute in the placement's type inside the block."""
+        """Inside the block, compute in the placement's data type."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             yield
 
     def keep_reference(self) -> None:
-        """Freeze a copy of all weights as they are now, once; an adapter needs none."""
+        """Freeze a copy of all current weights, once; an adapter needs none."""
         if self.lora is None and self._frozen is None:
             self._frozen = copy.deepcopy(self.actor).requires_grad_(False)
 
     def reference(self, layout: Layout) -> Tensor:
         """Log-probabilities (N,) under the reference: the base without the adapter, or the frozen copy. No gradient.
 
-        Raises TrainingError for all weights without a `keep_reference` before the first update.
+        Raises TrainingError if all weights are trained and `keep_reference` was not called before the first update.
         """
         with torch.no_grad(), self.precision():
             if self.lora is not None:
@@ -219,7 +219,7 @@ class Trainable:
             return _logprobs(self._frozen(layout))
 
     def spread(self, ranks: Ranks) -> nn.Module:
-        """The module to call on several ranks; a frozen reference is sharded with it. Make optimisers after it."""
+        """The module to call on several ranks; also shards a frozen reference. Create optimisers after this call."""
         is_sharded = self.lora is None
         self._ranks = ranks
         if self._frozen is not None and is_sharded:
@@ -227,15 +227,15 @@ class Trainable:
         return ranks.wrap(self.actor, is_sharded=is_sharded, dtype=self.dtype)
 
     def follows_trees(self) -> bool:
-        """Whether rows that begin alike may share those tokens; see `trees.py`."""
+        """Whether rows with a common prefix may share its tokens; see `trees.py`."""
         tolerance = 1e-4 if self.dtype == torch.float32 else 0.2
         with self.precision():
             return self._can_share and follows_trees(self.actor, self.base, self.n_vocab, tolerance)
 
     def save(self, folder: Path) -> str:
-        """Write `adapter/` or `weights/` into `folder`; the sha256 of it (`registry/artifacts.weights_hash`).
+        """Write `adapter/` or `weights/` into `folder`; returns its sha256 (`registry/artifacts.weights_hash`).
 
-        It is whole or not there, and takes the place of one before.
+        The write is atomic and replaces an earlier one.
 
         The same weights give the same files. On several ranks, all must call it, and the first writes. The scalar head
         is inside, in a separate file.
@@ -252,7 +252,7 @@ class Trainable:
             return self._ranks.from_first(saved_hash)
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the trained tensors by name, on the CPU, as they are trained."""
+        """A copy of the trained tensors by name, on the CPU, in the data type of the training."""
         return {name: whole(value.detach()).to("cpu", copy=True).contiguous() for name, value in self.parameters()}
 
     def write(self, place: Path, state: Mapping[str, Tensor]) -> None:
@@ -272,7 +272,7 @@ class Trainable:
             save_file({"weight": state["head.weight"]}, place / HEAD)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Put trained tensors in place. Raises TrainingError where names or shapes differ."""
+        """Replace the trained tensors. Raises TrainingError if names or shapes differ."""
         with self._ranks.together("load_state", state):
             own = dict(self.parameters())
             if own.keys() != state.keys():
@@ -285,7 +285,7 @@ class Trainable:
                     value.copy_(like(state[name], value))
 
     def read(self, adapter: Path) -> dict[str, Tensor]:
-        """The state in the folder of an adapter that `save` wrote. Raises TrainingError where it is not whole."""
+        """The state in an adapter folder that `save` wrote. Raises TrainingError if it is incomplete."""
         try:
             tensors = load_file(adapter / "adapter_model.safetensors")
             if (adapter / HEAD).is_file():
@@ -298,12 +298,12 @@ class Trainable:
             raise TrainingError(f"{adapter}: no whole adapter of this model ({error})") from error
 
     def load_head(self, place: Path) -> None:
-        """Read the scalar head from a saved folder, where both have one."""
+        """Load the scalar head from a saved folder if both the model and the folder have one."""
         if self.actor.head is not None and (place / HEAD).is_file():
             self.actor.head.load_state_dict(load_file(place / HEAD))
 
     def _whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All tensors of the model, tied ones once."""
+        """All tensors of the model, with tied ones once."""
         every = {}
         tied = set(getattr(self.base, "all_tied_weights_keys", None) or ())
         for name, value in self.base.state_dict().items():
@@ -324,7 +324,7 @@ class Trainable:
 
 
 def score(actor: nn.Module, layout: Layout, parts: ScoreParts = LOGPROBS) -> Scored:
-    """What `actor`, wrapped or not, says of a layout."""
+    """Output of `actor`, wrapped or not, for a layout."""
     scored: Scored = actor(layout, parts)
     return scored
 
@@ -342,7 +342,7 @@ def _device(name: str) -> str:
 
 
 def _remove_dropout(model: nn.Module) -> None:
-    """Without dropout, a token has one log-probability, and it can be compared with the sampler's."""
+    """Remove dropout: a token then has a single log-probability, which can be compared with the sampler's."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

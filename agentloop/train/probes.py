@@ -1,4 +1,4 @@
-"""Makes the probe of what was trained: torch's own word on the tokens where it and its parent differ most."""
+"""Creates the probe of a trained model: torch's log-probabilities at the tokens where it and its parent differ most."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from agentloop.train.model import Trainable, score
 
 MAX_SEQUENCES = 4
 MAX_TOKENS = 64
-"""Chosen tokens."""
+"""Number of chosen tokens."""
 MAX_CANDIDATES = 64
-"""Sequences that are scored to find those."""
+"""Maximum number of sequences scored to find those tokens."""
 MAX_LENGTH = 1024
-"""Tokens of a sequence; a longer row is cut off behind them."""
+"""Maximum tokens of a sequence; longer rows are truncated."""
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Nats that precision explains, by the type of computation."""
+"""Differences in nats that precision explains, by the data type of the computation."""
 TEXT = (
     'The quick brown fox: 0123456789, 3.14e-5 and 2^10!\n\n\tdef f(x_1, *args):\n        return [x_1 // 2, "a"]\n'
     '{"name": "search", "arguments": {"query": "caf\u00e9 \u00fcber na\u00efve", "n": -7}}\n'
     "<tag/> \u4f60\u597d \u043f\u0440\u0438\u0432\u0435\u0442 \u0645\u0631\u062d\u0628\u0627 \U0001f642"
     " don't I'LL  spaces   end"
 )
-"""Letters, figures, code and other scripts, for the tokenizer's part of a probe."""
+"""Letters, digits, code and several scripts, for the tokenizer's part of a probe."""
 
 
 def make_probe(
@@ -43,10 +43,10 @@ def make_probe(
     *,
     base_hash: str | None = None,
 ) -> Probe:
-    """The probe of `trainable` as it is now.
+    """The probe of `trainable` with its current weights.
 
-    rows: sequences of tokens to choose from. parent: `Trainable.state()` of what came before; None: the base model,
-    or the kept reference. Deterministic. Raises TrainingError where the rows have fewer than 32 tokens.
+    rows: candidate sequences of tokens. parent: `Trainable.state()` of the parent; None: the base model, or the kept
+    reference. Deterministic. Raises TrainingError if the rows have fewer than 32 tokens.
     """
     sequences = list(dict.fromkeys(tuple(map(int, row.token_ids[:MAX_LENGTH])) for row in rows))[:MAX_CANDIDATES]
     if sum(len(ids) - 1 for ids in sequences) < MIN_TOKENS:
@@ -84,7 +84,7 @@ def make_probe(
 
 
 def _most_telling(apart: Sequence[np.ndarray]) -> list[int]:
-    """The sequences with the largest difference, and as many as MIN_TOKENS needs."""
+    """The sequences with the largest differences, and as many more as MIN_TOKENS requires."""
     order = sorted(range(len(apart)), key=lambda n: (-float(apart[n][1:].max(initial=0.0)), n))
     chosen = order[:MAX_SEQUENCES]
     for n in order[MAX_SEQUENCES:]:
@@ -96,7 +96,7 @@ def _most_telling(apart: Sequence[np.ndarray]) -> list[int]:
 
 @lru_cache(maxsize=2)
 def _tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model's folder; None where it has none."""
+    """The tokenizer of a model's folder; None if it has none."""
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError):
@@ -104,7 +104,7 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _spelled(folder: Path, ids: Sequence[int]) -> tuple[str, tuple[int, ...]] | None:
-    """(text, its ids) by the tokenizer of a model's folder: a fixed text and the one of `ids`."""
+    """(text, its ids) with the tokenizer of a model's folder: TEXT followed by the text of `ids`."""
     tokenizer = _tokenizer(folder)
     if tokenizer is None:
         return None
@@ -116,7 +116,7 @@ def _spelled(folder: Path, ids: Sequence[int]) -> tuple[str, tuple[int, ...]] | 
 def _logprobs(
     trainable: Trainable, sequences: Sequence[tuple[int, ...]], *, of_reference: bool = False
 ) -> list[np.ndarray]:
-    """Of each sequence, log-probabilities (T,) in nats at temperature 1; 0 for its first token."""
+    """For each sequence, log-probabilities (T,) in nats at temperature 1; 0 for its first token."""
     answers: list[np.ndarray] = []
     for ids in sequences:
         batch = make_batch([(row_of(ids),)], {}, Shapes(trainable.device))
@@ -131,7 +131,7 @@ def _logprobs(
 
 
 def row_of(ids: Sequence[int]) -> Row:
-    """A row of these tokens alone, all but the first of them to be scored."""
+    """A row of these tokens, in which all but the first are scored."""
     mask = np.ones(len(ids), dtype=np.bool_)
     mask[0] = False
     return Row(

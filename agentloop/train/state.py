@@ -35,14 +35,14 @@ MODEL = "model.safetensors"
 SHARDS = "shards"
 PROGRESS = "progress.json"
 KEPT = 2
-"""Checkpoints: the last, and the one to go back to when the last is bad."""
+"""Number of checkpoints to keep: the last, and the one to return to if the last is bad."""
 
 
 def save(engine: Engine, folder: Path, progress: Mapping[str, Any], *, weights: bool = True) -> str:
-    """Write the state to `folder`; its sha256, equal for equal states on as many ranks.
+    """Write the state to `folder`; returns its sha256, which is equal for equal states on the same number of ranks.
 
-    progress: JSON. weights=False omits them, for a folder beside a version's weights in fp32; sharded ones stay. Raises
-    TrainingError when the disk does not take it.
+    progress: JSON. weights=False omits the weights, for a folder next to a version's weights in fp32; sharded weights
+    are always written. Raises TrainingError if the disk does not take it.
     """
     with engine.ranks.together("save", folder, progress, weights=weights), _disk(folder):
         own = {"steps": engine.n_steps, "skipped": engine.n_skipped, "progress": dict(progress)}
@@ -62,10 +62,10 @@ def save(engine: Engine, folder: Path, progress: Mapping[str, Any], *, weights: 
 
 
 def restore(engine: Engine, folder: Path) -> dict[str, Any]:
-    """Put the state in `folder` in place; the progress that was saved with it. Nothing changes where it is broken.
+    """Load the state in `folder`; returns the progress saved with it. A broken state changes nothing.
 
-    Without weights or moments, those of the engine stay. Raises TrainingError for a state that is broken, or of another
-    model.
+    If weights or moments are missing, the engine keeps its own. Raises TrainingError for a state that is broken, or of
+    another model.
     """
     with engine.ranks.together("restore", folder):
         try:
@@ -87,7 +87,7 @@ def restore(engine: Engine, folder: Path) -> dict[str, Any]:
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """What the trainer saved of its own with the state in `folder`. Raises TrainingError for a broken state."""
+    """The trainer's own progress in the state in `folder`. Raises TrainingError for a broken state."""
     try:
         return dict(json.loads((folder / PROGRESS).read_text())["progress"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -95,10 +95,10 @@ def read_progress(folder: Path) -> dict[str, Any]:
 
 
 def checkpoint(engine: Engine, folder: Path, progress: Mapping[str, Any], *, good: int | None = None) -> str:
-    """Save a state beside those in `folder`, whole or not at all, and remove all but the last two; its sha256.
+    """Save a state next to those in `folder`, atomically, and remove all but the last two; returns its sha256.
 
-    good: optimiser steps up to which nothing is in doubt; in place of the last but one, the newest checkpoint of no
-    more steps stays.
+    good: number of optimiser steps up to which nothing is in doubt. If it is set, the newest checkpoint of at most
+    `good` steps is kept instead of the last but one.
     """
     with engine.ranks.together("checkpoint", folder, progress, good=good):
         place = folder / f"{engine.n_steps:08d}"

@@ -1,7 +1,8 @@
-"""Groups of attempts for a trainer, rolled out while it trains: which may start, which are used, which are too old.
+"""Groups of attempts for a trainer, rolled out while it trains: decides which start, which are used, and which are too
+old.
 
-A group is named by its number in the plan, so that a killed trainer asks for the same ones again. Admission: AReaL,
-arXiv:2505.24298 §5.1. With `max_lag` 0 and no over-commit every step waits for exactly its own groups, and a run is as
+A group is identified by its number in the plan, so that a restarted trainer requests the same groups. Admission: AReaL,
+arXiv:2505.24298 §5.1. With `max_lag` 0 and no over-commit, every step waits for exactly its own groups, and a run is as
 repeatable as its policy.
 """
 
@@ -21,17 +22,17 @@ class Ready(Generic[G]):
     """A group that has ended."""
 
     number: int
-    """In the plan, from 0."""
+    """Number in the plan, from 0."""
     version: int
-    """Updates that its policy had had when the group began."""
+    """Number of updates of the group's policy when the group began."""
     group: G
 
 
 class GroupStream(Generic[G]):
-    """Keeps groups under way, and hands out those of each step; one step is asked for at a time, in order.
+    """Rolls out groups ahead and returns those of each step; steps are requested one at a time, in order.
 
-    A group that ends later than the others of its step is used in a later one, unless that is more than `max_lag`
-    updates ahead of it: then it is dropped, and counted in `dropped`.
+    A group that ends later than the others of its step is used in a later step, unless that step is more than `max_lag`
+    updates ahead of the group: then the group is dropped and counted in `dropped`.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class GroupStream(Generic[G]):
         consumed: Iterable[int] = (),
         dropped: Iterable[int] = (),
     ) -> None:
-        """roll(number, version): the group, and the version that sampled it: an older one, where it is on disk.
+        """roll(number, version): rolls out a group; returns the version that sampled it, which is older if the group
+        was on disk, and the group.
 
-        n_groups: of a step. max_lag: updates that a group may be behind when it is trained on. over_commit: groups
-        that may be under way beyond those that the steps need. max_running: groups at once; None is no bound.
-        consumed, dropped: of a run that was interrupted; `take` goes on after its steps.
+        n_groups: groups of a step. max_lag: updates that a group may be behind when it is trained on. over_commit:
+        groups that may be in progress beyond those that the steps need. max_running: maximum groups in progress; None:
+        no limit. consumed, dropped: of an interrupted run; `take` continues after its steps.
         """
         self._roll = roll
         self._n_groups = n_groups
@@ -62,12 +64,12 @@ class GroupStream(Generic[G]):
         self._running: dict[int, asyncio.Task[Ready[G]]] = {}
         self._started: dict[int, int] = {}
         self.consumed = set(consumed)
-        """Numbers of groups that were handed out."""
+        """Numbers of the groups that `take` returned."""
         self.dropped = set(dropped)
-        """Numbers of groups that were too old when they ended, or that nobody used before the last step was over."""
+        """Numbers of groups that were too old when they ended, or that were still unused after the last step."""
         self._next = 0
         self._oldest = 0
-        """Updates that a group's policy must have had for the group to be used."""
+        """Minimum number of updates of a group's policy for the group to be used."""
 
     async def __aenter__(self) -> GroupStream[G]:
         return self
@@ -78,15 +80,15 @@ class GroupStream(Generic[G]):
         await self.close()
 
     async def close(self) -> None:
-        """End what is under way. It is dropped, and so is what ended and was not used."""
+        """Cancel the groups in progress. They count as dropped, like groups that ended and were not used."""
         self.dropped.update(self._running, self._ready)
         self._ready.clear()
         await self._cancel(list(self._running))
 
     async def take(self, version: int) -> list[Ready[G]]:
-        """The groups of the next step, in plan order, of whatever has ended. version: updates so far.
+        """The groups of the next step, in plan order, chosen from those that have ended. version: updates so far.
 
-        Raises what `roll` raised. Groups go on being rolled out after this returns.
+        Raises what `roll` raised. Other groups continue in the background after this returns.
         """
         while True:
             await self.drop_before(version - self._max_lag)
@@ -102,9 +104,10 @@ class GroupStream(Generic[G]):
         return chosen
 
     async def drop_before(self, version: int) -> None:
-        """Drop groups of policies with fewer than `version` updates, also those under way: they only become older.
+        """Drop groups of policies with fewer than `version` updates, including groups in progress: they only become
+        older.
 
-        Call it before such a policy can no longer be asked. An error of such a group is not raised.
+        Call it before such a policy becomes unavailable. Errors of dropped groups are not raised.
         """
         self._oldest = max(self._oldest, version)
         self._collect()
@@ -116,12 +119,12 @@ class GroupStream(Generic[G]):
         self.dropped.update(late, old)
 
     def announce(self, version: int) -> None:
-        """An update is published: groups that start from now on are of `version`."""
+        """Report a published update: groups that start from now on are of `version`."""
         self._collect()
         self._admit(version)
 
     def _admit(self, version: int) -> None:
-        """Start as many groups as AReaL's rule allows, so that one that starts now is in time for its step."""
+        """Start as many groups as AReaL's rule allows, so that a group that starts now ends in time for its step."""
         steps = min(self._max_lag + version + 1, self._n_steps)
         n_most = steps * self._n_groups + self._over_commit
         while len(self.consumed) + len(self._ready) + len(self._running) < n_most:

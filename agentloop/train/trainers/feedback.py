@@ -29,7 +29,7 @@ OURSELVES = ("judge", "import")
 
 @dataclass(frozen=True)
 class Evidence:
-    """One failure, as a rewriter is shown it."""
+    """One failure, in the form that a rewriter sees."""
 
     component: str
     type: str

@@ -35,7 +35,7 @@ class Repair(NamedTuple):
 async def repair(
     evaluations: Evaluations, overlay: Overlay, evidence: Sequence[Evidence], attempts: Sequence[Attempt]
 ) -> Repair:
-    """Try `overlay` on failing steps of `attempts`. evidence: of the component that is new in it."""
+    """Try `overlay` on failing steps of `attempts`. evidence: failures of the component that is new in it."""
     by_trace = {attempt.trace.id: attempt for attempt in attempts}
     forks: list[Task] = []
     before: list[Evidence] = []

@@ -31,7 +31,7 @@ UNPROVEN = "unproven: nothing here can be run again"
 
 @dataclass(frozen=True)
 class Effort:
-    """What one turn may spend, and how."""
+    """Limits of one turn."""
 
     max_attempts: int
     max_usd: float | None
