@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,8 @@ from agentloop.suites.names import CASE, HEAD
 from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Split, Task, Trace
 
+_ESCAPES = re.compile(r'\\[nrt"]')
+_INSIDE_WORD = re.compile(r"\w\w")
 MIN_WORDS = 6
 """Minimum words of a held-out instruction that is searched in longer texts: fewer occur in many of them by chance."""
 
@@ -29,12 +32,15 @@ class HeldOut:
     def has(self, task_id: str | None, instruction: str) -> bool:
         """Whether this task, or the task of this trace, is one of them, also where other text stands around it."""
         text = normalised(instruction)
-        return task_id in self.ids or text in self.texts or any(each in f" {text} " for each in self._telling)
+        if task_id in self.ids or text in self.texts:
+            return True
+        unquoted = normalised(_ESCAPES.sub(_unescaped, instruction))  # where it stands in JSON
+        return any(_stands_in(each, text) or _stands_in(each, unquoted) for each in self._telling)
 
     @cached_property
     def _telling(self) -> list[str]:
         """Texts long enough that an instruction with one of them inside asks for that task."""
-        return [f" {text} " for text in self.texts if text.count(" ") + 1 >= MIN_WORDS]
+        return [text for text in self.texts if text.count(" ") + 1 >= MIN_WORDS]
 
     def with_tasks(self, tasks: Iterable[Task]) -> HeldOut:
         """These tasks as well."""
@@ -64,6 +70,21 @@ def held_out(evals: Path, suite: Suite) -> HeldOut:
 def normalised(instruction: str) -> str:
     """An instruction without case and layout, to be compared with others."""
     return " ".join(instruction.casefold().split())
+
+
+def _stands_in(words: str, text: str) -> bool:
+    """Whether `text` has `words`, not as parts of longer words, whatever quotes or brackets stand around them."""
+    start = text.find(words)
+    while start >= 0:
+        around = (text[max(start - 1, 0) : start + 1], text[start + len(words) - 1 : start + len(words) + 1])
+        if not any(_INSIDE_WORD.fullmatch(pair) for pair in around):
+            return True
+        start = text.find(words, start + 1)
+    return False
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return '"' if escape[0] == '\\"' else " "
 
 
 def instruction_of(trace: Trace) -> str:

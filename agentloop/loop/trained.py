@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from agentloop.errors import ConfigError, NoSuchTrace, counted
-from agentloop.loop.held_out import instruction_of, normalised
+from agentloop.loop.held_out import HeldOut, instruction_of, normalised
 from agentloop.loop.project import Project
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.registry.folders import read_pairs
@@ -23,7 +23,7 @@ def refuse_trained(project: Project, version: PolicyVersion, tasks: Sequence[Tas
     """
     ids, texts = _trained(project, version)
     ids |= project.store.task_ids(Purpose.train, Purpose.demonstrate, Purpose.fork)
-    leaked = sorted(task.id for task in tasks if task.id in ids or normalised(task.instruction) in texts)
+    leaked = sorted({task.id for task in tasks if task.id in ids} | _asked(tasks, texts))
     if leaked:
         raise ConfigError(
             f"{counted(len(leaked), 'held-out task')} had been trained on before, such as {leaked[0]!r}; give back the "
@@ -32,7 +32,7 @@ def refuse_trained(project: Project, version: PolicyVersion, tasks: Sequence[Tas
 
 
 def _trained(project: Project, version: PolicyVersion) -> tuple[set[str], set[str]]:
-    """(task ids, instructions as `normalised` writes them) of the traces of `version` and its ancestors."""
+    """(task ids, instructions) of the traces of `version` and its ancestors."""
     traces: dict[str, None] = {}
     for number in _ancestry(project, version):
         traces |= dict.fromkeys(trace for trace, _ in read_pairs(project.version_folder(number)))
@@ -43,10 +43,18 @@ def _trained(project: Project, version: PolicyVersion) -> tuple[set[str], set[st
             ids.add(row.task_id)
         if row.source != OURS or row.task_id is None:
             try:
-                texts.add(normalised(instruction_of(StoredTrace(project.store, row).trace)))
+                texts.add(instruction_of(StoredTrace(project.store, row).trace))
             except NoSuchTrace:  # pruned meanwhile
                 continue
     return ids, texts - {""}
+
+
+def _asked(tasks: Sequence[Task], texts: Iterable[str]) -> set[str]:
+    """Ids of the tasks whose instruction is one of `texts`, or stands in one."""
+    each = {task.id: HeldOut(frozenset(), frozenset({normalised(task.instruction)})) for task in tasks}
+    whole = HeldOut(frozenset(), frozenset().union(*(one.texts for one in each.values())))
+    hits = [text for text in texts if whole.has(None, text)]  # few, so that each task is looked for in them alone
+    return {id for id, one in each.items() if any(one.has(None, text) for text in hits)}
 
 
 def _ancestry(project: Project, version: PolicyVersion) -> Iterator[int]:

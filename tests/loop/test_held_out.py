@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from agentloop.loop.held_out import HeldOut, normalised
@@ -12,7 +14,18 @@ HELD_OUT = HeldOut(frozenset({"h1"}), frozenset({normalised(TEXT), "sort it"}))
 
 @pytest.mark.parametrize(
     "instruction",
-    [TEXT, f"Task: {TEXT}", f"You are a clerk.\n\n{TEXT}\n\nBegin.", TEXT.upper(), TEXT.replace(" ", "\n  ")],
+    [
+        TEXT,
+        f"Task: {TEXT}",
+        f"You are a clerk.\n\n{TEXT}\n\nBegin.",
+        TEXT.upper(),
+        TEXT.replace(" ", "\n  "),
+        f'"{TEXT}"',
+        f"`{TEXT}`, please",
+        json.dumps({"task": TEXT}),
+        json.dumps({"task": f"Dear clerk,\n{TEXT}\nThanks"}),
+        json.dumps({"task": TEXT.replace(" ", "\n", 1)}),
+    ],
 )
 def test_a_held_out_instruction_is_recognised_with_other_text_around_it(instruction: str) -> None:
     assert HELD_OUT.has(None, instruction)
@@ -24,6 +37,7 @@ def test_a_held_out_instruction_is_recognised_with_other_text_around_it(instruct
     [
         "Count the lines of notes/june.txt and submit them.",
         "Recount the lines of notes/may.txt and submit them.",  # another word
+        f"Do not re_{TEXT}",
         "Read the list and sort it by name.",  # two words stand in many texts by chance
     ],
 )

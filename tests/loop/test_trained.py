@@ -37,11 +37,13 @@ class Learns:
         return text
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(
+    params=["How many moons\n has Mars, the red planet?", '{"mail": "How many moons has mars, the red planet?"}']
+)
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A project whose two versions come from one trace of elsewhere."""
     folder = make_mini(tmp_path / "mini")
-    question = Message(role="user", content="How many moons\n has Mars?")
+    question = Message(role="user", content=request.param)
     trace = Trace(
         id="from-elsewhere",
         episode_id="e",
@@ -74,5 +76,5 @@ def versions(folder: Path) -> Iterator[int]:
 def test_a_trace_that_names_no_task_is_known_by_its_instruction(folder: Path) -> None:
     """Version 2 learned from nothing, and its parent from the trace."""
     tasks = folder / "evals" / "mini" / "tasks.jsonl"
-    tasks.write_text(tasks.read_text().replace("What is in q9?", "how many moons has MARS?"))
+    tasks.write_text(tasks.read_text().replace("What is in q9?", "how many moons has MARS, the red planet?"))
     assert list(versions(folder)) == [1, 2]
