@@ -1,8 +1,8 @@
-"""Joules and GPU-seconds of this machine, while the meter is on: RAPL by the kernel's powercap files, GPUs by NVML.
+"""Measures this machine's joules and GPU-seconds: CPUs by RAPL through the kernel's powercap files, GPUs by NVML.
 
-It measures whole packages and whole GPUs, with whatever else runs on them: on a shared machine a figure is an upper
-bound, and what a model server on another machine uses is not in it. What cannot be read is not in the figures, and
-`missing` says why; nothing is ever estimated.
+It measures whole packages and whole GPUs with everything that runs on them. So on a shared machine a figure is an upper
+bound, and the energy of a model server on another machine is not included. Counters that cannot be read are left out
+and `missing` gives the reason; nothing is ever estimated.
 Source: https://docs.kernel.org/power/powercap/powercap.html; NVML API reference, `nvmlDeviceGetTotalEnergyConsumption`.
 """
 
@@ -21,25 +21,25 @@ from agentloop.errors import extra
 
 POWERCAP = Path("/sys/class/powercap")
 ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
-"""Also on AMD. `intel-rapl-mmio` tells of the same packages again, and is left out."""
+"""The zones' names, on AMD as well. `intel-rapl-mmio` is excluded, because it reports the same packages again."""
 COUNTED = re.compile(r"package-\d+|dram")
-"""Domains that add up to what was used: `core` and `uncore` are within a package, and packages within `psys`."""
+"""Domains that add up without overlap: `core` and `uncore` are parts of a package, and packages are parts of `psys`."""
 CPU_PERIOD_S, GPU_PERIOD_S = 30.0, 0.5
-"""How often counters are read. The smallest range of a package, 65 kJ, lasts for a minute at 1000 W; NVML's
-utilisation is a mean over at most a second."""
+"""Seconds between two readings. The smallest range of a package's counter, 65 kJ, lasts about a minute at 1000 W;
+NVML's utilisation is a mean over at most a second."""
 
 
 @dataclass(frozen=True)
 class Used:
-    """What was used since a meter was started, or between two readings of it."""
+    """Consumption since a meter was started, or between two readings of it."""
 
     joules: Mapping[str, float] = field(default_factory=dict)
-    """By domain: `package-0`, `dram-0`, `gpu-0`, ...; none contains another."""
+    """Domain -> joules: `package-0`, `dram-0`, `gpu-0`, ...; none contains another."""
     gpu_s: float | None = None
-    """Seconds in which a GPU was busy, over all GPUs; None where none can be read."""
+    """Busy seconds, summed over all GPUs; None if no GPU can be read."""
 
     def since(self, before: Used) -> Used:
-        """The difference, without domains that are new."""
+        """The difference, without domains that `before` lacks."""
         both = {name: value - before.joules[name] for name, value in self.joules.items() if name in before.joules}
         if self.gpu_s is None or before.gpu_s is None:
             return Used(both)
@@ -47,7 +47,7 @@ class Used:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The values for `StageRow.metrics`, without those that are unknown."""
+        """The known values for `StageRow.metrics`."""
         figures: dict[str, float] = {}
         if self.joules:
             figures["joules"] = sum(self.joules.values())
@@ -58,19 +58,19 @@ class Used:
 
 
 class EnergyCounter(Protocol):
-    """Something that counts."""
+    """A source of measurements."""
 
     def read(self, elapsed_s: float) -> Used:
-        """What was used since it was last read, `elapsed_s` seconds ago, without what cannot be read."""
+        """Consumption since the last reading, `elapsed_s` seconds ago, without domains that cannot be read."""
         ...
 
 
 class Meter:
-    """Counts from `with` on, in a thread that reads the counters before they come around."""
+    """Measures inside `with`, in a thread that reads the counters before they wrap around."""
 
     def __init__(self, powercap: Path | None = None) -> None:
         self.missing: dict[str, str] = {}
-        """`cpu` and `gpu`, where that cannot be measured -> why."""
+        """`cpu` and `gpu`, as far as they cannot be measured -> reason."""
         rapl, why_no_rapl = _rapl(powercap or POWERCAP)
         gpus, why_no_gpus = _nvml()
         self._sources: list[EnergyCounter] = [source for source in (rapl, gpus) if source is not None]
@@ -99,7 +99,7 @@ class Meter:
             self._thread.join()
 
     def read(self) -> Used:
-        """What was used since the start."""
+        """Consumption since the start. A counter that failed once has no total any more."""
         with self._lock:
             now = time.monotonic()
             elapsed_s = now - self._read_at
@@ -127,10 +127,10 @@ class Meter:
 
 
 class Rapl:
-    """The counters of CPU packages and of their memory."""
+    """The energy counters of CPU packages and their memory."""
 
     def __init__(self, zones: Mapping[str, Path]) -> None:
-        """zones: name -> its folder. Raises OSError where a counter cannot be read."""
+        """zones: name -> folder. Raises OSError if a counter cannot be read."""
         self._zones = dict(zones)
         self._range = {name: _number(zone / "max_energy_range_uj") for name, zone in zones.items()}
         self._last = {name: _number(zone / "energy_uj") for name, zone in zones.items()}
@@ -150,14 +150,14 @@ class Rapl:
 
 
 def microjoules(before: int, now: int, largest: int) -> int:
-    """From one reading of a counter to the next; after `largest` it wraps to 0, at most once in between."""
+    """Difference between two readings of a counter, which wraps to 0 after `largest`, at most once in between."""
     if now < before:
         now += largest + 1
     return now - before
 
 
 class Nvml:
-    """The counters of NVIDIA GPUs."""
+    """The energy counters and the utilisation of NVIDIA GPUs."""
 
     def __init__(self, nvml: Any, handles: list[Any]) -> None:
         self._nvml = nvml
@@ -165,7 +165,7 @@ class Nvml:
         self._last = [self._energy(handle) for handle in handles]
 
     def read(self, elapsed_s: float) -> Used:
-        """See `EnergyCounter`. A GPU too old for a counter of energy has its seconds alone."""
+        """See `EnergyCounter`. A GPU without an energy counter, such as an old one, has only its seconds."""
         joules: dict[str, float] = {}
         busy_s: float | None = 0.0
         for n, handle in enumerate(self._handles):
@@ -184,7 +184,7 @@ class Nvml:
         return Used(joules, busy_s)
 
     def _energy(self, handle: Any) -> int | None:
-        """Millijoules since the driver was loaded."""
+        """Millijoules since the driver was loaded; None if the GPU does not count them."""
         try:
             return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         except self._nvml.NVMLError:

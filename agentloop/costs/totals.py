@@ -1,9 +1,9 @@
-"""What experience cost: tokens, money, GPU-seconds and joules, by policy version, task, episode or model.
+"""Sums up what episodes cost: tokens, money, GPU-seconds and joules, by policy version, task, episode or model.
 
-A price is said in one place, the tables `[[prices]]` of the settings; policies, the gateway and `agentloop costs` read
-it there. What nobody knows is None and never 0: one answer of unknown price makes its episode's cost unknown, and one
-such episode its group's. Energy was measured for whole stages of a loop (`energy.py`), training between their episodes
-included; an episode has the share of it that it has of the episodes' wall time. List prices: `policies/litellm.py`.
+The only source of prices is the tables `[[prices]]` of the settings; policies, the gateway and `agentloop costs` all
+read them. An unknown cost is None, never 0: one answer of unknown price makes its episode's cost unknown, and one such
+episode its group's cost. Energy was measured for whole stages of a loop (`energy.py`), including the training between
+their episodes; an episode's share of it is its share of the episodes' wall time. List prices: `policies/litellm.py`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from agentloop.errors import ConfigError
 from agentloop.types import Completion, Trace, Verdict
 
 Price = Callable[[Completion], float | None]
-"""An answer -> what it cost in USD; None where that is not known."""
+"""An answer -> its cost in USD; None if unknown."""
 
 
 def nobody_knows(completion: Completion) -> None:
-    """The price where none is said."""
+    """The price if none is configured: unknown."""
     return
 
 
 def free(answer: object) -> float:
-    """Of what costs nothing."""
+    """The price of answers that cost nothing."""
     return 0.0
 
 
 def price(own: Sequence[PriceSection], listed: Price = nobody_knows) -> Price:
-    """The first known price of: the user's own tables, the cost recorded with the answer, `listed`."""
+    """The first of these that applies: the user's own tables, the cost recorded with the answer, `listed`."""
 
     def cost(completion: Completion) -> float | None:
         if is_refused(completion):
@@ -49,7 +49,7 @@ def price(own: Sequence[PriceSection], listed: Price = nobody_knows) -> Price:
 
 
 def priced(completion: Completion, model: str, price: Price) -> Completion:
-    """The completion with its cost, by the model's name in the answer or else in the request."""
+    """The completion with its cost, by the model's name in the answer or otherwise in the request."""
     cost = price(completion)
     if cost is None:
         cost = price(completion.model_copy(update={"model": model}))
@@ -57,7 +57,7 @@ def priced(completion: Completion, model: str, price: Price) -> Completion:
 
 
 def is_refused(completion: Completion) -> bool:
-    """Whether the model had no room for the conversation, which costs nothing."""
+    """True if the conversation exceeded the model's context, which costs nothing."""
     return completion.finish_reason == "context" and not completion.n_prompt_tokens + completion.n_completion_tokens
 
 
@@ -71,7 +71,7 @@ def unpriced(model: str | None) -> ConfigError:
 
 
 def by_table(table: PriceSection, completion: Completion) -> float | None:
-    """USD; None for an answer without counts of tokens."""
+    """Cost in USD; None for an answer without token counts."""
     if not completion.n_prompt_tokens + completion.n_completion_tokens:
         return None
     cached = min(completion.n_cached_tokens, completion.n_prompt_tokens)
@@ -83,9 +83,10 @@ def by_table(table: PriceSection, completion: Completion) -> float | None:
 
 
 def completions(trace: Trace) -> Iterator[Completion]:
-    """Every answer that was asked for in a trace and below it: copied turns were paid for elsewhere.
+    """Every answer generated in a trace and its children. Copied turns are skipped, because another trace paid for
+    them.
 
-    A call that failed is one only where somebody counted its tokens.
+    A failed call counts only if it has token counts.
     """
     for step in trace.steps:
         completion = step.completion
@@ -97,21 +98,21 @@ def completions(trace: Trace) -> Iterator[Completion]:
 
 @dataclass(frozen=True)
 class EpisodeCost:
-    """What one episode took; None is unknown."""
+    """The costs of one episode. None: unknown."""
 
     version: int | None
     task: str | None
     is_solved: bool
     answers: tuple[Completion, ...]
     judging_usd: float | None
-    """Of judge models; 0 where none was asked."""
+    """Cost of judge models; 0 if none was called."""
     gpu_s: float | None = None
     joules: float | None = None
     episode: str | None = None
 
 
 def spent(trace: Trace, verdict: Verdict, energy: Mapping[str, float] = {}) -> EpisodeCost:
-    """energy: `gpu_s` and `joules` of this episode, as far as they are known."""
+    """The costs of an attempt. energy: `gpu_s` and `joules` of this episode, as far as they are known."""
     judging = [score.cost_usd for score in verdict.scores if score.n_prompt_tokens + score.n_completion_tokens]
     return EpisodeCost(
         version=trace.policy_version,
@@ -127,7 +128,7 @@ def spent(trace: Trace, verdict: Verdict, energy: Mapping[str, float] = {}) -> E
 
 @dataclass
 class Sum:
-    """The episodes of one version, task or model. For a model, only its own answers count."""
+    """Totals over the episodes of one version, task or model. For a model, only its own answers count."""
 
     n_episodes: int = 0
     n_solved: int = 0
@@ -151,7 +152,7 @@ class Sum:
             self._costs[name].append(getattr(episode, name))
 
     def row(self) -> dict[str, Any]:
-        """Figures by name."""
+        """Name -> figure."""
         totals = {name: total(self._costs[name]) for name in ("usd", "judging_usd", "gpu_s", "joules")}
         return {
             "episodes": self.n_episodes,
@@ -167,7 +168,8 @@ class Sum:
 
 
 def tabulate(episodes: Iterable[EpisodeCost], by: str, price: Price) -> dict[str, dict[str, Any]]:
-    """Figures by `version`, `task`, `episode` or `model`, in order; `-` has those without. One episode in memory."""
+    """Figures per `version`, `task`, `episode` or `model`, in order; `-` has the episodes without one. Keeps only one
+    episode in memory."""
     sums: dict[Any, Sum] = defaultdict(Sum)
     for episode in episodes:
         if by == "model":
@@ -184,9 +186,9 @@ def tabulate(episodes: Iterable[EpisodeCost], by: str, price: Price) -> dict[str
 
 
 def shares(stage: Mapping[str, float], n_episodes: int, duration_s: float, all_s: float) -> dict[str, float]:
-    """An episode's part of its stage's measurements.
+    """An episode's share of its stage's measurements.
 
-    duration_s, all_s: of the episode, and of all episodes of the stage; without times, all parts are equal.
+    duration_s, all_s: seconds of this episode, and of all episodes of the stage; if all_s is 0, all shares are equal.
     """
     part = 1 / n_episodes
     if all_s > 0:
@@ -195,7 +197,7 @@ def shares(stage: Mapping[str, float], n_episodes: int, duration_s: float, all_s
 
 
 def total(values: Iterable[float | None]) -> float | None:
-    """The sum; None where one is unknown."""
+    """The sum; None if any value is unknown."""
     sum_: float = 0
     for value in values:
         if value is None:
@@ -205,7 +207,7 @@ def total(values: Iterable[float | None]) -> float | None:
 
 
 def each(value: float | None, n: int) -> float | None:
-    """The value for each of `n`; None for an unknown value or n = 0."""
+    """`value / n`; None if `value` is None or `n` is 0."""
     if value is None or not n:
         return None
     return value / n

@@ -1,6 +1,6 @@
-"""Looks -> the two curves of a gate's report, in units of a drawing: the evidence, and the confidence sequence.
+"""The two curves of a gate's report, in the drawing's units: the evidence, and the confidence sequence.
 
-Positions only; what they are drawn with is in `gate_charts.html.j2`.
+Only positions are computed here; `gate_charts.html.j2` draws them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 @dataclass(frozen=True)
 class Mark:
-    """A line across the drawing, and its label."""
+    """A labelled line across the drawing."""
 
     y: float
     label: str
     kind: str = ""
     label_y: float | None = None
-    """Place of the label when it has no room at the line."""
+    """Position of the label if there is no room beside the line."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves by name, as SVG points, and marks on the axes."""
+    """Curves by name as SVG points, and marks on the axes."""
 
     curves: dict[str, str]
     grid: list[Mark]
@@ -75,10 +75,11 @@ def evidence(suite: SuiteResult, settings: Settings) -> Chart | None:
 
 
 def difference(suite: SuiteResult, settings: Settings) -> Chart | None:
-    """The mean difference with its confidence sequence, in points; what leaves the drawing is cut at its edge."""
+    """The mean difference with its confidence sequence, in percentage points, clipped to the drawing."""
     looks = thinned(suite.looks)
     if not looks:
         return None
+    # The first intervals are so wide that an axis for them would flatten the rest.
     settled = looks[len(looks) // 4 :]
     widest = max(2 * settings.delta, *(max(abs(look.low), abs(look.high)) for look in settled))
     reach = min(1.0, widest * 1.1)
@@ -95,7 +96,7 @@ def difference(suite: SuiteResult, settings: Settings) -> Chart | None:
 
 
 def thinned(looks: Sequence[Look]) -> list[Look]:
-    """At most `MAX_POINTS` of them, evenly, the first and the last always."""
+    """At most `MAX_POINTS` looks, evenly spaced, including the first and the last."""
     if len(looks) <= MAX_POINTS:
         return list(looks)
     step = (len(looks) - 1) / (MAX_POINTS - 1)
@@ -125,7 +126,7 @@ def _round(most: int) -> list[int]:
 
 
 def _apart(marks: list[Mark]) -> list[Mark]:
-    """Labels that would lie on each other are moved apart."""
+    """Move labels apart that would overlap."""
     for upper, lower in pairwise(sorted(marks, key=lambda mark: mark.y)):
         if lower.y - upper.y < 12:
             middle = (upper.y + lower.y) / 2

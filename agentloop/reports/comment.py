@@ -51,7 +51,7 @@ class Forge:
 
 
 def write_summary(result: GateResult, environ: Environ, report: str | None = None) -> bool:
-    """Append to the file of GITHUB_STEP_SUMMARY. False when the variable is unset. Raises OSError."""
+    """Append to the file named by GITHUB_STEP_SUMMARY. False if the variable is unset. Raises OSError."""
     path = environ.get(SUMMARY)
     if not path:
         return False
@@ -73,7 +73,7 @@ def comment(result: GateResult, environ: Environ, report: str | None = None) -> 
 
 
 def marker(result: GateResult) -> str:
-    """An invisible line of HTML. Quoting removes whatever in a name could end it."""
+    """An invisible line of HTML. Quoting removes any character of a name that could end it."""
     return f"<!-- agentloop-gate: {quote(name(result), safe=' ').replace('-', '%2D')} -->"
 
 
@@ -89,7 +89,7 @@ async def _comment(mark: str, text: str, forge: Forge) -> None:
 
 
 async def _ours(session: aiohttp.ClientSession, forge: Forge, mark: str) -> list[int]:
-    """Ids of the comments that begin with the marker, the oldest first."""
+    """Ids of the comments that begin with the marker, oldest first."""
     ids = []
     for page in range(1, MAX_PAGES + 1):
         async with session.get(forge.all, params={"per_page": "100", "page": str(page)}) as response:
@@ -110,7 +110,7 @@ def _may_be_ours(row: Mapping[str, Any]) -> bool:
 async def _request(
     session: aiohttp.ClientSession, forge: Forge, method: str, url: str, body: dict[str, str] | None
 ) -> bool:
-    """False when somebody removed the comment meanwhile."""
+    """False if somebody has removed the comment meanwhile."""
     async with session.request(method, url, json=body) as response:
         if response.status in (404, 410) and method != "POST":
             return False

@@ -1,4 +1,4 @@
-"""Figures of training -> small curves for the report, in units of a drawing; `charts.html.j2` draws them."""
+"""Turns figures of training into small curves for the report, in the drawing's units; `charts.html.j2` draws them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agentloop.views.curves import TrainingCurves, shown_number
 
 WIDTH, HEIGHT, MARGIN = 240.0, 48.0, 3.0
 MAX_POINTS = 240
-"""Of one curve; more steps are joined, each point being their mean."""
+"""Maximum points per curve. If there are more steps, each point is the mean of several."""
 
 
 @dataclass(frozen=True)
 class FigureChart:
-    """One figure over all steps; values as they are shown."""
+    """One figure over all steps; its values as shown to the reader."""
 
     name: str
     meaning: str
@@ -26,13 +26,13 @@ class FigureChart:
     least: str
     most: str
     lines: tuple[str, ...]
-    """SVG points of each run of steps whose values are finite."""
+    """SVG points of each unbroken run of steps with finite values."""
     dividers: tuple[float, ...]
-    """Where the steps of another version begin."""
+    """Horizontal positions where the steps of another version begin."""
 
 
 def figure_charts(curves: TrainingCurves) -> list[FigureChart]:
-    """One for each figure that has a finite value, in the order of `train/figures.py`."""
+    """A chart for each figure that has a finite value, in the order of `train/figures.py`."""
     return [_chart(curves, name) for name in curves.names if curves.values(name)]
 
 
@@ -53,12 +53,12 @@ def _chart(curves: TrainingCurves, name: str) -> FigureChart:
 
 
 def _x(position: float, n: int) -> float:
-    """Of a step, from 0 on, among `n`."""
+    """Horizontal position of a step, counted from 0, among `n` steps."""
     return MARGIN + (WIDTH - 2 * MARGIN) * (position / (n - 1) if n > 1 else 0.5)
 
 
 def _lines(values: Sequence[float | None], low: float, high: float) -> Iterator[str]:
-    """A run of one value is a point: a line of no length, whose round ends show."""
+    """A run of one value becomes a line of no length, so that its round ends show as a point."""
     n = min(len(values), MAX_POINTS)
     bounds = [len(values) * number // n for number in range(n + 1)]
     points: list[tuple[float, float] | None] = []

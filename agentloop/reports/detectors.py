@@ -1,4 +1,4 @@
-"""How often each detector is right: rules measured on labels, and a learned scorer as it was fitted."""
+"""Accuracy of each detector: rules as measured on labels, and a learned scorer as measured when it was fitted."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ OpenStore = Callable[[], AbstractContextManager[Store]]
 
 
 def rule_rows(labels: Path | None, project: str | None, open_store: OpenStore) -> list[dict[str, Any]]:
-    """A row for each rule. labels: a file, or a folder of traces with labels of AgentRx's; None is stored labels.
+    """A row for each rule. labels: a file, or a folder of traces with AgentRx labels. None: the stored labels.
 
-    project: the tenant; None is that of the store.
-    Without any label the rows have what was measured when the rules were made.
+    project: the tenant; default: the store's.
+    Without any labels, the rows have the figures measured when the rules were released.
     """
     if labels is None and not _n_stored(project, open_store):
         return _unmeasured()
@@ -35,7 +35,7 @@ def rule_rows(labels: Path | None, project: str | None, open_store: OpenStore) -
 
 
 def labelled_traces(path: Path | None, project: str | None, open_store: OpenStore) -> list[LabelledTrace]:
-    """The traces that a file or people's stored labels are about."""
+    """The labelled traces, with people's stored labels and those of a file, which take precedence."""
     if path is not None and not path.is_file():
         raise ConfigError(f"{path}: no such file; write a line of JSON for each trace that you have looked at")
     with open_store() as store:
@@ -49,7 +49,7 @@ def labelled_traces(path: Path | None, project: str | None, open_store: OpenStor
 
 
 def _n_stored(project: str | None, open_store: OpenStore) -> int:
-    """How many traces people have labelled; 0 where there is no store yet."""
+    """Number of traces that people have labelled; 0 if there is no store yet."""
     try:
         with open_store() as store:
             return len(store.person_labels(project or store.project))
@@ -76,7 +76,8 @@ def _of_rule(row: DetectorCounts) -> dict[str, Any]:
 
 
 def scorer_rows(scorer: Scorer) -> list[dict[str, Any]]:
-    """The step is named in every run, and is held against chance; types against the promise."""
+    """Rows for the step and the type. The step is named in every run and compared with chance; types are compared with
+    the promised precision."""
     rows = []
     if scorer.steps is not None:
         rows.append(_of_head("step", scorer.steps.trust, scorer.steps.names, scorer.steps.chance))

@@ -1,7 +1,7 @@
-"""What one gate found, as one HTML file that CI keeps and a reviewer understands in a minute.
+"""The result of one gate as one HTML file that CI stores and a reviewer understands in a minute.
 
-Like the loop's report (`loop.py`) it refers to nothing outside itself, runs no script, and escapes whatever an agent
-wrote. Traces are shown where somebody has them: the baseline's beside the candidate's, from the first difference on.
+Like the loop's report (`loop.py`), it refers to nothing outside itself, runs no script, and escapes all text from
+agents. Where traces are available, the baseline's is shown beside the candidate's, from the first difference on.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from agentloop.views.runs import TraceVerdict
 
 MAX_BYTES = 2_000_000
 MAX_ROWS = 200
-"""Rows of one table; how many were left out is said below it."""
+"""Maximum rows of one table; a line below it counts the omitted ones."""
 SIZES = ((8, MAX_ROWS), (4, MAX_ROWS), (2, 100), (1, 50), (0, 20))
-"""(pairs of traces, rows of a table): the first that stays below MAX_BYTES is taken."""
+"""(pairs of traces, rows of a table): the first that keeps the report below MAX_BYTES is used."""
 
 
 class ReportEvidence(Frozen):
-    """What a report shows besides the result: none of it decides."""
+    """What a report shows besides the result. None of it affects the verdict."""
 
     attempts: dict[str, TraceVerdict] = Field(default_factory=dict)
-    """Trace id -> the trace and its verdict, of those that are at hand."""
+    """Trace id -> the trace with its verdict, for the traces that are available."""
     command: str = ""
     """The command line that runs the gate again."""
     own_types: dict[str, str] = Field(default_factory=dict)
-    """What the project's own failure types mean."""
+    """Definitions of the project's own failure types."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Pair:
     before: TraceVerdict | None
     after: TraceVerdict
     parting: int
-    """Steps that are the same in both."""
+    """Number of steps from the first on that are the same in both."""
 
     @property
     def same(self) -> list[ShownStep]:
@@ -59,7 +59,7 @@ class Pair:
 
     @property
     def parts(self) -> str:
-        """How they parted, in a sentence."""
+        """A sentence about how the two traces differ."""
         if self.before is None:
             return "No trace of the baseline is at hand."
         before = self.before.trace.steps
@@ -75,7 +75,7 @@ class Pair:
 
 
 def write_gate_report(result: GateResult, path: Path, evidence: ReportEvidence | None = None) -> None:
-    """Put the report at `path`, whole or not at all."""
+    """Write the report to `path` atomically."""
     write_text(path, render(result, evidence))
 
 
@@ -105,9 +105,9 @@ def render(result: GateResult, evidence: ReportEvidence | None = None) -> str:
 
 
 def pairs(result: GateResult, attempts: Mapping[str, TraceVerdict]) -> Iterator[Pair]:
-    """Traces of the tasks that matter: one that failed beside one of the baseline that passed.
+    """Pairs of traces for the tasks that matter: a failed one beside one of the baseline that passed.
 
-    Broken cases first; of tasks that got worse, one of each type of failure before the second of any.
+    Broken cases come first. Tasks that got worse follow, one of each type of failure before the second of any.
     """
     for task in [*findings.broken(result), *_varied([flip.task for flip in findings.flips(result, worse=True)])]:
         after = _one(task.trace_ids, attempts, passed=False)
@@ -119,7 +119,7 @@ def pairs(result: GateResult, attempts: Mapping[str, TraceVerdict]) -> Iterator[
 
 
 def divergence(before: Trace, after: Trace) -> int:
-    """Steps from the first on that are the same in both: what was said and called, and what came back."""
+    """Number of steps from the first on that are the same in both: messages, calls and results."""
     count = 0
     for one, other in zip(before.steps, after.steps, strict=False):
         if _did(one) != _did(other) or _got(one) != _got(other):
@@ -149,7 +149,7 @@ def _got(step: Step) -> list[tuple[str, bool]]:
 
 
 def _one(trace_ids: Sequence[str], attempts: Mapping[str, TraceVerdict], *, passed: bool) -> TraceVerdict | None:
-    """The first that passed, or did not; else the first there is."""
+    """The first attempt that passed (or did not); otherwise the first that is available."""
     stored = [attempts[trace_id] for trace_id in trace_ids if trace_id in attempts]
     wanted = [a for a in stored if ((a.verdict.reward or 0) >= findings.PASSING) == passed]
     return next(iter(wanted + stored), None)

@@ -1,8 +1,9 @@
-"""GateResult -> JUnit XML, as CI servers show it: a test case for each task, and one for the gate itself.
+"""GateResult -> JUnit XML for CI servers: a test case for each task, and one for the gate itself.
 
-The verdict and each broken must-pass case are failures. A task of the mean may fail without breaking anything, so it
-passes here with its rewards as properties. Tasks that the infrastructure lost and tasks in quarantine are skipped.
-The document follows junit-10.xsd, except that test cases have properties too, where pytest writes them.
+The verdict and each broken must-pass case are failures. A task that counts only towards the mean may fail without
+breaking anything, so it passes here with its rewards as properties. Tasks that the infrastructure lost and tasks in
+quarantine are skipped.
+The document follows junit-10.xsd, except that test cases have properties, too, as pytest writes them.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from agentloop.printable import clean
 from agentloop.reports.loop import clip
 
 VERDICT = "verdict"
-"""The name of the gate's own test case."""
+"""Name of the gate's own test case."""
 MAX_MESSAGE = 2_000
 _NOT_XML = re.compile("[\ufffe\uffff]")
 
 
 def junit(result: GateResult) -> str:
-    """The document, with its XML declaration. The same result gives the same text."""
+    """The document with its XML declaration. Equal results give equal text."""
     root = ElementTree.Element("testsuites", {"name": f"agentloop gate: {_text(name(result))}"})
     gate = _suite(root, "agentloop gate", {"baseline": result.baseline, "candidate": result.candidate})
     _verdict_case(gate, result)

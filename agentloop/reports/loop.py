@@ -68,15 +68,15 @@ class ReportData(Frozen):
     versions: tuple[VersionRow, ...]
     """Oldest first; at least the version that the loop started from."""
     control: Control | None = None
-    """None when the loop has no control run."""
+    """None if the loop has no control run."""
     learning_curve: tuple[tuple[int, float], ...] = ()
     """(episodes trained on so far, success on the validation split in [0, 1])."""
     failures_before: dict[str, int] = Field(default_factory=dict)
-    """Critical failure type -> held-out episodes, under the first version."""
+    """Critical failure type -> number of held-out episodes under the first version."""
     failures_after: dict[str, int] = Field(default_factory=dict)
-    """The same under the version that is live at the end."""
+    """The same for the version that is live at the end."""
     n_before: int = 0
-    """Held-out episodes of the first version, failed or not; 0 when unknown."""
+    """Number of held-out episodes of the first version, failed or not; 0 if unknown."""
     n_after: int = 0
     quotes_before: dict[str, tuple[Quote, ...]] = Field(default_factory=dict)
     """Failure type -> quotes that show it under the first version, most frequent type first."""
@@ -84,7 +84,7 @@ class ReportData(Frozen):
     own_types: dict[str, str] = Field(default_factory=dict)
     """Definitions of the project's own failure types."""
     curves: TrainingCurves = TrainingCurves()
-    """Figures of each step of training; empty where the trainer recorded none."""
+    """Figures of each training step; empty if the trainer recorded none."""
     stages: tuple[StageRate, ...] = ()
     pairs: tuple[TracePair, ...] = ()
     samples_dropped: dict[str, int] = Field(default_factory=dict)
@@ -92,18 +92,18 @@ class ReportData(Frozen):
     n_infra_failed: int = 0
     """Episodes that failed for infrastructure reasons; none of them was scored."""
     n_failed: int = 0
-    """Tasks that some champion failed, kept for mining."""
+    """Number of tasks that a live version failed, stored for mining."""
     wall_s: float
     cpu_s: float
 
     @property
     def live(self) -> VersionRow:
-        """The version that was promoted last, or the first one when none was."""
+        """The version that was promoted last; the first one if none was."""
         return self.champions[-1]
 
     @property
     def champions(self) -> list[VersionRow]:
-        """The versions that were live, one after the other."""
+        """The versions that were live, oldest first."""
         return [
             v for n, v in enumerate(self.versions) if n == 0 or (v.decision and v.decision.action is Action.promote)
         ]
@@ -111,13 +111,13 @@ class ReportData(Frozen):
 
 @dataclass(frozen=True)
 class FailureCount:
-    """Episodes that failed in one way, under the first version and under the live one."""
+    """Episodes with one type of failure, under the first version and under the live one."""
 
     kind: str
     before: int
     after: int
     clear: bool = True
-    """False where the 95% intervals of the two rates overlap."""
+    """False if the 95% intervals of the two rates overlap."""
 
     @property
     def grew(self) -> bool:
@@ -145,19 +145,20 @@ class ShownStep:
 
 
 def write_report(data: ReportData, path: Path) -> None:
-    """Put the report at `path`, whole or not at all."""
+    """Write the report to `path` atomically."""
     write_text(path, render(data))
 
 
 def render(data: ReportData) -> str:
-    """The report as one self-contained HTML document. Raises ValueError when there is no version to show."""
+    """The report as one self-contained HTML document. Raises ValueError if there is no version to show."""
     if not data.versions:
         raise ValueError("a report needs at least the version that the loop started from")
     return environment(data.own_types).get_template("report.html.j2").render(data=data)
 
 
 def environment(own_types: Mapping[str, str]) -> Environment:
-    """What both reports are drawn with: every value is cleaned and escaped. own_types: what a project's own mean."""
+    """The template environment of both reports; it cleans and escapes every value. own_types: definitions of a
+    project's own failure types."""
     templates = Environment(
         loader=PackageLoader("agentloop.reports", "."),
         autoescape=True,
@@ -192,7 +193,7 @@ def _cleaned(value: object) -> object:
 
 
 def _meaning(kind: str) -> str:
-    """The taxonomy's definition; "" for a type that comes from a plugin."""
+    """The taxonomy's definition; "" for a type from a plugin."""
     if kind not in FailureType.__members__.values():
         return ""
     return describe(FailureType(kind))
@@ -225,7 +226,7 @@ def ticks(maximum: int) -> list[int]:
 def paired_counts(
     before: dict[str, int], after: dict[str, int], n_before: int = 0, n_after: int = 0
 ) -> list[FailureCount]:
-    """Both counts of every failure type, most frequent before first. n: episodes in all, 0 when unknown."""
+    """Both counts of every failure type, most frequent before first. n_before, n_after: all episodes; 0 if unknown."""
     kinds = sorted(before.keys() | after.keys(), key=lambda k: (-before.get(k, 0), -after.get(k, 0), k))
     pairs = [(kind, before.get(kind, 0), after.get(kind, 0)) for kind in kinds]
     is_comparable = n_before > 0 and n_after > 0
@@ -236,7 +237,7 @@ def paired_counts(
 
 
 def shown_steps(attempt: TraceVerdict, start: int = 0) -> list[ShownStep]:
-    """The first steps of a trace from the `start`th on, and always the failing one."""
+    """The first steps of a trace from the `start`th on, always including the failing one."""
     critical = attempt.verdict.critical
     failing = critical and critical.step
     evidence = shown_evidence(attempt)
@@ -246,10 +247,10 @@ def shown_steps(attempt: TraceVerdict, start: int = 0) -> list[ShownStep]:
 
 
 def shown_evidence(attempt: TraceVerdict) -> str:
-    """The words that show the critical failure, in the form in which the report shows them.
+    """The quote that shows the critical failure, in the form in which the report shows it.
 
-    A call's arguments are shown without their JSON, so evidence that quotes a call loses it too; else no text in the
-    report would match the evidence.
+    A call's arguments are shown without their JSON, so evidence that quotes a call loses it, too; otherwise no text in
+    the report would match the evidence.
     """
     critical = attempt.verdict.critical
     if critical is None:
@@ -279,7 +280,7 @@ def _shown_call(call: ToolCall, result: ToolResult | None, evidence: str) -> Sho
 
 
 def _readable(arguments: str) -> str:
-    """The one string of a call that has only one, else the JSON as the policy wrote it."""
+    """The value of a call whose only argument is a string; otherwise the JSON as the policy wrote it."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):  # the latter for brackets nested too deep

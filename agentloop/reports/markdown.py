@@ -1,8 +1,8 @@
 """GateResult -> Markdown, for a step summary and for the comment on a pull request.
 
-The verdict first, then what is broken and what got worse. What an agent, a task or a verifier wrote is data: it stands
-in code spans, or escaped, and can neither link, mention, embed nor end a table. The whole stays below a limit by
-leaving out rows, and says how many.
+The verdict comes first, then what is broken and what got worse. Text from an agent, a task or a verifier is data: it is
+in code spans or escaped, so it cannot link, mention, embed or end a table. To stay below the size limit, rows are
+omitted and counted.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from agentloop.printable import clean
 from agentloop.reports.loop import clip
 
 COMMENT_LIMIT = 65_000
-"""Characters of a comment; GitHub refuses more than 65,536."""
+"""Maximum characters of a comment; GitHub refuses more than 65,536."""
 SUMMARY_LIMIT = 1_000_000
-"""Bytes of a step summary; GitHub drops more than 1 MiB."""
+"""Maximum bytes of a step summary; GitHub drops more than 1 MiB."""
 ROWS = (200, 50, 20, 8, 3, 0)
-"""Rows of a table, as many as fit."""
+"""Rows per table; the largest number that fits is used."""
 MAX_CELL = 240
 MAX_REASON = 600
 SIGNS = {
@@ -50,13 +50,14 @@ SIGNS = {
 _ACTIVE = re.compile(r"([\\`*_{}\[\]<>#|~&$!^])")
 _LINKING = re.compile(r"(@|#|://|www\.|GH-)", re.IGNORECASE)
 _APART = "\u200b"
-"""An invisible character. Inside a mention, reference or address it ends the link."""
+"""An invisible character. Inside a mention, reference or address, it breaks the link."""
 
 
 def markdown(
     result: GateResult, limit: int = SUMMARY_LIMIT, *, report: str | None = None, url: str | None = None
 ) -> str:
-    """At most `limit` bytes of UTF-8. report: the HTML report's file, if there is one. url: the CI run that has it."""
+    """At most `limit` bytes of UTF-8. report: name of the HTML report, if there is one. url: the CI run that stores
+    it."""
     for n_rows in ROWS:
         text = "\n\n".join(_blocks(result, n_rows, _where(report, url))) + "\n"
         if len(text.encode()) <= limit:
@@ -65,24 +66,26 @@ def markdown(
 
 
 def code(text: str) -> str:
-    """`text` as a code span on one line, in a table or out of it. A bar, which would end a cell, is shown broken."""
+    """`text` as a code span on one line, inside or outside a table. A bar, which would end a cell, becomes a broken
+    bar."""
     line = clip(" ".join(clean(text).split()), MAX_CELL).replace("\n", " ").replace("|", "¦") or "(nothing)"
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence = "`" * (longest + 1)
     pad = ""
+    # Markdown drops one space at each end; without it, the backtick would join the fence.
     if line.startswith("`") or line.endswith("`"):
         pad = " "
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
 def prose(text: str) -> str:
-    """`text` as words on one line that Markdown does nothing with."""
+    """`text` as plain words on one line, with all Markdown escaped."""
     line = clip(" ".join(clean(text).split()), MAX_REASON).replace("\n", " ")
     return _ACTIVE.sub(r"\\\1", _LINKING.sub(lambda match: _apart(match[0]), line))
 
 
 def _apart(word: str) -> str:
-    """`://` and `www.` are broken before their last sign, a lone one is followed by the space."""
+    """Break `://` and `www.` before their last character, and follow a single character by the invisible one."""
     return f"{word[:-1]}{_APART}{word[-1]}{_APART}"
 
 

@@ -1,7 +1,7 @@
-"""GateResult -> SARIF 2.1.0: broken must-pass cases at the line of the file that says them.
+"""GateResult -> SARIF 2.1.0: each broken must-pass case at the line of the file that defines it.
 
-Code scanning shows them in the pull request. Only what is certain of a single case is here: a task of the mean that got
-worse may be chance, and a case whose place nobody knows has no line to be shown at.
+Code scanning shows them in the pull request. Only facts about a single case are included: a task of the mean that got
+worse may be chance, and a case without a known place has no line to be shown at.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from agentloop.version import __version__
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 Place = tuple[Path, int]
-"""A file relative to the repository's root, and a line of it from 1 on."""
+"""A file relative to the repository's root, and a line in it, counted from 1."""
 
 
 def sarif(result: GateResult, places: Mapping[str, Place]) -> str:
-    """The log as JSON text, with no result when no case is broken. places: task id -> where the task is written."""
+    """The log as JSON text; without results if no case is broken. places: task id -> place of the task's definition."""
     cases = [task for task in broken(result) if task.task_id in places]
     rules = sorted({failure_type(task) for task in cases})
     driver = {

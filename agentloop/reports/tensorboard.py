@@ -1,4 +1,4 @@
-"""Figures of training as TensorBoard event files, one run a version; needs the package tensorboardX."""
+"""Exports figures of training as TensorBoard event files, one run per version; needs the package tensorboardX."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from agentloop.errors import AgentLoopError, ConfigError, boundary, extra
 from agentloop.views.curves import TrainingStep
 
 SUFFIX = ".agentloop"
-"""End of the files' names: a new export of a version replaces its own files, and no others."""
+"""Suffix of the files' names. A new export of a version replaces only files with it."""
 
 
 class NoFiles:
-    """In place of `EventFiles` where none are wanted."""
+    """Stands in for `EventFiles` when no export is wanted."""
 
     def __enter__(self) -> NoFiles:
         return self
@@ -48,9 +48,10 @@ class EventFiles:
             writer.close()
 
     def write(self, steps: Iterable[TrainingStep]) -> None:
-        """Add figures, at the time and step of their recording; on disk when this returns. Raises AgentLoopError.
+        """Add figures, at the time and step of their recording. They are on disk when this returns. Raises
+        AgentLoopError.
 
-        A value that was not finite is a gap.
+        A value that was not finite leaves a gap.
         """
         with boundary(AgentLoopError, "cannot write TensorBoard files; name another folder", folder=self.folder):
             for step in steps:
