@@ -1,12 +1,12 @@
-"""What an audit of rewards found, and the ways in which it tries to fool them.
+"""The results of an audit of rewards, and the cheats that it tries.
 
-`audit/harbor.py` and `audit/suite.py` try them, each for its kind of task. A task's own solution
-must score 1 every time, doing nothing and random commands 0, and no cheat anything. A trial that gives
-no reward fools nobody; what a task's tests cannot know is not looked for here. An attempt that ended for
-infrastructure, such as a missing image, says nothing about its task.
+`audit/harbor.py` and `audit/suite.py` run the cheats, each for its kind of task. A task's own solution must score 1
+every time; doing nothing, random commands and cheats must score 0. An attempt without a reward fools no verifier. What
+a task's tests cannot check is out of scope. An attempt that ended with an infrastructure failure, such as a missing
+image, says nothing about its task.
 
-Each cheat has a time bound, because a cheat may leave work that never ends: `patience_s`. A cheat without a verdict
-was not tested, and the rewards of its task cannot be believed unless the cheat itself explains why.
+Each cheat has a time limit, because a cheat may leave work that never ends: `patience_s`. A cheat without a verdict
+counts as not tested, and its task's rewards cannot be trusted unless the cheat itself explains the missing verdict.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ CHEATS = Path(__file__).with_name("cheats.toml")
 N_ORACLE = 3
 RUN = "audit"
 MIN_CHEAT_S, SLOWER = 10.0, 3.0
-"""A cheat's bound: this many seconds, plus this many times the slowest attempt of the solution, nobody and chance."""
+"""A cheat's time limit: this many seconds, plus this many times the slowest attempt of the solution, nobody and
+chance."""
 
 
 class Cheat(Frozen):
-    """A way to a reward without the work."""
+    """A way to get the reward without the work."""
 
     name: str
     tries: str
-    """One line."""
+    """One line of description."""
     run: str
-    """Shell commands that use $PATHS, what the task asks to be made, and $WORK, where commands start."""
+    """Shell commands. They use $PATHS, the files that the task wants created, and $WORK, the folder in which commands
+    start."""
     endless: bool = False
-    """Whether verification of what it leaves may never end, so that a cut-off there says nothing against the task."""
+    """True if verification of what the cheat leaves may never end, so that a cut-off there is no fault of the task."""
 
 
 def refuse_no_sandbox(backend: SandboxBackend) -> None:
-    """Raises CapabilityError: a cheat may remove all that it can reach."""
+    """Raise CapabilityError for a backend without isolation: a cheat may remove everything that it can reach."""
     if backend.isolation == "none":
         raise CapabilityError(
             f"{backend.name} is no sandbox, and an audit breaks what it can; use docker or bubblewrap"
@@ -52,9 +54,9 @@ def refuse_no_sandbox(backend: SandboxBackend) -> None:
 
 
 def patience_s(attempts_s: Sequence[float]) -> float:
-    """Seconds after which an attempt by a cheat is cut off.
+    """Time limit of a cheat's attempt in seconds.
 
-    attempts_s: seconds that each attempt of the solution, nobody and chance took, verification included.
+    attempts_s: durations of the attempts of the solution, nobody and chance in seconds, verification included.
     """
     return MIN_CHEAT_S + SLOWER * max(attempts_s, default=0.0)
 
@@ -77,7 +79,10 @@ async def start_one_of_each(backend: SandboxBackend, specs: Sequence[tuple[str, 
 
 
 def infrastructure(verdict: Verdict, error: str | None) -> str | None:
-    """The error of an attempt that infrastructure ended; else None. error: its trace's, which begins with a class."""
+    """The error of an attempt that ended with an infrastructure failure; otherwise None.
+
+    error: the trace's error, which begins with the name of a class.
+    """
     kind = getattr(errors, (error or "").partition(":")[0], None)
     if isinstance(kind, type) and issubclass(kind, SandboxError) and verdict.state is RewardState.infra_failed:
         return error
@@ -98,30 +103,30 @@ class TaskAudit:
     oracle: list[float | None] = field(default_factory=list)
     """The solution's rewards; None for an attempt without one."""
     why: str | None = None
-    """Why the first of them is not 1, or why the solution did not run."""
+    """Why the solution's first reward below 1 is not 1, or why the solution did not run."""
     empty: float | None = None
     random: float | None = None
     fooled_by: dict[str, float] = field(default_factory=dict)
-    """Cheat -> the reward it got."""
+    """Cheat -> the reward that it got."""
     no_reward: dict[str, str] = field(default_factory=dict)
-    """Agent -> why its trial gave no reward."""
+    """Agent -> why its attempt gave no reward."""
     flagged: list[str] = field(default_factory=list)
     """Cheats that a detector recognised, whatever their reward."""
     n_cheats: int = 0
-    """How many cheats got a verdict."""
+    """Number of cheats that got a verdict."""
     cut_off: dict[str, float] = field(default_factory=dict)
-    """Cheat -> the seconds after which its attempt was cut off; it got no verdict."""
+    """Cheat -> seconds after which its attempt was cut off; such a cheat got no verdict."""
     untested: dict[str, str] = field(default_factory=dict)
-    """Cheat -> why it got no verdict, without an excuse: the rewards may not hold against it."""
+    """Cheat -> why it got no verdict, without an excuse: the cheat may defeat the rewards."""
     excused: dict[str, str] = field(default_factory=dict)
-    """Cheat -> why it got no verdict, where the cheat can cause that or the sandbox failed."""
+    """Cheat -> why it got no verdict, if the cheat can cause that or the sandbox failed."""
     infrastructure: str | None = None
-    """Why the sandbox failed for the solution, for doing nothing or for random commands; None if it did not."""
+    """Why the sandbox failed for the solution, for doing nothing or for random commands; None if it did not fail."""
     waits: str | None = None
-    """The person or event that its verifier waits for, which an audit cannot test; None for others."""
+    """The person or event that the task's verifier waits for, which an audit cannot test; None otherwise."""
 
     def cut(self, agent: str, after_s: float, *, reached_tests: bool) -> None:
-        """Record a cheat whose attempt was cut off. reached_tests: whether its verification had begun."""
+        """Record a cheat whose attempt was cut off. reached_tests: its verification had begun."""
         self.cut_off[agent] = after_s
         why = f"{after_s:.0f} s"
         if not reached_tests:
@@ -134,7 +139,10 @@ class TaskAudit:
             self.untested[agent] = why
 
     def note(self, agent: str, verdict: Verdict, why: str | None, *, infrastructure: str | None = None) -> None:
-        """Record one attempt. why: the reason for less than the full reward. infrastructure: why it ended."""
+        """Record one attempt.
+
+        why: the reason for less than the full reward. infrastructure: the infrastructure failure that ended it.
+        """
         reward = verdict.reward
         if infrastructure is not None and agent in (ORACLE, NOBODY, RANDOM):
             self.infrastructure = self.infrastructure or infrastructure
@@ -167,7 +175,7 @@ class TaskAudit:
 
     @property
     def problems(self) -> list[str]:
-        """One line each; empty for a task whose reward can be trusted, or that was not audited."""
+        """One line per problem; empty for a task whose reward can be trusted, or that was not audited."""
         if self.waits or self.infrastructure:
             return []
         problems = []
@@ -201,7 +209,7 @@ class Quick:
 
     task: str
     problem: str | None
-    """Why the task is wrong, in one line; None when it is right."""
+    """Why the task is wrong, in one line; None if it is right."""
     infrastructure: str | None = None
 
     @classmethod
@@ -216,7 +224,7 @@ class Quick:
 
 
 def quick_document(checks: Sequence[Quick], sandbox: str) -> dict[str, Any]:
-    """The one document of `--quick --json`."""
+    """The JSON document of `--quick --json`."""
     return {
         "sandbox": sandbox,
         "n_tasks": len(checks),
@@ -230,7 +238,7 @@ def quick_document(checks: Sequence[Quick], sandbox: str) -> dict[str, Any]:
 
 
 def document(audits: Sequence[TaskAudit], sandbox: str) -> dict[str, Any]:
-    """The one document of `--json`."""
+    """The JSON document of `--json`."""
     return {
         "sandbox": sandbox,
         "n_tasks": len(audits),

@@ -1,8 +1,9 @@
-"""Can the rewards of tasks be believed? Their solutions, nobody, chance and cheats try for them, judged as in the loop.
+"""Tests whether the rewards of tasks can be trusted: solutions, nobody, chance and cheats attempt them, judged as
+usual.
 
-Most verifiers look at the answer alone, so most cheats are answers. Where one takes files out of the agent's sandbox,
+Most verifiers only read the answer, so most cheats are answers. If a verifier takes files out of the agent's sandbox,
 or tests the sandbox itself as a Harbor task does, the commands of `audit/cheats.toml` are tried, too. A verifier that
-pays for a judge model pays here as well.
+calls a paid judge model costs money here as well.
 """
 
 from __future__ import annotations
@@ -54,14 +55,15 @@ ANSWERS: Mapping[str, Callable[[Task], str]] = {
     "json-empty": lambda _: "{}",
     "very-long": lambda _: "9" * 200_000,
 }
-"""Name -> an answer that nobody worked for."""
+"""Name -> an answer that takes no work."""
 ALL = "cat -- * */* 2>/dev/null"
 LOOK = {"every-file": ALL, "every-word": f"{ALL} | tr -s ' \\n' '\\n' | sort -u"}
-"""Name -> a command whose output is the answer: all there is, in the hope that a part counts."""
+"""Name -> a command whose output is the answer: all files, in the hope that a part counts."""
 N_RANDOM = 8
-"""Commands that chance runs in a Harbor task, whose work is in the sandbox."""
+"""Number of random commands in a Harbor task, whose work is in the sandbox."""
 CHEAT_S = 5.0
-"""A cheat's command in a Harbor task that takes longer is judged by what it left."""
+"""Time limit in seconds of a cheat's command in a Harbor task. After it, the task is judged by what the command
+left."""
 
 Turns = tuple[Message, ...]
 NOTHING: Turns = (Message(role="assistant", content=""),)
@@ -73,9 +75,9 @@ class TimedAttempt:
 
     agent: str
     attempt: Attempt | None
-    """None for an attempt that was cut off."""
+    """None if the attempt was cut off."""
     took_s: float
-    """Seconds, verification included."""
+    """Duration in seconds, verification included."""
     reached_tests: bool
     """Whether its verification began."""
 
@@ -91,11 +93,11 @@ async def audit(
     on_start: Callable[[str], None] = lambda _: None,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[TaskAudit]:
-    """What came of each task, in their order; `on_done` is called once a task.
+    """The result of each task, in their order; calls `on_done` once per task.
 
-    n_concurrent: attempts at once. quick: only the solutions and nobody try. cheats: in place of the known ones.
-    on_start: gets `TASK: AGENT` when an attempt begins. Raises CapabilityError for a backend without isolation unless
-    it is quick, and SandboxError when no sandbox starts for a task.
+    n_concurrent: maximum concurrent attempts. quick: only run the solutions and nobody. cheats: replace the known ones.
+    on_start: called with `TASK: AGENT` when an attempt begins. Raises CapabilityError for a backend without isolation
+    unless `quick` is set, and SandboxError if no sandbox starts for a task.
     """
     if not quick or any(task.setup is not None for task in tasks):
         refuse_no_sandbox(backend)
@@ -119,7 +121,7 @@ async def audit(
 
 
 class _Trials:
-    """Attempts of an audit, a few at once: the time of each begins when it does, and ends with its verdict."""
+    """Attempts of an audit with limited concurrency: the time of each runs from its own start to its verdict."""
 
     def __init__(self, work: Work, slots: asyncio.Semaphore, on_start: Callable[[str], None]) -> None:
         self._work = work
@@ -129,7 +131,7 @@ class _Trials:
     async def run(
         self, task: Task, agent: str, policy: ScriptedPolicy, n: int = 0, limit_s: float | None = None
     ) -> TimedAttempt:
-        """One attempt, judged as the loop does. limit_s: seconds after which it is cut off."""
+        """One attempt, judged as in the loop. limit_s: seconds after which it is cut off."""
         attempt: Attempt | None = None
         reached = asyncio.Event()
         actor = Actor(agent, ToolLoop(), policy)
@@ -145,7 +147,7 @@ class _Trials:
 
 
 async def _audited(task: Task, trials: _Trials, n_oracle: int, cheats: Sequence[Cheat] | None) -> TaskAudit:
-    """cheats: None tries nobody beside the solution and one that does nothing."""
+    """cheats: None only runs the solution and nobody."""
     result = TaskAudit(task.id)
     tried: list[TimedAttempt] = []
     if task.solution:
@@ -183,19 +185,19 @@ def _note(result: TaskAudit, task: Task, trial: TimedAttempt, right: set[str | N
 
 
 def _judges_sandbox(task: Task) -> bool:
-    """True where files of the sandbox are judged, and not the answer alone."""
+    """True if files of the sandbox are judged, not only the answer."""
     return task.setup is not None or bool(wanted(task))
 
 
 def _bounded(task: Task) -> Task:
-    """The task as a cheat has it."""
+    """The task with the time limit for a cheat's commands."""
     if task.setup is None:
         return task
     return task.model_copy(update={"limits": task.limits.model_copy(update={"tool_timeout_s": CHEAT_S})})
 
 
 def _chance(task: Task) -> dict[str, Turns]:
-    """What an agent says, turn by turn, that acts at random."""
+    """The turns of an agent that acts at random, by its name."""
     draw = random.Random(f"{RUN} {task.id}")
     if task.setup is not None:
         commands = [_random_command(task, draw) for _ in range(N_RANDOM)]
@@ -205,7 +207,7 @@ def _chance(task: Task) -> dict[str, Turns]:
 
 
 def _random_command(task: Task, draw: random.Random) -> str:
-    """A command that leaves something, mostly in a place that the task names."""
+    """A command that leaves something, mostly at a path that the task names."""
     path = draw.choice([*named_paths(task), f"/tmp/{draw.randrange(10)}"])  # noqa: S108 - the sandbox's own
     text = " ".join(draw.choices((*task.instruction.split(), *"0123456789"), k=draw.randrange(8)))
     return draw.choice(
@@ -221,13 +223,13 @@ def _random_command(task: Task, draw: random.Random) -> str:
 
 
 def named_paths(task: Task) -> list[str]:
-    """Absolute paths that the instruction names, without the full stop that may follow one."""
+    """Absolute paths in the instruction, without trailing dots, dashes and slashes."""
     paths = re.findall(r"(?<![\w.])(/[\w][\w./-]*)", task.instruction)
     return list(dict.fromkeys(path.rstrip("./-") for path in paths))
 
 
 def _cheats(task: Task, right: set[str | None], cheats: Sequence[Cheat]) -> dict[str, Turns]:
-    """Cheat -> what it says, turn by turn."""
+    """Cheat -> its turns."""
     scripts: dict[str, Turns] = {}
     if task.setup is None:
         scripts |= {
@@ -240,13 +242,13 @@ def _cheats(task: Task, right: set[str | None], cheats: Sequence[Cheat]) -> dict
 
 
 def command_of(cheat: Cheat, task: Task) -> str:
-    """The shell command by which `cheat` tries for the reward of `task`."""
+    """The shell command with which `cheat` tries to get the reward of `task`."""
     paths = wanted(task) or named_paths(task)
     return f"PATHS={shlex.quote(' '.join(paths))}; WORK=$(pwd)\n{cheat.run}"
 
 
 def _plays(turns: Sequence[Message]) -> ScriptedPolicy:
-    """`turns` in order; after the last of them what came back is submitted."""
+    """Plays `turns` in order; after the last of them, submits the latest message it received."""
 
     def script(messages: Sequence[Message], rng: random.Random) -> Message:
         n = sum(message.role == "assistant" for message in messages)

@@ -1,8 +1,9 @@
-"""Candidates -> cases: each is made, tried and admitted, or not, with the reasons.
+"""Candidates -> cases: each case is built, checked, and admitted or rejected with the reasons.
 
-A task of ours is asked again from its start; where that does not fail again, from the step that failed, with the turns
-and the files that the failed run had then (`fork.py`); a trace of no task here is kept for our detectors
-(`offline.py`). Cases are written one at a time, so whoever stops keeps what was admitted.
+A task of this project is attempted again from its start. If that does not fail again, it is attempted from the failing
+step, with the turns and files of the failed run at that point (`fork.py`). A trace without a task of this project
+becomes a test of the detectors (`offline.py`). Cases are written one at a time, so an interrupted run keeps those
+already admitted.
 """
 
 from __future__ import annotations
@@ -42,26 +43,26 @@ from agentloop.work.local import LocalWork
 from agentloop.work.work import Work
 
 N_PASSING = 8
-"""Stored runs that passed, looked at of one task."""
+"""Maximum number of stored passing runs to read for one task."""
 
 
 @dataclass(frozen=True)
 class Mined:
-    """What came of a candidate."""
+    """The result for one candidate."""
 
     case: MinedCase
     checks: tuple[Check, ...]
     seconds: float
     folder: Path | None
-    """None for one that was not admitted."""
+    """Folder of the case; None for a rejected one."""
 
     @property
     def why(self) -> str:
-        """The check that it failed, and why; "" for an admitted one."""
+        """The failed checks with their reasons; "" for an admitted case."""
         return "; ".join(f"{check.name}: {check.why}" for check in self.checks if check.passed is False)
 
     def document(self) -> dict[str, Any]:
-        """For `--json`."""
+        """The JSON document for `--json`."""
         return {
             **self.case.model_dump(mode="json"),
             "admitted": self.folder is not None,
@@ -73,7 +74,8 @@ class Mined:
 
 @dataclass
 class Mine:
-    """Makes cases of candidates. failing, fixed: who failed, and who passes now; None where there is nobody."""
+    """Turns candidates into cases. failing, fixed: the actor that failed, and the one that passes now; None if
+    unknown."""
 
     out: Path
     store: Store
@@ -83,21 +85,21 @@ class Mine:
     signatures: Signatures
     suite: str = ""
     tenant: str | None = None
-    """Whose stored runs may show that a task can be passed; None is everybody's."""
+    """Tenant whose stored runs may show that a task can be passed; None: all tenants."""
     secrets: Sequence[str] = ()
     taxonomy: Taxonomy = OURS
     n_concurrent: int = 4
     keep_rejected: Path | None = None
     pauses_s: Sequence[float] | None = None
-    """Of `LocalWork`."""
+    """See `LocalWork`."""
     guess: Rule | None = None
-    """Of `Crew`."""
+    """See `Crew`."""
     _audits: dict[str, TaskAudit] = field(default_factory=dict)
     _decided: dict[tuple[str, str], Mined] = field(default_factory=dict)
-    """(task, who failed) -> what came of asking it again from its start."""
+    """(task, actor that failed) -> result of the attempts from the task's start."""
 
     async def mine(self, candidates: Iterator[Candidate], *, limit: int | None = None) -> AsyncIterator[Mined]:
-        """Each candidate that is no case yet, until `limit` were admitted. Raises what ends the program."""
+        """Check each candidate that is no case yet, until `limit` are admitted. Raises errors that end the program."""
         n = 0
         pool = SandboxPool(self.backend)
         work = LocalWork(pool, guess=self.guess, max_concurrent=None, probes=False, pauses_s=self.pauses_s)
@@ -150,7 +152,7 @@ class Mine:
     async def _tried(
         self, candidate: Candidate, kind: str, work: Work, first: Check, started: float, before: Mined | None
     ) -> Mined:
-        """before: the result of the full case, for a fork. Raises NoFork for a fork that cannot be made."""
+        """before: the result of the full case, for a fork. Raises NoFork if the fork cannot be created."""
         case = self._case(candidate, kind)
         with drafted(self.out, case.id) as draft:
             task = await self._task(candidate, case, draft)
@@ -184,7 +186,7 @@ class Mine:
         return Mined(case, all_checks, time.perf_counter() - started, folder)
 
     async def _task(self, candidate: Candidate, case: MinedCase, draft: Path) -> Task | None:
-        """The task as it is done in the case. Raises NoFork."""
+        """The task of the case: the candidate's task, or its fork. Raises NoFork."""
         task = candidate.task
         actor = self.failing(candidate)
         if task is None or case.k is None:
@@ -194,7 +196,7 @@ class Mine:
         return await fork(task, candidate.trace, case.k, actor, self.backend, draft / SNAPSHOT)
 
     async def _online(self, candidate: Candidate, draft: Path, work: Work) -> list[Check]:
-        """The checks that run something, the cheap ones first; none after one that failed."""
+        """The checks that run something, cheapest first; stops after the first failed one."""
         assert candidate.task is not None  # noqa: S101 - of a case that is done again
         with images_for([candidate.task, case_task(draft)], self.backend) as (source, task):
             return await self._tried_again(candidate, source, task, work)
@@ -232,7 +234,7 @@ class Mine:
         return [*checks, flaky, admission.solvable(*evidence, stored)]
 
     def _rolled(self, task: Task, side: Side, actor: Actor, work: Work) -> admission.Rolled:
-        """Trials as in a gate; none is stored."""
+        """Attempts like those of a gate; none is stored."""
         run = f"mine/{task.hash}/{actor.ref}"
         trials = Trials([task], {side: actor}, work, run=run, stage="mine")
         slots = asyncio.Semaphore(self.n_concurrent)
@@ -310,12 +312,13 @@ def _won(trace: Trace) -> Verdict:
 
 
 def _not_again(mined: Mined) -> Check | None:
-    """The check of a case that did not fail again."""
+    """The failed `reproduces` check, if the case did not fail again; None otherwise."""
     return next((check for check in mined.checks if check.name == "reproduces" and check.passed is False), None)
 
 
 def _majority(checks: Sequence[Check], failure: FailureType) -> tuple[FailureType, int, int] | None:
-    """(type that most replays failed by, how many did, how many failed) where fewer than half failed by `failure`."""
+    """(most frequent failure type of the replays, its count, number of failed replays) if fewer than half have
+    `failure`."""
     numbers = next(check.numbers for check in checks if check.name == "reproduces")
     types = numbers.get("types")
     if not types or 2 * numbers["same_type"] >= numbers["failed"]:
@@ -327,7 +330,8 @@ def _majority(checks: Sequence[Check], failure: FailureType) -> tuple[FailureTyp
 
 
 def _renamed(case: MinedCase, majority: tuple[FailureType, int, int]) -> MinedCase:
-    """The case, named after its replays' usual failure; its own failure and step stay those of the trace."""
+    """The case, renamed after the most frequent failure of its replays. Its own failure and step stay those of the
+    trace."""
     most, n, n_failed = majority
     words = f"{case.sentence} Its replays fail mostly by {most.value} ({n} of {n_failed})."
     return case.model_copy(update={"id": case_id(case.task, most, case.trace), "sentence": words})

@@ -1,5 +1,4 @@
-"""Follower processes of one training on this machine: each repeats on its copy of the model what the first process
-does.
+"""Follower processes of one training on this machine: each repeats the first process's calls on its copy of the model.
 
 The first process rolls out, judges, publishes and decides. It sends each of its calls that touch the model, and the
 end. The followers compute their share of the rows. They write no files and talk only to the first process.

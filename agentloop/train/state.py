@@ -1,12 +1,12 @@
-"""What a training needs to go on as if it had never stopped: weights, the optimiser's moments, and its progress.
+"""Everything that a training needs to continue as if it had never stopped: weights, optimiser moments, and progress.
 
     FOLDER/
-        model.safetensors        trained tensors as they are trained (fp32 also where bf16 is published)
-        optimizer.safetensors    INDEX.KEY -> moments
-        shards/                  both of these, where all weights are sharded over ranks
-        progress.json            updates so far, and the trainer's own progress (curriculum, cursor)
+      model.safetensors        trained tensors in their training precision (fp32 even if bf16 is published)
+      optimizer.safetensors    INDEX.KEY -> moments
+      shards/                  both of these, if all weights are sharded over ranks
+      progress.json            updates so far, and the trainer's own progress (curriculum, cursor)
 
-A trainer writes checkpoints within a turn (`checkpoint`), and beside each version a state to go on from (`save`).
+A trainer writes checkpoints within a turn (`checkpoint`), and a state to continue from next to each version (`save`).
 """
 
 from __future__ import annotations
