@@ -26,10 +26,10 @@ from agentloop.types import Frozen, RewardState
 HEADER = "gate"
 """The one key of a header line."""
 LEAST = 1e-6
-"""Minimum of a risk, a drop or a weight: a smaller one is a typing error, and a division would round it to 0."""
+"""Minimum of a drop or a weight: a smaller one is a typing error, and a division would round it to 0."""
 
 LEAST_ALPHA = 1e-15
-"""A loop that makes thousands of candidates divides its risk among them (`wealth.py`)."""
+"""Minimum of a risk: a project with thousands of comparisons divides its risk among them (`wealth.py`)."""
 
 
 class Side(StrEnum):
@@ -83,7 +83,7 @@ class Settings(Frozen):
 
     alpha: float = Field(default=0.05, ge=LEAST_ALPHA, lt=0.5)
     """Probability of ever saying FAIL of a candidate that is no worse, and of saying better of one that is not."""
-    beta: float = Field(default=0.05, ge=LEAST, lt=0.5)
+    beta: float = Field(default=0.05, ge=LEAST_ALPHA, lt=0.5)
     """Probability of ever saying PASS of a candidate that is worse by `delta` or more."""
     delta: float = Field(default=0.05, ge=LEAST, lt=1)
     """The drop in mean reward that PASS excludes."""

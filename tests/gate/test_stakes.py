@@ -13,7 +13,9 @@ from registry.test_moves import proof
 from registry.test_versions import add
 
 from agentloop.gate.eprocess import Bets
-from agentloop.gate.stakes import GATE, take_stake
+from agentloop.gate.losses import Claim
+from agentloop.gate.outcomes import Settings
+from agentloop.gate.stakes import GATE, Stake, take_stake
 from agentloop.gate.wealth import AlphaSpent, next_alpha
 from agentloop.registry.moves import Moves
 from agentloop.registry.versions import LOOP, Registry
@@ -56,6 +58,14 @@ def test_what_a_promoted_candidate_had_goes_to_the_next_one_and_an_override_give
     Moves(Registry(store), "ann").promote(3, override="we know it")
     add(Registry(store), 4)
     assert taken(store, 4, "c").alpha == pytest.approx(SHARES[2])
+
+
+@pytest.mark.parametrize("claim", list(Claim))
+def test_the_settings_of_a_late_comparison_can_be_read_back(claim: Claim) -> None:
+    late = Stake(1000, next_alpha([AlphaSpent(0.0, is_promotion=False)] * 999, ALPHA))
+    lowered = late.lowered(Settings(claim=claim))
+    assert min(lowered.alpha, lowered.beta) == late.alpha < 1e-6
+    assert Settings.model_validate(lowered.model_dump(mode="json")) == lowered
 
 
 def passes(rng: random.Random, alpha: float, n: int, odds: float) -> bool:
