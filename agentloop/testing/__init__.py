@@ -1,13 +1,13 @@
-"""Contract suites for authors of parts: run them over your own, as we run them over ours.
+"""Contract suites for authors of parts: run them on your parts as we run them on ours.
 
-Plain coroutines that raise AssertionError; no test framework is needed to import or to run them.
+They are plain coroutines that raise AssertionError; importing or running them needs no test framework.
 
     @pytest.mark.parametrize("law", SANDBOX_LAWS, ids=lambda law: law.__name__)
     def test_my_backend(law, tmp_path):
         asyncio.run(law(MyBackend(), tmp_path))
 
-They show that a sandbox answers as the loop expects and that the obvious ways out are closed. They do
-not show that it holds against an attacker.
+They show that a sandbox behaves as the loop expects and that the obvious ways out are closed. They do not show that it
+withstands an attacker.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.types import ExecResult, SandboxSpec
 
 SandboxLaw: TypeAlias = Callable[[SandboxBackend, Path], Awaitable[None]]
-"""Takes a backend whose probe() is None, and an empty folder of the host."""
+"""Takes a backend whose probe() returns None, and an empty folder on the host."""
 GRACE_S = 0.5
-"""How long after its timeout a command's answer may come."""
+"""Seconds after its timeout within which a command's result must arrive."""
 SECRET = "agentloop-contract-secret"  # noqa: S105 - planted on the host, looked for in the sandbox
 
 
 def expect(truth: object, why: str) -> None:
-    """AssertionError with `why`; kept under `python -O`, unlike assert."""
+    """Raises AssertionError with `why` unless `truth`. Unlike assert, it also works under `python -O`."""
     if not truth:
         raise AssertionError(why)
 
 
 @asynccontextmanager
 async def opened(backend: SandboxBackend, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
-    """A sandbox of `backend` for the length of the block."""
+    """A sandbox of `backend` for the duration of the block."""
     sandbox = await backend.create(spec or SandboxSpec())
     try:
         yield sandbox
@@ -50,7 +50,7 @@ async def opened(backend: SandboxBackend, spec: SandboxSpec | None = None) -> As
 
 
 async def probe_is_one_line_in_time(backend: SandboxBackend, folder: Path) -> None:
-    """The ladder asks every backend at start-up, so an answer may not take long."""
+    """Raises if the probe is slow or fails: the ladder probes every backend at start-up."""
     started = time.monotonic()
     reason = await asyncio.to_thread(backend.probe)
     expect(time.monotonic() - started < 2.5, "probe() took more than 2.5 s")
@@ -58,7 +58,7 @@ async def probe_is_one_line_in_time(backend: SandboxBackend, folder: Path) -> No
 
 
 async def command_ends_are_results(backend: SandboxBackend, folder: Path) -> None:
-    """Exit codes, both streams, a signal and a command that is not there: results, never errors."""
+    """Exit codes, both output streams, a signal and an unknown command are results, never errors."""
     async with opened(backend) as sandbox:
         done = await sandbox.exec("echo out; echo err >&2; exit 3")
         expect((done.exit_code, done.stdout, done.stderr) == (3, "out\n", "err\n"), f"exit 3 came back as {done}")
@@ -73,7 +73,7 @@ async def command_ends_are_results(backend: SandboxBackend, folder: Path) -> Non
 
 
 async def timeout_is_a_result(backend: SandboxBackend, folder: Path) -> None:
-    """It comes soon after the limit, with what was printed, and what ran in the background is dead."""
+    """The result comes soon after the timeout, with the output so far, and background processes are dead."""
     async with opened(backend) as sandbox:
         started = time.monotonic()
         done = await sandbox.exec(
@@ -88,7 +88,7 @@ async def timeout_is_a_result(backend: SandboxBackend, folder: Path) -> None:
 
 
 async def background_child_does_not_delay(backend: SandboxBackend, folder: Path) -> None:
-    """The answer belongs to the shell; a child that still holds its stdout is not waited for."""
+    """The result comes when the shell ends, even if a child still holds its stdout."""
     async with opened(backend) as sandbox:
         started = time.monotonic()
         done = await sandbox.exec("sleep 30 & echo done", timeout_s=20.0)
@@ -97,7 +97,7 @@ async def background_child_does_not_delay(backend: SandboxBackend, folder: Path)
 
 
 async def output_is_bounded_and_counted(backend: SandboxBackend, folder: Path) -> None:
-    """Head and tail are kept, the rest is counted, and an endless printer is ended."""
+    """The head and tail of the output are returned, the rest is counted, and an endless printer is ended."""
     async with opened(backend) as sandbox:
         done = await sandbox.exec("seq 1 20000; echo last", max_output=2_000)
         expect(done.exit_code == 0 and len(done.stdout) < 2_100, f"{len(done.stdout)} characters came back")
@@ -110,7 +110,7 @@ async def output_is_bounded_and_counted(backend: SandboxBackend, folder: Path) -
 
 
 async def many_commands_at_once(backend: SandboxBackend, folder: Path) -> None:
-    """Answers find their way back to who asked."""
+    """Each caller gets the result of its own command."""
     async with opened(backend) as sandbox:
 
         async def ask(n: int) -> ExecResult:
@@ -122,7 +122,7 @@ async def many_commands_at_once(backend: SandboxBackend, folder: Path) -> None:
 
 
 async def odd_bytes_are_survived(backend: SandboxBackend, folder: Path) -> None:
-    """Binary output, a NUL in a command, and a command longer than a kernel takes."""
+    """The sandbox survives binary output, a NUL in a command, and a command longer than a kernel accepts."""
     async with opened(backend) as sandbox:
         done = await sandbox.exec(r"printf '\377\376a\000b'")
         expect(done.stdout.endswith("a\0b") and done.exit_code == 0, f"binary output came back as {done.stdout!r}")
@@ -134,7 +134,7 @@ async def odd_bytes_are_survived(backend: SandboxBackend, folder: Path) -> None:
 
 
 async def host_is_out_of_sight(backend: SandboxBackend, folder: Path) -> None:
-    """No network, none of the host's environment, and no file of this folder or of the home folder."""
+    """The sandbox sees no network, none of the host's environment, and no file of this folder or the home folder."""
     if backend.isolation == "none":
         return
     (folder / "private").write_text(SECRET)
@@ -154,6 +154,7 @@ async def host_is_out_of_sight(backend: SandboxBackend, folder: Path) -> None:
             names = [line.split(":")[0].strip() for line in interfaces]
             expect([n for n in names if n in ("lo", "")] == names, f"network interfaces: {names}")
             n_processes = (await sandbox.exec("ls -d /proc/[0-9]* | wc -l")).stdout
+            # A sandbox in the host's PID namespace would show all of the host's processes.
             expect(int(n_processes) < 10, f"{n_processes.strip()} processes are visible")
             expect((await sandbox.exec("echo x > /usr/planted")).exit_code != 0, "/usr can be written")
     finally:
@@ -161,7 +162,7 @@ async def host_is_out_of_sight(backend: SandboxBackend, folder: Path) -> None:
 
 
 async def read_only_files_stay(backend: SandboxBackend, folder: Path) -> None:
-    """The host's folder is /work, and nothing in it can be changed."""
+    """The host's folder is mounted at /work, and nothing in it can be changed."""
     (folder / "data.txt").write_text("as it was\n")
     async with opened(backend, SandboxSpec(files=folder, read_only=True)) as sandbox:
         expect((await sandbox.exec("cat data.txt")).stdout == "as it was\n", "the files are not in /work")
@@ -173,7 +174,7 @@ async def read_only_files_stay(backend: SandboxBackend, folder: Path) -> None:
 
 
 async def written_files_are_discarded(backend: SandboxBackend, folder: Path) -> None:
-    """A sandbox that may write has a copy of its own: neither the host nor the next sandbox sees a change."""
+    """A writable sandbox has its own copy: neither the host nor the next sandbox sees a change."""
     (folder / "data.txt").write_text("as it was\n")
     spec = SandboxSpec(files=folder)
     async with opened(backend, spec) as sandbox:
@@ -185,7 +186,7 @@ async def written_files_are_discarded(backend: SandboxBackend, folder: Path) -> 
 
 
 async def closed_means_gone(backend: SandboxBackend, folder: Path) -> None:
-    """After close, and for what was running at that moment, there is SandboxGone; closing twice is harmless."""
+    """After close, commands raise SandboxGone, including one that was running. Closing twice is harmless."""
     sandbox = await backend.create(SandboxSpec())
     running = asyncio.ensure_future(sandbox.exec("sleep 60", timeout_s=60.0))
     await sandbox.exec("true")
@@ -200,7 +201,7 @@ async def closed_means_gone(backend: SandboxBackend, folder: Path) -> None:
 
 
 async def impossible_specs_are_refused(backend: SandboxBackend, folder: Path) -> None:
-    """An image that is not there is refused, not replaced by another."""
+    """An image that does not exist is refused, not replaced by another."""
     try:
         sandbox = await backend.create(SandboxSpec(image="agentloop-contract/no-such-image"))
     except (CapabilityError, ImageError) as error:

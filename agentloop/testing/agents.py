@@ -1,6 +1,6 @@
-"""The contract of `protocols.Agent`. Each law takes an agent, and what opens a sandbox for it.
+"""The contract of `protocols.Agent`. Each law takes an agent, and a function that opens a sandbox for it.
 
-The agent must ask its policy at least once in each attempt, and go on after an answer that calls a tool.
+The agent must call its policy at least once in each attempt, and continue after an answer that calls a tool.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def _ran(agent: Agent, opened: Opened, policy: Policy, task: Task) -> tupl
 
 
 async def its_first_messages_are_the_task(agent: Agent, opened: Opened) -> None:
-    """They are the same each time, and say what is to be done."""
+    """The first messages are the same each time and contain the instruction."""
     messages = agent.first_messages(_task())
     expect(messages and all(isinstance(one, Message) for one in messages), f"first_messages gave {messages!r}")
     expect(messages == agent.first_messages(_task()), "first_messages differ from call to call")
@@ -47,7 +47,7 @@ async def its_first_messages_are_the_task(agent: Agent, opened: Opened) -> None:
 
 
 async def it_ends_with_a_reason_and_its_steps(agent: Agent, opened: Opened) -> None:
-    """A StopReason, a text or None, and steps numbered from 0."""
+    """An attempt ends with a StopReason, an answer that is a text or None, and steps numbered from 0."""
     stop, answer, steps = await _ran(agent, opened, ScriptedPolicy(_submits), _task())
     expect(isinstance(stop, StopReason), f"run() ended with {stop!r}, not a StopReason")
     expect(answer is None or isinstance(answer, str), f"the answer is a {type(answer).__name__}, not a text")
@@ -56,7 +56,7 @@ async def it_ends_with_a_reason_and_its_steps(agent: Agent, opened: Opened) -> N
 
 
 async def its_limit_of_steps_holds(agent: Agent, opened: Opened) -> None:
-    """A policy that never ends is asked `max_steps` times at most."""
+    """A policy that never ends is called at most `max_steps` times."""
     n_calls = 0
 
     def goes_on(messages: Sequence[Message], rng: object) -> Message:
@@ -69,7 +69,7 @@ async def its_limit_of_steps_holds(agent: Agent, opened: Opened) -> None:
 
 
 async def a_model_that_is_away_is_not_its_answer(agent: Agent, opened: Opened) -> None:
-    """UpstreamUnavailable passes through: the attempt is lost to infrastructure, not scored."""
+    """UpstreamUnavailable propagates: the attempt is lost to infrastructure, not scored."""
 
     class Away:
         name = "away"
@@ -87,7 +87,7 @@ async def a_model_that_is_away_is_not_its_answer(agent: Agent, opened: Opened) -
 
 
 async def attempts_at_once_keep_apart(agent: Agent, opened: Opened) -> None:
-    """Each attempt hears its own task."""
+    """Simultaneous attempts see only their own tasks."""
     attempts = [_ran(agent, opened, ScriptedPolicy(_submits), _task(n)) for n in range(4)]
     for n, (_, _, steps) in enumerate(await asyncio.gather(*attempts)):
         heard = [message.content for step in steps for message in (*step.heard, *(step.context or ()))]

@@ -1,7 +1,8 @@
-"""Outcomes of a pytest session's tests -> what the session ends with: a gate's verdict, or a bank and its tape.
+"""Decides how a pytest session ends from the outcomes of its tests: a gate's verdict, or a stored baseline and
+recording.
 
-The fold takes them in the schedule's order, whichever worker finished first. Every test ran a fixed number of trials,
-so the bank is parted evenly among them, and a recorded run may become a bank.
+The gate takes the outcomes in the order of its schedule, whichever worker finished first. Every test ran a fixed number
+of trials, so the baseline's outcomes are divided evenly among them, and a recorded session can become a baseline.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from agentloop.testing.session import BASELINE, NONE, PREFIX, Session, today
 
 @dataclass(frozen=True)
 class SessionDecision:
-    """What a session comes to."""
+    """The result of a session."""
 
     title: str
     lines: tuple[str, ...]
@@ -37,7 +38,7 @@ class SessionDecision:
 
 
 def decide(session: Session, reports: Sequence[Sequence[tuple[str, object]]]) -> SessionDecision:
-    """From the properties of all tests' reports. What cannot be decided is never a PASS."""
+    """Decide from the properties of all tests' reports. Anything that cannot be decided is never a PASS."""
     tests = [TestReport.of(report) for report in reports]
     try:
         return _record(session, tests) if session.mode is Mode.record else _gate(session, tests)
@@ -47,7 +48,7 @@ def decide(session: Session, reports: Sequence[Sequence[tuple[str, object]]]) ->
 
 @dataclass(frozen=True)
 class TestReport:
-    """What the properties of one test's report say."""
+    """The properties in one test's report."""
 
     __test__ = False  # pytest collects classes by their name
 
@@ -59,7 +60,7 @@ class TestReport:
 
     @classmethod
     def of(cls, properties: Sequence[tuple[str, object]]) -> TestReport:
-        """Raises KeyError for a report that is not of a suite."""
+        """Raises KeyError for a report of a test without a suite."""
         ours = [(name.removeprefix(PREFIX), str(value)) for name, value in properties if name.startswith(PREFIX)]
         words: Mapping[str, str] = dict(ours)
         outcomes = tuple(Outcome.model_validate_json(value) for name, value in ours if name == "outcome")
@@ -98,7 +99,8 @@ def _gate(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
 
 
 def _header(session: Session, compared: Sequence[TestReport]) -> tuple[Header, list[Outcome]]:
-    """One part a suite; the bank is parted evenly among the trials, or one each where a tape is played."""
+    """The gate's header, with one part per suite, and the baseline's outcomes. Each trial is compared with an even part
+    of these, or with one of them if answers come from a recording."""
     parts = []
     banked: list[Outcome] = []
     per_visit = []
@@ -149,7 +151,8 @@ def _quarantines(session: Session, tests: Sequence[TestReport]) -> list[str]:
 
 
 def _record(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
-    """Banks and tapes of suites of which every task was run; a bank of some would hide the others."""
+    """Store baselines and recordings of suites whose every task was run. A baseline of only some tasks is refused,
+    because it would replace a whole one."""
     lines = []
     for suite in dict.fromkeys(one.suite for one in tests):
         outcomes = {(o.task_id, o.trial): o for one in tests if one.suite == suite for o in one.outcomes}

@@ -1,4 +1,4 @@
-"""The contracts of failure detectors and of redactors: what the groups `detectors` and `redactors` hold."""
+"""The contracts of failure detectors and redactors: the parts in the groups `detectors` and `redactors`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ RedactorLaw: TypeAlias = Callable[[TextRedactor, str], Awaitable[None]]
 
 
 async def it_has_an_id(detector: AnyDetector, failing: Reading) -> None:
-    """Labels carry it; a new version is a new id."""
+    """A detector has an id, which its labels record; a new version has a new id."""
     expect(isinstance(detector.id, str) and "@" in detector.id, f"id is {detector.id!r}, not like rules.name@1")
 
 
 async def it_finds_what_it_is_for(detector: AnyDetector, failing: Reading) -> None:
-    """Failures of a known type with its name, a step of the trace, and a confidence from 0 to 1."""
+    """It returns failures with a step of the trace (or none) and a confidence in (0, 1], the same each time."""
     failures = detector(failing)
     steps = {step.index for step in failing.trace.steps}
     expect(failures, "nothing was found in the trace that has its failure")
@@ -45,7 +45,7 @@ async def it_finds_what_it_is_for(detector: AnyDetector, failing: Reading) -> No
 
 
 async def it_reads_a_trace_with_nothing_in_it(detector: AnyDetector, failing: Reading) -> None:
-    """Imported traces lack what their source did not write down."""
+    """It accepts an empty trace. Imported traces lack whatever their source did not record."""
     empty = Trace(id="empty", messages=(Message(role="user", content=""),))
     expect(isinstance(detector(Reading(Task(id="t", instruction=""), empty, None)), list), "it gave no list")
 
@@ -54,19 +54,19 @@ DETECTOR_LAWS: tuple[DetectorLaw, ...] = (it_has_an_id, it_finds_what_it_is_for,
 
 
 async def the_secret_is_gone(redactor: TextRedactor, secret: str) -> None:
-    """Wherever it stands in a text."""
+    """The secret is removed wherever it occurs in a text."""
     for text in (secret, f"before {secret} after", f'{{"key": "{secret}"}}', f"{secret}\n{secret}"):
         expect(secret not in redactor.text(text), f"the secret is left in {text!r}")
 
 
 async def other_text_stays(redactor: TextRedactor, secret: str) -> None:
-    """A text without secrets comes back as it was."""
+    """A text without secrets is returned unchanged."""
     for text in ("", "plain words", "line\nline", '{"a": [1, "b"]}', "µ 漢字"):
         expect(redactor.text(text) == text, f"{text!r} became {redactor.text(text)!r}")
 
 
 async def twice_is_as_once(redactor: TextRedactor, secret: str) -> None:
-    """A trace may be stored again."""
+    """Redacting twice equals redacting once, because a trace may be stored again."""
     once = redactor.text(f"before {secret} after")
     expect(redactor.text(once) == once, "a text that was cleaned is changed again")
 

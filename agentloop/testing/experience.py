@@ -1,7 +1,7 @@
-"""Experience without a project: attempts in this process, kept in memory. For tests of trainers, and for benchmarks.
+"""Experience without a project: attempts in this process, stored in memory. For tests of trainers, and for benchmarks.
 
-The attempts are real ones (`work/local.py`), with their verdicts; nothing is stored on disk, and nothing is
-repeated, so that a trainer sees what the infrastructure lost.
+The attempts are real ones (`work/local.py`), with their verdicts. Nothing is written to disk and nothing is retried, so
+a trainer sees what the infrastructure lost.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class MemoryExperience:
         backend: SandboxBackend | None = None,
         stored: Sequence[Judged] = (),
     ) -> None:
-        """texts: what the agent reads. held_out: tasks whose ids and answers are leaks, too.
+        """texts: those that the agent reads. held_out: tasks whose ids and answers must not leak, either.
 
-        backend: of the attempts' sandboxes; by default none, for an agent that needs no sandbox.
+        backend: makes the attempts' sandboxes. Default: none, for an agent that needs no sandbox.
         """
         self.tasks = tasks
         self.filter = ""
         self.n_validation = len(validation)
         self.done: dict[str, Attempt] = {}
-        """Every attempt by the id of its episode."""
+        """Id of an episode -> its attempt."""
         self.proposals: dict[tuple[str, int], tuple[str, float | None]] = {}
-        """(answer, cost) of a rewriter by its request, and by the number of the request among equal ones."""
+        """(request, how many equal requests came before it) -> (a rewriter's answer, its cost in USD)."""
         self.n_asked = 0
-        """Requests that a rewriter answered now."""
+        """Number of requests that a rewriter answered, rather than `proposals`."""
         self._validation = validation
         self._agent = agent
         self._policy = policy
@@ -65,7 +65,7 @@ class MemoryExperience:
         self._requests: Counter[str] = Counter()
 
     def restart(self) -> None:
-        """As after a restart of the process: what was made stays."""
+        """Simulate a restart of the process: attempts and proposals stay."""
         self._requests.clear()
 
     def stored(self, filter: str = "") -> Iterator[Judged]:
@@ -120,7 +120,7 @@ class MemoryExperience:
         return self.proposals[key]
 
     async def fork(self, attempt: Attempt, step: int) -> Task | None:
-        """See `abilities.Forks`: without a sandbox, the recorded turns are all that an attempt leaves."""
+        """See `abilities.Forks`. Without a sandbox, an attempt consists of its recorded turns alone."""
         return continued(attempt.task, attempt.trace.steps[:step])
 
     def leak(self, text: str, own: str = "") -> str | None:
@@ -138,7 +138,7 @@ class MemoryExperience:
     async def make(
         self, tasks: Sequence[Task], policy: Policy | None, overlay: Overlay | None, stage: str, group_size: int = 1
     ) -> list[Attempt]:
-        """Attempts at any tasks, held-out ones included; a stage that was made before is not made again."""
+        """Attempts at any tasks, including held-out ones. Attempts of the same stage are reused."""
         acting = policy or self._policy
         if overlay is not None:
             acting = OverlaidPolicy(acting, overlay)
@@ -161,7 +161,7 @@ class MemoryDraft:
         self.progress = Silent()
         self.figures: dict[str, float] = {}
         self.steps: dict[int, dict[str, float]] = {}
-        """Step -> what was recorded of it."""
+        """Step -> the figures recorded at it."""
         self.pairs: list[tuple[str, str]] = []
         self.dropped: Counter[str] = Counter()
         self._seed = seed

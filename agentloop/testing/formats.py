@@ -16,7 +16,7 @@ from agentloop.types import Imported
 FormatLaw: TypeAlias = Callable[[Format, Path, Path], None]
 """Takes a format, a file of that format with at least one trace, and an empty folder."""
 ExporterLaw: TypeAlias = Callable[[Exporter, Sequence[ExportedTrace]], None]
-"""Takes an exporter, and traces of a store, at least two."""
+"""Takes an exporter, and at least two traces of a store."""
 
 
 def _read(format_: Format, path: Path) -> tuple[list[Imported], list[FormatError]]:
@@ -25,7 +25,7 @@ def _read(format_: Format, path: Path) -> tuple[list[Imported], list[FormatError
 
 
 def it_recognises_its_own(format_: Format, sample: Path, folder: Path) -> None:
-    """By what is in the file, whatever it is called."""
+    """A format recognises its files by their contents, whatever their names."""
     renamed = folder / "renamed"
     renamed.write_bytes(sample.read_bytes())
     expect(format_.recognises(SourceFile(sample)), f"{sample.name} is not recognised")
@@ -33,7 +33,7 @@ def it_recognises_its_own(format_: Format, sample: Path, folder: Path) -> None:
 
 
 def it_leaves_other_files_alone(format_: Format, sample: Path, folder: Path) -> None:
-    """A format that takes any file keeps others from theirs."""
+    """It recognises no other files: a format that takes any file would keep others from theirs."""
     for n, text in enumerate(("", "{}", "[]", "[1, 2]", '{"agentloop-contract": true}\n', "no JSON at all")):
         path = folder / f"other-{n}"
         path.write_text(text)
@@ -45,7 +45,7 @@ def it_leaves_other_files_alone(format_: Format, sample: Path, folder: Path) -> 
 
 
 def its_traces_are_whole(format_: Format, sample: Path, folder: Path) -> None:
-    """Each has an id of its own, the same each time, and words."""
+    """Each trace has a unique id, the same on each reading, and some text."""
     traces, errors = _read(format_, sample)
     expect(traces and not errors, f"{len(traces)} traces and {[str(e) for e in errors[:1]]} of a good sample")
     ids = [item.trace.id for item in traces]
@@ -57,7 +57,7 @@ def its_traces_are_whole(format_: Format, sample: Path, folder: Path) -> None:
 
 
 def a_broken_record_harms_no_other(format_: Format, sample: Path, folder: Path) -> None:
-    """Of a file of lines: the broken one is a FormatError in its place, and those after it follow."""
+    """In a file of lines, a broken line is a FormatError in its place, and the lines after it are read."""
     if sample.suffix != ".jsonl":
         return
     lines = sample.read_text().splitlines()
@@ -77,13 +77,13 @@ FORMAT_LAWS: tuple[FormatLaw, ...] = (
 
 
 def it_says_what_it_writes(exporter: Exporter, traces: Sequence[ExportedTrace]) -> None:
-    """A name, a suffix with a dot, a media type."""
+    """An exporter has a name, a suffix with a dot, and a media type."""
     expect(exporter.name and exporter.suffix.startswith("."), f"name {exporter.name!r}, suffix {exporter.suffix!r}")
     expect("/" in exporter.media_type, f"media type {exporter.media_type!r}")
 
 
 def it_writes_bytes(exporter: Exporter, traces: Sequence[ExportedTrace]) -> None:
-    """The same for the same traces, and no error for none."""
+    """It writes the same bytes for the same traces, and accepts no traces at all."""
     first, second = (b"".join(exporter.write(traces[:1])) for _ in range(2))
     expect(first, "a trace became no bytes")
     expect(len(first) == len(second), "the same trace was written in two ways")
@@ -91,7 +91,7 @@ def it_writes_bytes(exporter: Exporter, traces: Sequence[ExportedTrace]) -> None
 
 
 def it_takes_one_trace_after_another(exporter: Exporter, traces: Sequence[ExportedTrace]) -> None:
-    """A store is larger than memory: nothing is taken before it is asked for."""
+    """It reads each trace only when its output is needed, because a store is larger than memory."""
     n_read = 0
 
     def counted() -> Iterator[ExportedTrace]:

@@ -1,4 +1,4 @@
-"""A sandbox and a tape for tests that have an agent of their own (`pytest_plugin.py`)."""
+"""A sandbox and a recording for tests that bring their own agent (`pytest_plugin.py`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentloop.types import ExecResult, SandboxSpec
 
 
 class LeasedSandbox:
-    """A leased sandbox, for tests that do not await."""
+    """A leased sandbox for tests that are not coroutines."""
 
     def __init__(self, runner: asyncio.Runner, pool: SandboxPool) -> None:
         self._runner = runner
@@ -28,15 +28,15 @@ class LeasedSandbox:
         return self._runner.run(self._sandbox.exec(command, timeout_s=timeout_s))
 
     def close(self) -> None:
-        """Discard it."""
+        """Discard the sandbox."""
         self._runner.run(self._lease.__aexit__(None, None, None))
 
 
 class Taping:
-    """The tape of one test that has an agent of its own."""
+    """The recording of one test that brings its own agent."""
 
     def __init__(self, folder: Path, name: str, mode: Mode, project: Path) -> None:
-        """Raises ConfigError for a tape that is to be played and cannot be read."""
+        """Raises ConfigError for a recording that must be replayed and cannot be read."""
         path = folder / f"{name}{SUFFIX}"
         self._path = path
         self._mode = mode
@@ -47,14 +47,14 @@ class Taping:
         self._policies: list[RecordingPolicy] = []
 
     def policy(self, policy: Policy, *, identity: str, trial: int = 0) -> RecordingPolicy:
-        """identity: whatever decides the policy's answers, in a text."""
+        """A policy that records or replays. identity: a text with everything that decides the policy's answers."""
         self._policies.append(
             RecordingPolicy(policy, self._tape, self._path.name, trial, identity=identity, mode=self._mode)
         )
         return self._policies[-1]
 
     def close(self) -> None:
-        """Write what was recorded."""
+        """Write the recording, if this session records."""
         if self._mode is Mode.record:
             for policy in self._policies:
                 self._tape.keep(policy, "")

@@ -22,12 +22,12 @@ async def _answer(policy: Policy, seed: int = 1) -> Completion:
 
 
 async def it_has_a_name(policy: Policy) -> None:
-    """Traces, versions and messages show it."""
+    """A policy has a name, which traces, versions and messages show."""
     expect(isinstance(policy.name, str) and policy.name, f"name is {policy.name!r}, not a text")
 
 
 async def it_answers_as_an_assistant(policy: Policy) -> None:
-    """One assistant message; arguments of tools are a text, read by the agent."""
+    """The answer is one assistant message. Arguments of tools are text, which the agent parses."""
     answer = await _answer(policy)
     expect(answer.message.role == "assistant", f"the role is {answer.message.role!r}, not assistant")
     expect(answer.finish_reason, "finish_reason is empty")
@@ -36,7 +36,7 @@ async def it_answers_as_an_assistant(policy: Policy) -> None:
 
 
 async def its_tokens_fit_together(policy: Policy) -> None:
-    """Tokens are exact or absent: a log-probability for each token of the answer, or none."""
+    """Tokens are exact or absent: either every token of the answer has a log-probability, or none."""
     answer = await _answer(policy)
     tokens = answer.message.token_ids
     logprobs = answer.logprobs
@@ -46,7 +46,7 @@ async def its_tokens_fit_together(policy: Policy) -> None:
 
 
 async def it_answers_many_at_once(policy: Policy) -> None:
-    """Episodes ask side by side."""
+    """Episodes can call the policy concurrently."""
     answers = await asyncio.gather(*(_answer(policy, seed) for seed in range(8)))
     expect(len(answers) == 8, "an answer is missing")
 

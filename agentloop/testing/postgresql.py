@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, in a temporary folder and without a port, for as long as a block runs."""
+"""A private PostgreSQL server in a temporary folder, without a port, for the duration of a block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REMEDY = "`apt install postgresql` (its programs are enough, no service is neede
 
 
 def binaries() -> Path | None:
-    """The folder of the newest server's programs; None where there are none."""
+    """The folder with the programs of the newest installed server; None if there is none."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
     server = shutil.which("postgres", path=os.pathsep.join((*map(str, debian), os.environ.get("PATH", ""))))
     return Path(server).resolve().parent if server else None
@@ -23,9 +23,10 @@ def binaries() -> Path | None:
 
 @contextmanager
 def server(*settings: str) -> Iterator[str]:
-    """Its URL, with NAME where a database is named. Raises FileNotFoundError where PostgreSQL is not installed.
+    """The server's URL, with NAME as a placeholder for the database. Raises FileNotFoundError if PostgreSQL is not
+    installed.
 
-    settings: of the server, such as `fsync=off`.
+    settings: the server's, such as `fsync=off`.
     """
     programs = binaries()
     if programs is None:
@@ -48,7 +49,7 @@ def server(*settings: str) -> Iterator[str]:
 
 @contextmanager
 def database(of: str, template: str = "template0") -> Iterator[str]:
-    """The URL of a new database of the server `of`, empty or a copy of `template`; it is dropped afterwards."""
+    """The URL of a new database on the server `of`, a copy of `template` (default: empty). It is dropped afterwards."""
     import psycopg
 
     name = f"t{uuid.uuid4().hex}"

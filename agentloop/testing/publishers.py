@@ -1,4 +1,5 @@
-"""The contract of `protocols.Publisher`. Each law takes a publisher with a version, its probe, and that of another."""
+"""The contract of `protocols.Publisher`. Each law takes a publisher, a version with its probe, and another version's
+probe."""
 
 from __future__ import annotations
 
@@ -14,24 +15,24 @@ from agentloop.testing import expect
 from agentloop.types import Published
 
 Scores: TypeAlias = Callable[[str, Sequence[Sequence[int]]], Awaitable[Sequence[Sequence[float]]]]
-"""(model, sequences) -> the log-probability of each token, as the place where the version is asked has it."""
+"""(model, sequences) -> the log-probability of each token, as the server that answers for the version computes it."""
 
 
 @dataclass(frozen=True)
 class PublisherCase:
-    """A publisher, in front of a place where versions are asked."""
+    """A publisher, and the server to which it publishes versions."""
 
     publisher: Publisher
     folder: Path
-    """Of an adapter or of a model."""
+    """Folder of an adapter or a model: the version."""
     probe: Fingerprint
-    """Of that version."""
+    """The probe of that version."""
     wrong: Fingerprint
-    """Of another version on the same tokens, which `folder` does not answer as."""
+    """The probe of another version on the same tokens, which `folder` must not satisfy."""
     live: str
-    """A model that is asked there before anything is published."""
+    """A model that the server answers for before anything is published."""
     models: Callable[[], Awaitable[Collection[str]]]
-    """Names of what is asked there now."""
+    """Returns the names of the models that the server answers for now."""
     scores: Scores
 
 
@@ -39,13 +40,13 @@ PublisherLaw: TypeAlias = Callable[[PublisherCase], Awaitable[None]]
 
 
 async def it_has_a_name(case: PublisherCase) -> None:
-    """Messages show it."""
+    """A publisher has a name, which messages show."""
     name = case.publisher.name
     expect(isinstance(name, str) and name, f"name is {name!r}, not a text")
 
 
 async def what_it_published_answers_as_it_was_made(case: PublisherCase) -> None:
-    """Asked by the name that it gives, and no further away than it says."""
+    """The server answers under the returned name, within the tolerance, and the reported differences are true."""
     published = await case.publisher.publish("law-v1", case.folder, case.probe)
     expect(isinstance(published, Published), f"publish() gave a {type(published).__name__}, not a Published")
     expect(published.model in await case.models(), f"{published.model!r} is not asked there: {await case.models()}")
@@ -57,18 +58,18 @@ async def what_it_published_answers_as_it_was_made(case: PublisherCase) -> None:
 
 
 async def another_version_is_refused(case: PublisherCase) -> None:
-    """A folder that does not answer as its probe says: PublishError, and everything there is as it was."""
+    """A folder whose answers contradict its probe raises PublishError, and nothing at the server changes."""
     await _refused(case, case.folder, case.wrong, "a version that answers otherwise than its probe says")
     await case.publisher.publish("law-v2", case.folder, case.probe)
 
 
 async def what_is_no_version_is_refused(case: PublisherCase) -> None:
-    """A folder that is not there: PublishError, and everything is as it was."""
+    """A folder that does not exist raises PublishError, and nothing changes."""
     await _refused(case, case.folder / "nowhere", case.probe, "a folder that is not there")
 
 
 async def what_is_retracted_leaves_the_others(case: PublisherCase) -> None:
-    """Twice is harmless, and so is a name that nobody published."""
+    """Retracting a name twice is harmless, and so is retracting an unknown name; other models stay."""
     before = set(await case.models())
     await case.publisher.publish("law-v3", case.folder, case.probe)
     for name in ("law-v3", "law-v3", "law-v9"):
@@ -88,6 +89,7 @@ PUBLISHER_LAWS: tuple[PublisherLaw, ...] = (
 
 async def _refused(case: PublisherCase, folder: Path, probe: Fingerprint, what: str) -> None:
     models = set(await case.models())
+    # A publisher that loads the folder over the live model would still list the same names.
     answers = case.probe.at(await case.scores(case.live, case.probe.sequences))
     try:
         await case.publisher.publish("law-refused", folder, probe)

@@ -1,7 +1,7 @@
-"""What the pytest plugin does with a suite: trials of its tasks, in one process. pytest itself is not known here.
+"""What the pytest plugin does with a suite: it runs trials of its tasks in one process. Nothing here depends on pytest.
 
-A worker of xdist has its own session, and hands outcomes over as properties of its reports. What they come to together
-is decided elsewhere (`decision.py`).
+Each xdist worker has its own session and returns outcomes as properties of its reports. `decision.py` decides about all
+outcomes together.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from agentloop.work.work import Work
 NONE = "none"
 BASELINE = "baseline"
 N_CONCURRENT = 4
-"""Trials of one test at once."""
+"""Maximum trials of one test at once."""
 PREFIX = "agentloop."
 N_TRIALS = 8
 KEYS = ("suite", "trials", "gate", "must_pass", "budget_usd")
@@ -51,25 +51,25 @@ KEYS = ("suite", "trials", "gate", "must_pass", "budget_usd")
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One trial. attempt, trace and verdict are None for one that the tape covers: nothing ran."""
+    """One trial. `attempt`, `trace` and `verdict` are None if the outcome came from the recording and nothing ran."""
 
     outcome: Outcome
     attempt: Attempt | None
 
     @property
     def trace(self) -> Trace | None:
-        """Of the attempt."""
+        """The attempt's trace."""
         return self.attempt.trace if self.attempt else None
 
     @property
     def verdict(self) -> Verdict | None:
-        """Of the attempt."""
+        """The attempt's verdict."""
         return self.attempt.verdict if self.attempt else None
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a mark asks for."""
+    """The settings of a mark."""
 
     suite: str
     trials: int
@@ -80,7 +80,7 @@ class Spec:
 
 @dataclass
 class TestRun:
-    """One test under way."""
+    """The progress of one test."""
 
     __test__ = False  # pytest collects classes by their name
 
@@ -88,32 +88,32 @@ class TestRun:
     task: str
     done: list[TrialResult] = field(default_factory=list)
     why_not: str | None = None
-    """Why there can be no further trial."""
+    """The reason for which no further trial may start."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What a test comes to when all of its trials have ended."""
+    """The result of a test after all of its trials."""
 
     properties: Sequence[tuple[str, str]]
-    """For the process that decides."""
+    """Outcomes for the process that decides."""
     failure: str | None = None
     skip: str | None = None
 
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """The options of the plugin, and which worker this is."""
+    """The options of the plugin, and the name of this worker."""
 
     root: Path
-    """Folder where paths of suites, policies and settings start."""
+    """Folder where relative paths of suites, policies and settings start."""
     mode: Mode = Mode.replay
     baseline: str | None = None
     policy: str = "live"
     seed: int = 0
     report: Path | None = None
     n_trials: int | None = None
-    """In place of what marks ask for."""
+    """Number of trials per task; overrides the marks. None: as the marks say."""
     sandbox: str = "auto"
     budget_usd: float | None = None
     worker: str = "main"
@@ -122,7 +122,7 @@ class SessionOptions:
 
 @dataclass(frozen=True)
 class SuiteSession:
-    """A suite, made ready in this process."""
+    """A suite that is ready to run in this process."""
 
     suite: EvalSuite
     actor: Actor
@@ -131,11 +131,11 @@ class SuiteSession:
     tape_path: Path | None
     runner: TapedTrials
     environment: Environment | None
-    """None where no sandbox can be made; nothing is then covered by a tape."""
+    """None if no sandbox can be made; then no recorded trial is reused."""
 
 
 def today() -> date:
-    """The day in UTC, as quarantines count it."""
+    """The present day in UTC, as quarantines count it."""
     return datetime.now(UTC).date()
 
 
@@ -143,7 +143,7 @@ class Session:
     """The trials of one process."""
 
     def __init__(self, options: SessionOptions) -> None:
-        """Raises ConfigError for several processes that would write one tape."""
+        """Raises ConfigError if several processes would write one recording."""
         if options.mode is Mode.record and options.worker != "main":
             raise ConfigError("--agentloop-mode=record writes one tape from one process; run it without xdist: -n0")
         self.options = options
@@ -160,7 +160,7 @@ class Session:
     # ------------------------------------------------------------------------------- suites
 
     def spec(self, named: Mapping[str, object], *, has_positional: bool = False) -> Spec:
-        """Of the keyword arguments of a mark. Raises ConfigError for what a mark cannot ask for."""
+        """The settings in the keyword arguments of a mark. Raises ConfigError for invalid ones."""
         unknown = [key for key in named if key not in KEYS]
         if has_positional or unknown:
             what = "arguments without a name" if has_positional else repr(unknown[0])
@@ -179,7 +179,7 @@ class Session:
         return Spec(str(named["suite"]), trials, gate, must_pass, budget_usd)  # type: ignore[arg-type]
 
     def suite(self, name: str) -> EvalSuite:
-        """The suite in the folder `name`. Raises ConfigError for what is no suite of our own."""
+        """The suite in the folder `name`. Raises ConfigError if it has no suite in our format."""
         if name not in self._suites:
             if not (self.root / name).is_dir():
                 raise ConfigError(
@@ -192,7 +192,8 @@ class Session:
         return self._suites[name]
 
     def task_ids(self, spec: Spec) -> list[str]:
-        """Those that a gate runs. Raises ConfigError, before anything is run, for whatever would end it later."""
+        """The tasks that a gate runs. Raises ConfigError, before anything runs, for every problem that would stop it
+        later."""
         evals = self.suite(spec.suite).evals
         read_quarantine(evals.folder, evals.tasks)
         if spec.gate == BASELINE and self.options.baseline is None:
@@ -208,11 +209,12 @@ class Session:
         return list(evals.tasks)
 
     def bank_file(self, evals: Evals) -> Path | None:
-        """Where the bank is, if one is named."""
+        """The baseline's file; None if no baseline is named."""
         return None if self.options.baseline in (None, NONE) else bank_path(evals, str(self.options.baseline))
 
     def ready(self, name: str, n_trials: int) -> SuiteSession:
-        """The suite with its bank, tape and policy. Raises ConfigError for those that are missing or do not fit."""
+        """The suite with its baseline, recording and policy. Raises ConfigError if one of them is missing or does not
+        fit."""
         run = self._runs.get(name)
         if run is not None and (run.bank is None or run.bank.head.trials >= n_trials):
             return run
@@ -243,7 +245,7 @@ class Session:
             return None
 
     def plays(self, tape_path: Path) -> bool:
-        """Whether answers come from a tape; each trial is then compared with that of the tape alone."""
+        """True if answers come from a recording. Each trial is then compared only with its recorded counterpart."""
         return self.mode is Mode.replay or (self.mode is Mode.auto and tape_path.is_file())
 
     def _make_trials(self, suite: EvalSuite, actor: Actor) -> Callable[[Mapping[Side, Actor]], Trials]:
@@ -261,24 +263,24 @@ class Session:
 
     @cached_property
     def _work(self) -> Work:
-        """Repeats no attempt: `TapedTrials` does."""
+        """Runs attempts without retries: `TapedTrials` retries."""
         scorer = load_scorer(self.root)
         guess = scorer.guess if scorer else None
         return LocalWork(self.pool, self._store, guess=guess, max_concurrent=None, probes=False, pauses_s=ONCE)
 
     @cached_property
     def pool(self) -> SandboxPool:
-        """Sandboxes; none is made where a tape covers everything."""
+        """The sandboxes. None is created if a recording covers everything."""
         return SandboxPool(self.backend)
 
     @cached_property
     def backend(self) -> SandboxBackend:
-        """What makes them. Raises SandboxUnavailable."""
+        """The sandbox backend. Raises SandboxUnavailable."""
         return make_backend(self.options.sandbox, "--agentloop-sandbox")
 
     @cached_property
     def policy(self) -> Policy:
-        """Of the session, without a suite."""
+        """The session's policy, for tests without a suite."""
         return self._actor.policy
 
     @cached_property
@@ -294,13 +296,13 @@ class Session:
     # ------------------------------------------------------------------------------------ a test
 
     def test(self, key: str, spec: Callable[[], Spec], task: str) -> TestRun:
-        """The test called `key`, begun where it has not."""
+        """The test called `key`, started if it is new."""
         if key not in self._tests:
             self._tests[key] = TestRun(spec(), task)
         return self._tests[key]
 
     def next(self, test: TestRun) -> TrialResult | None:
-        """The next trial; None when the budget is spent, which `why_not` then says."""
+        """Run the next trial. None if the budget is spent; `why_not` then has the reason."""
         if len(test.done) >= test.spec.trials:
             raise ConfigError(
                 f"{counted(test.spec.trials, 'trial')} of task {test.task!r} were asked for, and are done"
@@ -315,11 +317,12 @@ class Session:
         side = Side.baseline if self.mode is Mode.record else Side.candidate
         outcome = await self.ready(test.spec.suite, test.spec.trials).runner(test.task, side, trial)
         for budget in (None, test.spec.suite):
+            # None is the key of the session's own budget.
             self._spent[budget] = self._spent.get(budget, 0.0) + (outcome.cost_usd or 0.0)
         return TrialResult(outcome, self._attempts.pop(outcome.trace_id or "", None))
 
     def _over(self, spec: Spec) -> str | None:
-        """Why no trial may begin. Each worker has an even share."""
+        """The reason for which no trial may start; None if one may. Each worker has an even share of a budget."""
         budgets = (
             (None, self.options.budget_usd, "--agentloop-budget-usd"),
             (spec.suite, spec.budget_usd, "budget_usd"),
@@ -330,7 +333,7 @@ class Session:
         return None
 
     def finish(self, test: TestRun) -> Ending:
-        """Run the trials that are left; what the test comes to by itself."""
+        """Run the remaining trials. Returns the test's own result."""
         self.runner.run(self._rest(test))
         outcomes = [one.outcome for one in test.done]
         run = self.ready(test.spec.suite, test.spec.trials)
@@ -365,7 +368,7 @@ class Session:
         return "must_pass" if test.spec.must_pass or test.task in run.suite.evals.must_pass else "mean"
 
     def _failure(self, test: TestRun, outcomes: Sequence[Outcome], run: SuiteSession) -> str | None:
-        """Why the test fails by itself, whatever the suite's mean is."""
+        """The reason for which the test fails by itself, regardless of the suite's mean; None if it passes."""
         rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
         why = next((o.why for o in outcomes if o.reward is not None and o.reward < 1 and o.why), "nobody said why")
         tally = clean(f"{sum(reward >= 1 for reward in rewards)} of {len(rewards)} trials passed; {why}")
@@ -377,7 +380,7 @@ class Session:
         return None
 
     def close(self) -> None:
-        """End sandboxes and files."""
+        """Close sandboxes and files."""
         if "pool" in self.__dict__:
             self.runner.run(self.pool.close())
         self._open.close()
@@ -385,7 +388,7 @@ class Session:
 
 
 def _is_broken(test: TestRun, rewards: Sequence[float], run: SuiteSession) -> bool:
-    """Whether the trials prove that a must-pass case is broken; see `eprocess.Case`."""
+    """True if the trials prove that a must-pass case is broken; see `eprocess.Case`."""
     settings = Settings()
     evals = run.suite.evals
     n_cases = len(evals.tasks) if test.spec.must_pass else 2 * len(evals.must_pass)  # half is the mean's

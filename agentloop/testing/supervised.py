@@ -1,8 +1,8 @@
-"""Laws of what a sandbox may offer beyond `exec`: streams, files, terminals, sessions, a network that opens and closes.
+"""Laws of the optional abilities of sandboxes: streams, files, terminals, sessions, a network that opens and closes.
 
-As in `agentloop.testing`. A law asks for an ability (`abilities.py`) and never for a class of ours: STREAM_LAWS are for
-sandboxes with `Streams`, FILE_LAWS for a `FileSandbox`, SUPERVISED_LAWS for those that have all of it, as docker's and
-bubblewrap's. The sandbox must have a shell, tar, stty and python3.
+They work like those in `agentloop.testing`. A law checks for an ability (`abilities.py`), never for a class of ours:
+STREAM_LAWS are for sandboxes with `Streams`, FILE_LAWS for a `FileSandbox`, SUPERVISED_LAWS for sandboxes with all
+abilities, such as those of docker and bubblewrap. The sandbox must have a shell, tar, stty and python3.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ MAX_BYTES = 1 << 20
 
 
 class LastingShell(Protocol):
-    """A shell that goes on from one command to the next."""
+    """A shell that stays open from one command to the next."""
 
     async def exec(self, command: str, *, timeout_s: float = ...) -> ExecResult:
         """See `protocols.Sandbox`."""
         ...
 
     async def close(self) -> None:
-        """End it."""
+        """End the shell."""
         ...
 
 
 @runtime_checkable
 class Terminals(Protocol):
-    """A sandbox that shows a program a terminal."""
+    """A sandbox that can run a program in a terminal."""
 
     def terminal(self, command: str, *, rows: int = 24, columns: int = 80) -> LiveProcess:
         """Run `command` in a terminal of that size."""
@@ -45,7 +45,7 @@ class Terminals(Protocol):
 
 @runtime_checkable
 class Sessions(Protocol):
-    """A sandbox with shells whose state stays."""
+    """A sandbox with shells that keep their state."""
 
     def session(self) -> LastingShell:
         """A new shell."""
@@ -68,7 +68,8 @@ def lacks(backend: SandboxBackend, *abilities: type) -> AssertionError:
 
 
 async def streams_go_both_ways(backend: SandboxBackend, folder: Path) -> None:
-    """Output comes while a command runs, input reaches it, and more than any buffer goes both ways at once."""
+    """Output arrives while a command runs, input reaches it, and more than any buffer holds passes both ways at
+    once."""
     async with opened(backend) as sandbox:
         if not isinstance(sandbox, Streams):
             raise lacks(backend, Streams)
@@ -83,7 +84,7 @@ async def streams_go_both_ways(backend: SandboxBackend, folder: Path) -> None:
 
 
 async def a_killed_process_lets_go(backend: SandboxBackend, folder: Path) -> None:
-    """Whoever reads, writes or waits goes on, and what the command started is dead."""
+    """Readers, writers and waiters return after kill(), and the command's children are dead."""
     async with opened(backend) as sandbox:
         if not isinstance(sandbox, Streams):
             raise lacks(backend, Streams)
@@ -99,7 +100,7 @@ async def a_killed_process_lets_go(backend: SandboxBackend, folder: Path) -> Non
 
 
 async def a_terminal_is_one(backend: SandboxBackend, folder: Path) -> None:
-    """Programs see a terminal of the size that was asked for; what is typed is shown."""
+    """A program sees a terminal of the given size, and typed text is echoed."""
     async with opened(backend) as sandbox:
         if not isinstance(sandbox, Terminals):
             raise lacks(backend, Terminals)
@@ -114,7 +115,8 @@ async def a_terminal_is_one(backend: SandboxBackend, folder: Path) -> None:
 
 
 async def a_session_keeps_its_state(backend: SandboxBackend, folder: Path) -> None:
-    """Folder, variables and exit codes, over a timeout too; a shell that ends is replaced, and says so."""
+    """A session keeps its folder, variables and exit codes, even after a timeout. A shell that ends is replaced and
+    reported."""
     async with opened(backend) as sandbox:
         if not isinstance(sandbox, Sessions):
             raise lacks(backend, Sessions)
@@ -131,7 +133,7 @@ async def a_session_keeps_its_state(backend: SandboxBackend, folder: Path) -> No
 
 
 async def files_come_back_as_they_went(backend: SandboxBackend, folder: Path) -> None:
-    """Bytes, names, folders and the executable bit; nothing else."""
+    """Bytes, names, folders and the executable bit survive a round trip; links are skipped."""
     (folder / "in" / "sub").mkdir(parents=True)
     (folder / "in" / "sub" / "a b").write_bytes(bytes(range(256)) * 4096)
     (folder / "in" / "run").write_text("#!/bin/sh\necho ran\n")
@@ -180,7 +182,7 @@ async def files_do_not_follow_an_enemy(backend: SandboxBackend, folder: Path) ->
 
 
 async def the_network_opens_and_closes(backend: SandboxBackend, folder: Path) -> None:
-    """A host that is allowed can be asked, and no longer when it is not; the sandbox's image must have python3."""
+    """An allowed host can be reached until it is no longer allowed. The sandbox's image must have python3."""
     ask = (
         "import socket; s = socket.create_connection(('127.0.0.1', 3128), 5); "
         "s.sendall(b'GET http://127.0.0.1:{}/ HTTP/1.1\\r\\n\\r\\n'); print(s.makefile().readline())"
@@ -206,7 +208,7 @@ async def the_network_opens_and_closes(backend: SandboxBackend, folder: Path) ->
 
 
 async def kill_all_leaves_the_files(backend: SandboxBackend, folder: Path) -> None:
-    """Every process ends, with or without our mark; the sandbox and its files go on."""
+    """Every process ends, with or without our mark; the sandbox and its files stay."""
     async with opened(backend) as sandbox:
         if not isinstance(sandbox, EndsProcesses):
             raise lacks(backend, EndsProcesses)
@@ -220,13 +222,13 @@ async def kill_all_leaves_the_files(backend: SandboxBackend, folder: Path) -> No
 
 
 STREAM_LAWS: tuple[SandboxLaw, ...] = (streams_go_both_ways, a_killed_process_lets_go)
-"""Of sandboxes with `abilities.Streams`."""
+"""For sandboxes with `abilities.Streams`."""
 FILE_LAWS: tuple[SandboxLaw, ...] = (
     files_come_back_as_they_went,
     files_do_not_follow_an_enemy,
     kill_all_leaves_the_files,
 )
-"""Of sandboxes that are an `abilities.FileSandbox`."""
+"""For sandboxes that are an `abilities.FileSandbox`."""
 SUPERVISED_LAWS: tuple[SandboxLaw, ...] = (
     *STREAM_LAWS,
     *FILE_LAWS,
@@ -234,4 +236,4 @@ SUPERVISED_LAWS: tuple[SandboxLaw, ...] = (
     a_session_keeps_its_state,
     the_network_opens_and_closes,
 )
-"""Of sandboxes with all of it."""
+"""For sandboxes with all of these abilities."""

@@ -1,6 +1,6 @@
-"""The contract of `agents.tools.toolset.Toolset`. Each law takes a family of tools, and a call of each that succeeds.
+"""The contract of `agents.tools.toolset.Toolset`. Each law takes a toolset, and a successful call of each of its tools.
 
-A family is shared by all episodes and opened for each, so what it keeps belongs to one episode and ends with it.
+All episodes share a toolset and each opens it, so its state belongs to one episode and ends with it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from agentloop.testing import expect
 from agentloop.types import Limits, Task, ToolCall, ToolResult
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Of a tool, as the APIs of models take it."""
+"""Names of tools that the APIs of models accept."""
 CALL_S = 60.0
 
 
 @dataclass(frozen=True)
 class ToolsetCase:
-    """A family of tools."""
+    """A toolset with calls that succeed."""
 
     toolset: Toolset
     sandbox: Callable[[], AbstractAsyncContextManager[Sandbox]]
     """Opens a sandbox for one episode."""
     good: Mapping[str, Mapping[str, Any]]
-    """Tool -> arguments with which a call of it succeeds in a new sandbox."""
+    """Tool -> arguments with which a call succeeds in a new sandbox."""
 
 
 ToolsetLaw: TypeAlias = Callable[[ToolsetCase], Awaitable[None]]
@@ -43,7 +43,7 @@ ToolsetLaw: TypeAlias = Callable[[ToolsetCase], Awaitable[None]]
 
 @asynccontextmanager
 async def episode(case: ToolsetCase) -> AsyncIterator[Toolbox]:
-    """The tools of one episode. A sub-agent's model submits at once."""
+    """The tools of one episode. The model of a sub-agent submits at once."""
     policy = ScriptedPolicy(lambda messages, rng: call_message("submit", answer="done"))
     task = Task(id="tools", instruction="use them", limits=Limits(max_steps=3))
     async with case.sandbox() as sandbox:
@@ -53,13 +53,13 @@ async def episode(case: ToolsetCase) -> AsyncIterator[Toolbox]:
 
 
 async def it_has_a_name(case: ToolsetCase) -> None:
-    """Messages about it show it."""
+    """A toolset has a name, which messages show."""
     name = case.toolset.name
     expect(isinstance(name, str) and name, f"name is {name!r}, not a text")
 
 
 async def its_tools_are_described(case: ToolsetCase) -> None:
-    """A name that every model's API takes, words, and a JSON schema of an object; each name once."""
+    """Each tool has a unique name that every model's API accepts, a description, and a JSON schema of an object."""
     async with episode(case) as tools:
         specs = tools.specs
     expect(specs, "it has no tool")
@@ -72,14 +72,14 @@ async def its_tools_are_described(case: ToolsetCase) -> None:
 
 
 async def a_good_call_succeeds(case: ToolsetCase) -> None:
-    """With a text for the policy, or the answer that ends the episode."""
+    """A good call returns a text for the policy, or the answer that ends the episode."""
     for name in case.good:
         async with episode(case) as tools:
             await _call(tools, case, name)
 
 
 async def a_bad_call_does_not_end_the_episode(case: ToolsetCase) -> None:
-    """Whatever a model sends, the policy reads a result and goes on."""
+    """Any call that a model can send returns a result, and the next good call succeeds."""
     for name, good in case.good.items():
         others: list[Any] = [{"no_such_argument": 1}, {key: ["of another type"] for key in good}, []]
         async with episode(case) as tools:
@@ -91,7 +91,7 @@ async def a_bad_call_does_not_end_the_episode(case: ToolsetCase) -> None:
 
 
 async def episodes_side_by_side_do_not_meet(case: ToolsetCase) -> None:
-    """The end of one leaves the tools of another as they were."""
+    """The end of one episode leaves the tools of another unchanged."""
     async with AsyncExitStack() as first, AsyncExitStack() as second:
         tools = [await one.enter_async_context(episode(case)) for one in (first, second)]
         for name in case.good:
@@ -102,7 +102,7 @@ async def episodes_side_by_side_do_not_meet(case: ToolsetCase) -> None:
 
 
 async def nothing_goes_on_after_the_episode(case: ToolsetCase) -> None:
-    """No task of it is left in the event loop, also where a call was cancelled."""
+    """No asyncio task is left after an episode, even if a call was cancelled."""
     before = asyncio.all_tasks()
     for name in case.good:
         async with episode(case) as tools:

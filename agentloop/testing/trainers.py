@@ -1,6 +1,6 @@
-"""The contract of `protocols.Trainer`. Each law takes a case: what makes the trainer of a new project, and its loop.
+"""The contract of `protocols.Trainer`. Each law takes a case, which makes the trainer of a new project, and its loop.
 
-A trainer that is made again goes on, as after a restart.
+A second trainer from the same case continues, as after a restart.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from agentloop.types import PolicyState, PolicyVersion, VersionKind
 
 @dataclass(frozen=True)
 class TrainerCase:
-    """A trainer in a project whose first version may be made."""
+    """A trainer in a project that may not have a first version yet."""
 
     make: Callable[[], Trainer]
     first: Callable[[Trainer], Awaitable[PolicyVersion]]
-    """Let the trainer make version 1, and register that; such as `partial(first_version, project)` of the loop."""
+    """Lets the trainer make version 1 and registers it, such as `partial(first_version, project)` of the loop."""
     next: Callable[[Trainer, PolicyVersion], Awaitable[PolicyVersion | None]]
-    """Let it make the version after another; such as `partial(next_version, project)`."""
+    """Lets the trainer make the version after another, such as `partial(next_version, project)`."""
     versions: Callable[[], Sequence[PolicyVersion]]
-    """Those that are registered, such as `project.registry.all`."""
+    """Returns the registered versions, such as `project.registry.all`."""
     acts: Callable[[PolicyVersion], object]
-    """The policy of a version. Raises for a version that cannot act."""
+    """Returns the policy of a version. Raises for a version that cannot act."""
 
 
 TrainerLaw: TypeAlias = Callable[[TrainerCase], Awaitable[None]]
@@ -35,7 +35,8 @@ HASH_DIGITS = 64
 
 
 async def it_has_a_name(case: TrainerCase) -> None:
-    """The lineage of a version has `name@version`; `makes` is the kind of its versions."""
+    """A trainer has a name and a version, which lineages record as `name@version`, and `makes`, the kind of its
+    versions."""
     trainer = case.make()
     expect(isinstance(trainer.name, str) and trainer.name, f"its name is {trainer.name!r}")
     expect(isinstance(trainer.version, str) and trainer.version, f"its version is {trainer.version!r}")
@@ -43,7 +44,7 @@ async def it_has_a_name(case: TrainerCase) -> None:
 
 
 async def its_first_version_is_registered_and_live(case: TrainerCase) -> None:
-    """Version 1, known by a hash of its contents."""
+    """Version 1 is registered, live, and identified by a hash of its contents."""
     trainer = case.make()
     first = await case.first(trainer)
     expect(list(case.versions()) == [first], f"version 1 is {first!r}, and registered are {list(case.versions())!r}")
@@ -58,7 +59,7 @@ async def its_first_version_is_registered_and_live(case: TrainerCase) -> None:
 
 
 async def what_it_made_acts_after_a_restart(case: TrainerCase) -> None:
-    """The gate asks the version's policy, which comes from its folder alone."""
+    """The version's policy, which is built from its folder alone, can act as the gate needs it."""
     first = await case.first(case.make())
     policy = case.acts(first)
     expect(getattr(policy, "name", None), "its policy has no name")
@@ -66,7 +67,7 @@ async def what_it_made_acts_after_a_restart(case: TrainerCase) -> None:
 
 
 async def it_goes_on_after_a_restart(case: TrainerCase) -> None:
-    """`improve` makes the version after the newest, or nothing; version 1 is not made again."""
+    """`improve` makes the version after the newest one, or nothing; version 1 is not made again."""
     first = await case.first(case.make())
     candidate = await case.next(case.make(), first)
     if candidate is None:

@@ -1,6 +1,7 @@
 """The contracts of `protocols.Verifier`, `GroupVerifier` and `SandboxVerifier`.
 
-Each law takes a verifier, and what it should tell apart: traces, a group of them, or what agents left in a sandbox.
+Each law takes a verifier and work that it should distinguish: traces, a group of traces, or the state of sandboxes
+after an agent.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from agentloop.types import Graded, Message, SandboxSpec, StopReason, Task, Trac
 
 @dataclass(frozen=True)
 class VerifierCase:
-    """A verifier, and what it should tell apart."""
+    """A verifier, and traces that it should distinguish."""
 
     verifier: Verifier
     right: Trace
     wrong: Trace
     fresh: FreshSandbox | None = None
-    """Makes the sandbox with the artifacts of the right trace, for a verifier that names some."""
+    """Makes a sandbox with the artifacts of the right trace, for a verifier that names some."""
     fresh_wrong: FreshSandbox | None = None
-    """Makes the one of the wrong trace."""
+    """Makes a sandbox with the artifacts of the wrong trace."""
 
 
 VerifierLaw: TypeAlias = Callable[[VerifierCase], Awaitable[None]]
@@ -53,7 +54,7 @@ async def _number(case: VerifierCase, trace: Trace) -> float:
 
 
 async def it_has_a_name_and_a_version(case: VerifierCase) -> None:
-    """Every verdict records both."""
+    """A verifier has a name and a version; every verdict records both."""
     _expect_names(case.verifier)
 
 
@@ -65,7 +66,7 @@ def _expect_names(verifier: Verifier | GroupVerifier | SandboxVerifier) -> None:
 
 
 async def its_abilities_are_well_formed(case: VerifierCase) -> None:
-    """Artifacts are absolute paths, a time is above 0."""
+    """Artifacts are absolute paths, and a time is above 0."""
     artifacts = artifacts_of(case.verifier)
     time_s = time_of(case.verifier, TIMEOUT_S)
     expect(all(path.startswith("/") for path in artifacts), f"artifacts are absolute paths, not {artifacts}")
@@ -73,7 +74,7 @@ async def its_abilities_are_well_formed(case: VerifierCase) -> None:
 
 
 async def it_tells_right_from_wrong(case: VerifierCase) -> None:
-    """Numbers in [0, 1], higher for what is right. One that waits raises NotYet instead."""
+    """Numbers are in [0, 1] and higher for right work. A verifier that waits raises NotYet instead."""
     if waits(case.verifier):
         try:
             number = await case.verifier.score(case.right, None)
@@ -86,7 +87,7 @@ async def it_tells_right_from_wrong(case: VerifierCase) -> None:
 
 
 async def nothing_is_not_right(case: VerifierCase) -> None:
-    """An agent that did nothing does not win."""
+    """An attempt that did nothing gets a lower number than the right one."""
     if not waits(case.verifier) and case.fresh is None:
         nothing = await _number(case, answered(None))
         right = await _number(case, case.right)
@@ -94,7 +95,7 @@ async def nothing_is_not_right(case: VerifierCase) -> None:
 
 
 async def the_same_trace_has_the_same_number(case: VerifierCase) -> None:
-    """A verifier is shared and keeps no state; one that asks a model may vary."""
+    """Equal traces get equal numbers, because a verifier is shared and stateless. One that calls a model may vary."""
     if not waits(case.verifier) and not is_paid(case.verifier):
         numbers = {await _number(case, trace) for trace in (case.right, case.right)}
         await _number(case, case.wrong)
@@ -116,30 +117,30 @@ VERIFIER_LAWS: tuple[VerifierLaw, ...] = (
 
 @dataclass(frozen=True)
 class GroupCase:
-    """A verifier that compares, and what it should tell apart."""
+    """A verifier that compares attempts, and attempts that it should distinguish."""
 
     verifier: GroupVerifier
     traces: Sequence[Trace]
-    """Attempts at one task, two or more, each better than the next."""
+    """At least two attempts at one task, best first."""
 
 
 GroupLaw: TypeAlias = Callable[[GroupCase], Awaitable[None]]
 
 
 async def a_group_verifier_has_a_name_and_a_version(case: GroupCase) -> None:
-    """Every verdict records both."""
+    """A verifier has a name and a version; every verdict records both."""
     _expect_names(case.verifier)
 
 
 async def the_better_has_the_higher_number(case: GroupCase) -> None:
-    """A number in [0, 1] for each, in the order of the traces."""
+    """It gives each trace a number in [0, 1], in the order of the traces, higher for better ones."""
     numbers = await _ranked(case.verifier, case.traces)
     is_falling = all(better > worse for better, worse in pairwise(numbers))
     expect(is_falling, f"from the best to the worst: {numbers}")
 
 
 async def the_order_does_not_matter(case: GroupCase) -> None:
-    """Who stands first wins nothing by that."""
+    """The order of the traces does not change who wins."""
     numbers = await _ranked(case.verifier, case.traces)
     turned = list(reversed(await _ranked(case.verifier, list(reversed(case.traces)))))
     is_same = all(math.isclose(one, other, abs_tol=1e-6) for one, other in zip(numbers, turned, strict=True))
@@ -149,7 +150,7 @@ async def the_order_does_not_matter(case: GroupCase) -> None:
 
 
 async def equals_have_equal_numbers(case: GroupCase) -> None:
-    """The same attempt twice; a model may waver, but not take a side by the place."""
+    """Two copies of one attempt get equal numbers: a model may waver, but not prefer a position."""
     first = case.traces[0]
     numbers = await _ranked(case.verifier, [first, first.model_copy(update={"id": f"{first.id}-2"})])
     expect(math.isclose(*numbers, abs_tol=1e-6), f"equal attempts have {numbers}")
@@ -175,22 +176,22 @@ async def _ranked(verifier: GroupVerifier, traces: Sequence[Trace]) -> list[floa
 
 @dataclass(frozen=True)
 class SandboxVerifierCase:
-    """A verifier that tests the agent's own sandbox, and what agents do there."""
+    """A verifier that tests the agent's own sandbox, and commands of agents in it."""
 
     verifier: SandboxVerifier
     task: Task
     backend: SandboxBackend
     right: str
-    """Shell commands that do the task."""
+    """Shell commands that solve the task."""
     wrong: str = ":"
-    """Shell commands that do not."""
+    """Shell commands that do not solve it."""
 
 
 SandboxVerifierLaw: TypeAlias = Callable[[SandboxVerifierCase], Awaitable[None]]
 
 
 class _Counting:
-    """A backend that knows which of its sandboxes are open."""
+    """A backend that records the sandboxes that it creates."""
 
     def __init__(self, backend: SandboxBackend) -> None:
         self._backend = backend
@@ -207,14 +208,14 @@ class _Counting:
 
 
 async def a_sandbox_verifier_has_a_name_and_a_version(case: SandboxVerifierCase) -> None:
-    """Every verdict records both; hosts are texts."""
+    """A verifier has a name and a version, which every verdict records; its hosts are texts."""
     _expect_names(case.verifier)
     hosts = case.verifier.hosts
     expect(isinstance(hosts, tuple) and all(isinstance(host, str) for host in hosts), f"hosts are {hosts!r}")
 
 
 async def it_tells_who_did_the_task(case: SandboxVerifierCase) -> None:
-    """A number in [0, 1], higher for whoever did it; the same for the same work."""
+    """A number in [0, 1], higher for an agent that solved the task, and equal for equal work."""
     right = await _tested(case, case.right)
     wrong = await _tested(case, case.wrong)
     expect(right > wrong, f"who did the task has {right:g}, who did not {wrong:g}")
@@ -223,7 +224,7 @@ async def it_tells_who_did_the_task(case: SandboxVerifierCase) -> None:
 
 
 async def its_tests_run_in_a_fresh_sandbox_that_ends(case: SandboxVerifierCase) -> None:
-    """Of the backend that it gets; none of them is left open."""
+    """The tests run in sandboxes of the backend that they get, and close all of them."""
     backend = _Counting(case.backend)
     await _tested(case, case.right, backend)
     expect(backend.sandboxes, "the tests ran in no sandbox of the backend")
@@ -239,7 +240,7 @@ SANDBOX_VERIFIER_LAWS: tuple[SandboxVerifierLaw, ...] = (
 
 
 async def _tested(case: SandboxVerifierCase, commands: str, backend: SandboxBackend | None = None) -> float:
-    """The number of an agent that runs `commands`. backend: of the tests' sandboxes."""
+    """The verifier's number after an agent that ran `commands`. backend: makes the tests' sandboxes."""
     async with opened(case.backend, case.task.sandbox) as sandbox:
         await case.verifier.prepare(case.task, sandbox)
         await sandbox.exec(commands, timeout_s=TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""The contract of `work.Work`. Each law takes a case: what makes the work, over one store, and a count of sandboxes.
+"""The contract of `work.Work`. Each law takes a case, which makes the work over one store and counts sandboxes.
 
-A law looks at attempts alone, never at the objects that made them, because a `Work` may make them in other processes:
-an attempt with the same trace is the same attempt. Its policy is `Pausing`, which keeps nothing.
+A law looks only at attempts, never at the objects that made them, because a `Work` may make them in other processes:
+attempts with the same trace are the same attempt. Its policy is `Pausing`, which is stateless.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from agentloop.work.work import Ask, Work
 
 VERSION = 7
 LONG_S = 300.0
-"""Nobody waits for it: an attempt this long is cancelled."""
+"""Length in seconds of an attempt that will be cancelled; no law waits for its end."""
 PATIENCE_S = 30.0
-"""For whatever should happen soon."""
+"""Maximum wait in seconds for anything that should happen soon."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class WorkCase:
     """A kind of `Work`."""
 
     make: Callable[[], Work]
-    """Makes one over the same store each time, as after a restart of the process."""
+    """Makes a new instance over the same store each time, as after a restart of the process."""
     n_sandboxes: Callable[[], int]
-    """Sandboxes of attempts that are open now, wherever they are."""
+    """Returns the number of open sandboxes of attempts, wherever they are."""
 
 
 WorkLaw: TypeAlias = Callable[[WorkCase], Awaitable[None]]
 
 
 class Pausing:
-    """Waits for as many seconds as the task says, and submits `done`."""
+    """A policy that waits for the number of seconds in the task, and submits `done`."""
 
     name = "pausing"
 
@@ -57,7 +57,7 @@ class Pausing:
 
 
 def asked(*pauses_s: float, stage: str = "law") -> Ask:
-    """One attempt at a task for each pause."""
+    """A request for one attempt at a task for each pause."""
     exact = Part(kind="exact", options={"expected": "done"})
     tasks = [Task(id=f"t{n}", instruction=str(pause_s), verifiers=(exact,)) for n, pause_s in enumerate(pauses_s)]
     actor = Actor("pausing", ToolLoop(), Pausing(), Identity("pausing", {}), version=VERSION)
@@ -66,7 +66,7 @@ def asked(*pauses_s: float, stage: str = "law") -> Ask:
 
 
 async def all_has_the_order_of_the_plan(case: WorkCase) -> None:
-    """Whatever ends first, `all` is in plan order; `each` gives every attempt once."""
+    """`all` returns attempts in plan order, whichever ends first; `each` returns every attempt once."""
     ask = asked(0.2, 0.1, 0.0)
     attempts = await case.make().all(ask)
     expect(_ids(attempts) == _planned(ask), f"planned {_planned(ask)}, and all() gave {_ids(attempts)}")
@@ -75,7 +75,7 @@ async def all_has_the_order_of_the_plan(case: WorkCase) -> None:
 
 
 async def an_attempt_is_whole(case: WorkCase) -> None:
-    """Its trace names the version that made it, its task and its episode; its verdict is that of the verifiers."""
+    """A trace names the version that made it, its task and its episode; its verdict is that of the verifiers."""
     ask = asked(0.0)
     [attempt] = await case.make().all(ask)
     task, episode = ask.planned[0]
@@ -89,7 +89,7 @@ async def an_attempt_is_whole(case: WorkCase) -> None:
 
 
 async def an_attempt_is_made_once(case: WorkCase) -> None:
-    """Two that ask for the same at the same time get the same attempts, and so does who asks later."""
+    """Two simultaneous requests for the same attempts get the same ones, and so does a later request."""
     ask = asked(0.1, 0.0)
     first, second = await asyncio.gather(case.make().all(ask), case.make().all(ask))
     third = await case.make().all(ask)
@@ -98,7 +98,7 @@ async def an_attempt_is_made_once(case: WorkCase) -> None:
 
 
 async def only_what_is_missing_is_made(case: WorkCase) -> None:
-    """Asked for more, the attempts that have ended are used."""
+    """A request for more attempts reuses those that have ended."""
     ask = asked(0.0, 0.0, 0.0)
     before = await case.make().all(replace(ask, planned=ask.planned[1:2]))
     attempts = await case.make().all(ask)
@@ -107,7 +107,7 @@ async def only_what_is_missing_is_made(case: WorkCase) -> None:
 
 
 async def an_attempt_has_ended_when_it_is_on_disk(case: WorkCase) -> None:
-    """Another process, which begins as soon as `each` gives an attempt, finds it."""
+    """Another process that starts as soon as `each` returns an attempt can read it."""
     ask = asked(0.0, LONG_S)
     attempts = case.make().each(ask)
     try:
@@ -119,7 +119,8 @@ async def an_attempt_has_ended_when_it_is_on_disk(case: WorkCase) -> None:
 
 
 async def a_cancelled_ask_leaves_no_sandbox(case: WorkCase) -> None:
-    """Also where the asker only stops to listen. What had ended is not made again."""
+    """A cancelled request closes its sandboxes, and so does one whose caller stops iterating. Attempts that had ended
+    are not made again."""
     ask = asked(0.0, LONG_S, LONG_S)
     work = asyncio.ensure_future(case.make().all(ask))
     [ended] = await case.make().all(replace(ask, planned=ask.planned[:1]))
@@ -137,7 +138,7 @@ async def a_cancelled_ask_leaves_no_sandbox(case: WorkCase) -> None:
 
 
 async def what_is_asked_for_anew_is_made_anew(case: WorkCase) -> None:
-    """And takes the place of the one before."""
+    """With `anew`, the attempt is made again and replaces the earlier one."""
     ask = asked(0.0)
     before = await case.make().all(ask)
     anew = await case.make().all(replace(ask, anew=True))
@@ -146,7 +147,7 @@ async def what_is_asked_for_anew_is_made_anew(case: WorkCase) -> None:
 
 
 async def without_judging_there_is_no_reward(case: WorkCase) -> None:
-    """No verifier is asked. Who wants to know hears when the agent is done."""
+    """Without judging, no verifier is called, and `on_judge` is called when the agent is done."""
     heard: list[None] = []
     ask = replace(asked(0.0, stage="unjudged"), is_judged=False, on_judge=lambda: heard.append(None))
     [attempt] = await case.make().all(ask)
@@ -157,7 +158,7 @@ async def without_judging_there_is_no_reward(case: WorkCase) -> None:
 
 
 async def a_mistake_of_a_task_is_raised(case: WorkCase) -> None:
-    """Whoever asked must mend it; it is no outcome of the agent."""
+    """A mistake in a task is raised to the caller, who must correct it; it is not the agent's outcome."""
     ask = asked(0.0, stage="mistake")
     [(task, episode)] = ask.planned
     wrong = task.model_copy(update={"verifiers": (Part(kind="nobody_has_this"),)})
@@ -191,7 +192,7 @@ def _planned(ask: Ask) -> list[str]:
 
 
 def _traces(attempts: Sequence[Attempt]) -> list[tuple[str, object]]:
-    """What tells two attempts at one episode apart."""
+    """Values that distinguish two attempts at one episode."""
     return [(attempt.trace.id, attempt.trace.started_at) for attempt in attempts]
 
 
