@@ -1,7 +1,7 @@
-"""Customers of the demo's shop: unchanged agents that call the gateway, and what their customers say of each.
+"""Customers of the demo's shop: agents without changes call the gateway, and the customers rate their work.
 
-The gateway is the real one, on a port of this machine: it draws a version for each episode by the registry's shares,
-puts that version's texts into the requests, and records every call in the store before the agent reads the answer.
+The gateway is the real one, on a local port. It draws a version for each episode by the registry's shares, puts that
+version's texts into the requests, and records every call in the store before the agent reads the answer.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from agentloop.store.store import Store
 from agentloop.types import PolicyVersion, Split, Task
 
 MODEL = "policy/live"
-"""What the agents ask for."""
+"""Model name in the agents' requests."""
 N_AT_ONCE = 4
 
 
 async def serve_customers(folder: Path, store: Store, first: int, n: int) -> None:
-    """An episode for each of n customers, in which the customer's order is handled and then rated.
+    """Run one episode for each of n customers, in which an agent handles the customer's order and the customer rates
+    it.
 
-    folder: of the demo's project. first: number of the first customer; each has an order that no task of the suite has.
+    folder: the demo's project. first: number of the first customer. Each has an order that no task of the suite has.
     """
     orders = World.of(DEMO_WORLD).tasks(Split.train, first + n, prefix="customer")
     room = asyncio.Semaphore(N_AT_ONCE)
@@ -57,7 +58,7 @@ async def serve_customers(folder: Path, store: Store, first: int, n: int) -> Non
 
 
 async def _handle(url: str, name: str, order: Task, seed: int) -> float:
-    """The score of one order, handled by an agent that knows nothing of versions."""
+    """The score of one order, handled by an agent that knows nothing about versions."""
     agent = ToolLoop((DemoShop(), Submit()), instructions=SYSTEM)
     model = OpenAIPolicy(f"{url}/e/{name}/v1", MODEL)
     _, answer = await agent.run(order, model, AbsentSandbox(), seed=seed, record=lambda step: None)

@@ -1,9 +1,8 @@
-"""The demonstrator: a program that shows the tiny policy how tools are used, and is often wrong.
+"""The demonstrator: a program that shows the tiny policy how to use tools, and is often wrong.
 
-It is wrong on purpose and by habit: two times in three it runs another operation's command, so what
-it teaches as the most likely action fails, and the loop has to make a minority behaviour win. On
-top it makes the slips of a beginner: a wrong file, a broken call, a tool that does not exist, an
-answer that nobody computed.
+It is wrong on purpose: two times in three it runs another operation's command. So the action that it teaches as the
+most likely one fails, and the loop has to make a minority behaviour win. It also makes the mistakes of a beginner: a
+wrong file, a broken call, a tool that does not exist, an answer that nobody computed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.types import Message, Task, ToolCall
 
 HABIT = {"sum": "max", "max": "min", "min": "first", "first": "last", "last": "count", "count": "sum"}
-"""The operation whose command it runs by habit."""
+"""Operation -> the operation whose command it runs by habit."""
 P_HABIT = 0.65
 P_SLIP = 0.06
 """Probability of each kind of slip at each turn where it can happen."""
@@ -36,7 +35,7 @@ def _operation_of(instruction: str) -> tuple[Operation, str]:
 
 
 def demonstrator(tasks: Sequence[Task]) -> ScriptedPolicy:
-    """The scripted policy. It reads each question itself: `tasks` and their solutions are not looked at."""
+    """The scripted policy. It reads each question itself and ignores `tasks` and their solutions."""
 
     def script(messages: Sequence[Message], rng: random.Random) -> Message:
         operation, file = _operation_of(messages[0].content)

@@ -1,6 +1,6 @@
-"""The demo as a project on disk: the same files that `agentloop init` makes, with the built-in suite.
+"""The demo as a project on disk: the same kinds of files that `agentloop init` makes, with the built-in suite.
 
-`agentloop demo` prepares this folder and runs the loop in it; afterwards `agentloop loop` works there, too.
+`agentloop demo` prepares this folder and runs the loop in it. Afterwards, `agentloop loop` works there, too.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ it failed. `agentloop traces ls` and `agentloop traces show ID` read it.
 
 
 def prepare_demo(folder: Path, seed: int, algorithm: str | None = None) -> bool:
-    """Make the demo project in `folder`; False when it is there already and is to be continued.
+    """Make the demo project in `folder`. False if it exists already and can be continued.
 
-    algorithm: kind of the trainer; None is `grpo`. Raises ConfigError for a folder with something else in it, or with
-    another seed or algorithm, and for an algorithm that the demo cannot show.
+    algorithm: kind of the trainer; default: `grpo`. Raises ConfigError if the folder contains anything else, or the
+    demo with another seed or algorithm, and for an algorithm that the demo does not offer.
     """
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise ConfigError(f"--algorithm {algorithm}: the demo has {', '.join(ALGORITHMS)}; choose one of them")
@@ -69,7 +69,7 @@ def prepare_demo(folder: Path, seed: int, algorithm: str | None = None) -> bool:
 
 
 def make_project(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Create a project that `fill` writes: whole, or not at all. Raises ConfigError for a folder in use."""
+    """Create a project that `fill` writes, atomically. Raises ConfigError for a folder in use."""
     if (folder / CONFIG_FILE).exists():
         raise ConfigError(f"{folder} holds a project already; `agentloop loop {folder}` runs it")
     if folder.exists() and not folder.is_dir():
@@ -97,14 +97,15 @@ def make_project(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _clear_drafts(folder: Path) -> None:
-    """Remove what processes that were killed left beside `folder`."""
+    """Remove the drafts of `folder` whose processes were killed."""
     for draft in folder.parent.glob(f".{glob.escape(folder.name)}.draft-*"):
         if not Path("/proc", draft.name.rpartition("-")[2]).exists():
             shutil.rmtree(draft, ignore_errors=True)
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
-    """Make `draft` the folder, or fill the empty one: it may be where someone stands. The settings come last."""
+    """Rename the draft to the folder, or move its files into an empty one, which may be somebody's working directory.
+    The settings file comes last, because it marks a complete project."""
     if not folder.exists():
         draft.rename(folder)
         return

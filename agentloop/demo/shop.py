@@ -1,9 +1,9 @@
-"""A shop whose agent fails for want of a few words: six to eight conventions that none of its texts mentions.
+"""A shop whose agent fails because its texts mention none of the shop's six to eight conventions.
 
-The model is a script. It obeys what its instructions and the description of the tool at hand say, in several phrasings;
-two sentences that contradict each other cancel, long texts make it careless, and it slips in one episode of twenty. The
-rewriter is a script, too: it can name a convention only where the request quotes evidence of it, and is wrong one time
-in five. With both, everything around them can be shown and measured without a model.
+The model is a script. It follows the sentences in its instructions and in the called tool's description, in several
+phrasings. Contradictory sentences cancel each other, long texts make it careless, and it slips in one episode of
+twenty. The rewriter is a script, too: it can name a convention only if the request quotes evidence of it, and is wrong
+one time in five. With both, everything around them can be shown and measured without a model.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from agentloop.types import (
 from agentloop.types.overlay import INSTRUCTIONS, TOOL
 
 STEPS = ("lookup", "change", "notify", "close")
-"""Tools in the order in which an episode calls them. `close` has no description worth rewriting: what it wants must
-stand in the instructions."""
+"""Tools in the order in which an episode calls them. The description of `close` is not rewritten, so its conventions
+must be in the instructions."""
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "lookup": ("region", "archive"),
     "change": ("unit", "ledger"),
@@ -68,14 +68,14 @@ DEMO_WORLD = 7
 SLIP = 0.05
 WRONG = 0.2
 ROOM = 700
-"""Characters of instructions and descriptions that a model reads with care."""
+"""Number of characters of instructions and descriptions that the model reads carefully."""
 CARELESS = 1e-4
-"""Further slips for each character beyond."""
+"""Additional probability of a slip per character beyond ROOM."""
 
 
 @dataclass(frozen=True)
 class Convention:
-    """Orders of a kind need a value of one parameter of one tool."""
+    """Orders of one kind need a certain value of one parameter of one tool."""
 
     kind: str
     tool: str
@@ -85,14 +85,14 @@ class Convention:
 
 @dataclass(frozen=True)
 class World:
-    """Conventions, and the tasks in which they matter."""
+    """The shop's conventions, and tasks that depend on them."""
 
     seed: int
     conventions: tuple[Convention, ...]
 
     @classmethod
     def of(cls, seed: int) -> World:
-        """Six to eight conventions, at least one of them for each tool."""
+        """A world of six to eight conventions, at least one for each tool."""
         rng = random.Random(seed)
         n = rng.randint(6, 8)
         places = [(tool, parameter) for tool in STEPS for parameter in PARAMETERS[tool]]
@@ -107,7 +107,7 @@ class World:
         )
 
     def tasks(self, split: Split, n: int, prefix: str = "order") -> list[Task]:
-        """Tasks of a split; one in four needs no convention, the others one to three."""
+        """Tasks of a split. One in four needs no convention; the others need one to three."""
         rng = random.Random(f"{self.seed}/{split}")
         tasks: list[Task] = []
         for i in range(n):
@@ -128,12 +128,12 @@ class World:
         return tasks
 
     def needed(self, tool: str, instruction: str) -> Iterator[Convention]:
-        """The conventions of `tool` that matter for a task."""
+        """The conventions of `tool` that apply to a task."""
         kinds = set(re.findall(r"\w+", instruction))
         yield from (each for each in self.conventions if each.tool == tool and each.kind in kinds)
 
     def texts(self) -> list[Component]:
-        """What the agent reads, and what may be rewritten."""
+        """The texts that the agent reads and a trainer may rewrite."""
         texts = {INSTRUCTIONS: SYSTEM} | {f"{TOOL}{name}": words for name, words in DESCRIPTIONS.items()}
         return [Component(name=name, original=words, text=words) for name, words in texts.items()]
 
@@ -143,7 +143,7 @@ class World:
 
 
 def receipt(number: str) -> str:
-    """What closing an order gives, where all of it was done as the shop wants it."""
+    """The result of `close` if all steps followed the conventions."""
     return hashlib.sha256(f"receipt {number}".encode()).hexdigest()[:10]
 
 
@@ -159,7 +159,7 @@ class ShopAgent(ToolLoop):
 
 
 class Shop:
-    """The tools of a shop; each refuses a call that breaks a convention, and says which."""
+    """The tools of a shop. Each refuses a call that breaks a convention, and names the convention."""
 
     name = "shop"
 
@@ -203,15 +203,15 @@ def _spec(name: str, number: str) -> ToolSpec:
 
 
 class ShopModel:
-    """A model that follows what it reads."""
+    """A scripted model that follows the texts that it reads."""
 
     name = "shop-model"
 
     def __init__(self, *, slips: bool = True, price_usd: float | None = None) -> None:
-        """slips: False is a careful model. price_usd: of one call; None where nobody knows."""
+        """slips: False makes the model careful. price_usd: price of one call; None: unknown."""
         self.n_calls = 0
         self.slip = 0.0
-        """Chance of a slip in an episode with the texts that it read last."""
+        """Probability of a slip in an episode with the texts that it read last."""
         self._slips = slips
         self._price_usd = price_usd
 
@@ -224,11 +224,12 @@ class ShopModel:
         if len(results) == len(STEPS):
             message = _call("submit", {"answer": results[-1].content})
         else:
+            # The agent adds the number of the turn to the episode's seed, and a slip is drawn once per episode.
             message = self._next(STEPS[len(results)], messages, tools, seed - len(results))
         return Completion(message=message, finish_reason="stop", cost_usd=self._price_usd)
 
     def _next(self, name: str, messages: Sequence[Message], tools: Sequence[ToolSpec], seed: int) -> Message:
-        """seed: of the episode."""
+        """The call of the tool `name`. seed: the episode's."""
         system = "\n".join(message.content for message in messages if message.role == "system")
         instruction = next(message.content for message in messages if message.role == "user")
         description = next((tool.description for tool in tools if tool.name == name), "")
@@ -250,7 +251,7 @@ class ShopModel:
 
 
 class ShopRewriter:
-    """A rewriter that names only what it was shown evidence of, and is wrong one time in five."""
+    """A rewriter that names only conventions that the request has evidence of, and is wrong one time in five."""
 
     name = "shop-rewriter"
 
@@ -265,7 +266,7 @@ class ShopRewriter:
         return Completion(message=Message(role="assistant", content=self.answer(request, seed)), finish_reason="stop")
 
     def answer(self, request: str, seed: int) -> str:
-        """The text of the request with a sentence for each convention that it has evidence of."""
+        """The request's text with a sentence for each convention that the request has evidence of."""
         self.n_calls += 1
         rng = random.Random(f"{seed}/{hashlib.sha256(request.encode()).hexdigest()}")
         before = FENCED.search(request)

@@ -1,4 +1,4 @@
-"""A trainer of the demo that saves tokens and asks nobody: it cuts the last lines off each text."""
+"""A trainer of the demo that saves tokens and calls no model: it cuts the last lines off each text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from agentloop.types import Component, PolicyVersion, VersionKind
 
 
 class ShorterTexts:
-    """Cuts what an earlier version learned out of each text, to save tokens; tries nothing."""
+    """Cuts learned sentences out of each text to save tokens, and tests nothing."""
 
     name = "shorter"
     version = "1"
     makes = VersionKind.overlay
 
     async def first(self, draft: Draft, experience: Experience) -> str | None:
-        """See `protocols.Trainer`: the settings alone are version 1."""
+        """See `protocols.Trainer`. Version 1 has the settings alone."""
         return None
 
     async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
@@ -32,7 +32,7 @@ class ShorterTexts:
 
 
 def _shortened(component: Component) -> Component:
-    """Half of the lines that it has beyond its original."""
+    """The component without half of the lines that it has beyond its original."""
     lines = component.text.splitlines()
     n_learned = max(0, len(lines) - len(component.original.splitlines()))
     n_kept = len(lines) - (n_learned + 1) // 2

@@ -1,7 +1,7 @@
-"""The second half of `agentloop demo --overlay`: a version that nobody proved fails its canary, and is taken back.
+"""The second half of `agentloop demo --overlay`: an unproven version fails its canary and is rolled back.
 
-Each act looks at the registry first, so a story that was interrupted goes on where it was. What the acts came to is
-read from the store, like everything that people see of a project.
+Each act checks the registry first, so an interrupted story continues where it stopped. The results of the acts are read
+from the store, like everything that people see of a project.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from agentloop.types import Move, PolicyState, PolicyVersion
 SHORTER = "agentloop.demo.shorter:ShorterTexts"
 SHARE = 0.3
 N_CUSTOMERS = 20
-"""Between two looks at the canary."""
+"""Number of customers between two checks of the canary."""
 MAX_ROUNDS = 20
 N_LATER = 30
-"""Customers of the version that was promoted without a proof."""
+"""Number of customers of the version that was promoted without a proof."""
 BY = "demo"
 WHY_CANARY = "shorter texts cost less"
 WHY_OVERRIDE = "shorter texts cost less, and the customers will get used to them"
@@ -38,7 +38,7 @@ WHY_ROLLBACK = "customers complain"
 
 
 class CustomerTally(NamedTuple):
-    """What the customers of one version said in a phase of the story."""
+    """How many customers of one version were content in a phase of the story."""
 
     version: int
     n: int
@@ -48,7 +48,7 @@ class CustomerTally(NamedTuple):
 def shorten(folder: Path, backend: SandboxBackend, progress: Progress) -> bool:
     """Make the candidate that the rest of the story is about, unless it exists: the live texts, cut short.
 
-    False where the live version has no texts of its own, because nothing was promoted.
+    Returns False if the live version has no overlay, because nothing was promoted.
     """
     n_turns = load_config(folder).train.max_turns
     overrides: dict[str, Any] = {"train": {"kind": SHORTER, "options": {}, "max_turns": n_turns + 1}}
@@ -75,16 +75,16 @@ class Story:
 
     @property
     def moves(self) -> list[Move]:
-        """Of the candidate, in their order."""
+        """The candidate's moves, oldest first."""
         return self._moves.registry.moves(self.candidate.number)
 
     @property
     def rollback(self) -> list[Move]:
-        """The moves that took the candidate back."""
+        """The moves that rolled the candidate back."""
         return self._moves.registry.moves()[-2:]
 
     def ask_without_proof(self) -> str:
-        """Why the candidate cannot be promoted; empty once it was live."""
+        """Why the candidate cannot be promoted; empty if it was live already."""
         if self._was_live:
             return ""
         try:
@@ -107,7 +107,7 @@ class Story:
         self._moves.end_canary(why=f"no verdict after {MAX_ROUNDS * N_CUSTOMERS} customers")
 
     def overrule(self) -> None:
-        """Promote the candidate without a proof, serve customers, and take it back."""
+        """Promote the candidate without a proof, serve customers, and roll it back."""
         if not self._was_live:
             self._moves.promote(self.candidate.number, override=WHY_OVERRIDE)
         if self.candidate.state is PolicyState.live:
@@ -115,7 +115,7 @@ class Story:
             self._moves.roll_back(why=WHY_ROLLBACK)
 
     def tallies(self, after: PolicyState) -> list[CustomerTally]:
-        """By version, what the customers said while the candidate was `after`: the canary, or live."""
+        """Per version, the customers' ratings while the candidate was `after`, which is canary or live."""
         began, ended = self._phase(after)
         numbers = [version.number for version in self._moves.registry.all()]
         tallies = []
@@ -132,12 +132,12 @@ class Story:
 
     @property
     def _verdict(self) -> str | None:
-        """Of the canary; None before it."""
+        """The canary's verdict; None before it."""
         proofs = [move.proof for move in self.moves if move.before is PolicyState.canary and move.proof is not None]
         return proofs[-1].verdict if proofs else None
 
     def _phase(self, state: PolicyState) -> tuple[datetime, datetime]:
-        """From the move to a state to the next move."""
+        """(time of the candidate's last move to a state, time of its next move)."""
         moves = self.moves
         n = max(i for i, move in enumerate(moves) if move.after is state)
         return moves[n].at, moves[n + 1].at

@@ -14,11 +14,11 @@ from pathlib import Path
 from agentloop.types import Limits, Part, SandboxSpec, Split, Task
 
 NAMES = [f"{letter}{digit}" for letter in "abcdefghijklmno" for digit in range(10)]
-"""150 files; a held-out name is made of letters and digits that were seen, in a combination that was not."""
+"""150 files. The name of a held-out file combines a letter and a digit that training has seen, but never together."""
 N_HELDOUT_FILES = 25
 N_VALIDATION_FILES = 10
 LIMITS = Limits(max_steps=5, max_tokens=32, tool_timeout_s=10.0, max_output=512, show_stderr=False)
-"""Without stderr, because a seed is to repeat: of `sort -n zz | head -n1 zz`, either program may complain first."""
+"""Without stderr, so that a seed repeats: in `sort -n zz | head -n1 zz`, either program may complain first."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ OPERATIONS = (
 
 
 def answers(numbers: list[int]) -> dict[str, int]:
-    """The ground truth of each operation, worked out here and never in the sandbox."""
+    """The ground truth of each operation, computed here and never in the sandbox."""
     return {
         "sum": sum(numbers),
         "max": max(numbers),
@@ -53,9 +53,9 @@ def answers(numbers: list[int]) -> dict[str, int]:
 
 
 def make_numbers(rng: random.Random) -> list[int]:
-    """4 to 7 numbers, 99 in all at most, whose six answers all differ.
+    """4 to 7 numbers with a sum of at most 99, for which all six answers differ.
 
-    No answer has three digits: a model this small loses its place when it copies 441.
+    No answer has three digits, because a model this small loses its place when it copies one such as 441.
     """
     while True:
         numbers = [rng.randint(1, 30) for _ in range(rng.randint(4, 7))]
@@ -64,9 +64,10 @@ def make_numbers(rng: random.Random) -> list[int]:
 
 
 def make_tasks(folder: Path, seed: int) -> list[Task]:
-    """Write the 150 files to `folder`, by split, and ask six questions on each: 690 train, 60 validation, 150 held-out.
+    """Write the 150 files to `folder`, by split, and ask six questions about each: 690 train, 60 validation, 150
+    held-out.
 
-    A sandbox sees the files of its own split alone: even a slip cannot open a held-out file in training.
+    A sandbox contains only the files of its own split, so not even a mistake can open a held-out file in training.
     """
     names = NAMES.copy()
     random.Random(f"splits {seed}").shuffle(names)

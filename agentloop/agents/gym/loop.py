@@ -1,12 +1,11 @@
-"""The agent of a task that names a Gymnasium environment: its policy has the tools `reset` and `step`, and no others.
+"""The agent of a task with a Gymnasium environment: its policy has only the tools `reset` and `step`.
 
-An environment with `text = true` is played without tools, in words (`text.py`).
+An environment with `text = true` is played in words, without tools (`text.py`).
 
-An action that is not in the environment's action space, a step before the reset and a step after the end are errors
-that the policy sees. The rewards are in the tools' results as the environment gave them; `env_return` makes a verdict
-of them. The environment is trusted code: it runs on the host without a sandbox, in this process or in another
-(`vector.py`), so its trace has `isolation="none"`. The policy's words are untrusted; they reach the environment only
-as an element of its action space.
+An action outside the environment's action space, a step before the reset and a step after the end are errors that the
+policy sees. The tools' results contain the rewards unchanged; `env_return` turns them into a verdict. The environment
+is trusted code: it runs on the host without a sandbox, in this process or another one (`vector.py`), so its trace has
+`isolation="none"`. The policy's text is untrusted; it reaches the environment only as an element of its action space.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ STEP = "step"
 
 
 class GymLoop:
-    """One conversation, one episode of the environment."""
+    """Plays one episode of the environment in one conversation."""
 
     name = "gym"
 
@@ -42,16 +41,16 @@ class GymLoop:
         self._fleet: Any = None
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
-        """The instruction alone: the tools' own descriptions, or the first observation, say the rest."""
+        """Only the instruction. The tools' descriptions, or the first observation, contain the rest."""
         return (Message(role="user", content=task.instruction),)
 
     async def run(
         self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Callable[[Step], None]
     ) -> tuple[StopReason, str | None]:
-        """Until the environment has ended, no call is made by tools, or `task.limits.max_steps` turns are over.
+        """Play until the environment ends, an answer calls no tool, or `task.limits.max_steps` turns are over.
 
-        seed: of the environment, where the task gives none, and of the policy. The answer is the return, as text.
-        Raises SandboxError when the environment breaks, ConfigError when it cannot be made.
+        seed: for the policy, and for the environment unless the task has a seed. The answer is the return, as text.
+        Raises SandboxError if the environment breaks, ConfigError if it cannot be made.
         """
         if task.environment is None:
             raise ConfigError(f"task {task.id!r} names no environment; give it one, or use the agent tool_loop")
@@ -97,18 +96,18 @@ class Play:
         self._environment: EpisodeEnvironment | None = None
         self._rewards: list[float] = []
         self.over: str | None = None
-        """`terminated` or `truncated` once it has ended."""
+        """`terminated` or `truncated` after the end; None before."""
 
     @property
     def total(self) -> float:
-        """The return so far, correctly rounded; NaN where a reward was none."""
+        """The return so far, correctly rounded; NaN if the rewards have no sum."""
         try:
             return math.fsum(self._rewards)
         except (OverflowError, ValueError):  # an infinity of each sign
             return math.nan
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Make one call; a wrong one is answered with an error."""
+        """Carry out one call. An invalid call gets an error as its result."""
         started = time.perf_counter()
         content, why = await self._answer(call)
         return ToolResult(
@@ -120,12 +119,12 @@ class Play:
         )
 
     def leave(self) -> None:
-        """Let go of the environment."""
+        """Release the environment."""
         if self._environment is not None:
             self._environment.leave()
 
     async def _answer(self, call: ToolCall) -> tuple[str, str | None]:
-        """(what the environment said, None), or ("", why it was not asked)."""
+        """(the environment's report, None), or ("", why it was not called)."""
         arguments, why = _arguments(call)
         if why is not None:
             return "", why
@@ -151,7 +150,7 @@ class Play:
         return self._report(seen), None
 
     def _report(self, seen: Transition, *, reset: bool = False) -> str:
-        """JSON of one line; a reward that JSON cannot say is its text."""
+        """A report as one line of JSON. A reward that JSON cannot express becomes text."""
         from agentloop.agents.gym.spaces import observed
 
         report: dict[str, Any] = {}
@@ -167,7 +166,8 @@ class Play:
 
 
 def tools_of(spec: EnvironmentSpec) -> tuple[ToolSpec, ...]:
-    """`reset`, and `step` with the schema of the environment's actions. Raises ConfigError as `check` does."""
+    """`reset`, and `step` with the schema of the environment's actions. Raises ConfigError if the environment cannot be
+    made, or its actions have no schema."""
     from agentloop.agents.gym.spaces import schema_of
 
     action, observation = _spaces(_kind(spec))
@@ -185,7 +185,7 @@ def tools_of(spec: EnvironmentSpec) -> tuple[ToolSpec, ...]:
 
 
 def check(spec: EnvironmentSpec) -> None:
-    """Make the environment once. Raises ConfigError, in one line, where it cannot be made or played."""
+    """Make the environment once. Raises ConfigError, in one line, if it cannot be made or played."""
     if not spec.text:
         tools_of(spec)
         return
@@ -196,13 +196,13 @@ def check(spec: EnvironmentSpec) -> None:
 
 
 def _kind(spec: EnvironmentSpec) -> str:
-    """What its spaces depend on: a suite has as many seeds as tasks."""
+    """The fields that its spaces depend on. The seed is none of them, since a suite has as many seeds as tasks."""
     return spec.model_dump_json(exclude={"seed", "processes", "text", "window"})
 
 
 @cache
 def _spaces(description: str) -> tuple[Any, Any]:
-    """The spaces of actions and observations. description: an EnvironmentSpec as JSON."""
+    """(action space, observation space). description: an EnvironmentSpec as JSON."""
     spec = EnvironmentSpec.model_validate_json(description)
     try:
         import gymnasium

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as JSON: the schema of an action, an action that a model wrote, an observation that it reads."""
+"""Gymnasium's spaces as JSON: the schema of an action, a model's action, and an observation for a model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CUT = " … (cut)"
 
 
 class InvalidAction(ValueError):
-    """What a model wrote is no action of the space; the message tells it why."""
+    """The model's text is not an action of the space. The message explains why."""
 
 
 def schema_of(space: Space[Any], where: str = "action") -> Schema:
-    """The JSON schema of the actions of `space`. Raises ConfigError for a kind that JSON has no form for."""
+    """The JSON schema of the actions of `space`. Raises ConfigError for a space that JSON cannot express."""
     match space:
         case spaces.Discrete():
             return {"type": "integer", "minimum": int(space.start), "maximum": int(space.start + space.n - 1)}
@@ -49,7 +49,7 @@ def schema_of(space: Space[Any], where: str = "action") -> Schema:
 
 
 def read_action(space: Space[Any], value: Any, where: str = "action") -> Any:
-    """`value`, as JSON has it, as an element of `space`. Raises InvalidAction with the part that does not fit."""
+    """The JSON value `value` as an element of `space`. Raises InvalidAction, naming the part that does not fit."""
     match space:
         case spaces.Dict():
             if not isinstance(value, dict) or set(value) != set(space.spaces):
@@ -70,9 +70,9 @@ def read_action(space: Space[Any], value: Any, where: str = "action") -> Any:
 
 
 def observed(value: Any, limit: int) -> Any:
-    """An observation as JSON: float32 by its shortest digits, what is no number of JSON as text.
+    """An observation as JSON: float32 with its shortest digits, and text for numbers that JSON lacks.
 
-    One that takes more than `limit` characters is the text of its beginning.
+    An observation of more than `limit` characters is cut off and becomes text.
     """
     plain = _plain(value)
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
@@ -80,7 +80,7 @@ def observed(value: Any, limit: int) -> Any:
 
 
 def _array(kind: str, low: Any, high: Any) -> Schema:
-    """A schema of numbers in the shape of their bounds; bounds that are not the same for all are told in words."""
+    """A schema of numbers in the shape of their bounds. Bounds that differ between elements are described in words."""
     low = np.asarray(low)
     high = np.asarray(high)
     cast: Callable[[Any], Any] = int if kind == "integer" else float
@@ -114,7 +114,7 @@ def _numbers(space: Space[Any], value: Any, where: str) -> Any:
 
 
 def _fits(value: Any, shape: list[int], kinds: tuple[type, ...]) -> bool:
-    """Whether lists nest as `shape` says and hold finite numbers; JSON's true is none."""
+    """True if lists are nested in `shape` and contain finite numbers. Booleans are not numbers."""
     if shape:
         return isinstance(value, list) and len(value) == shape[0] and all(_fits(v, shape[1:], kinds) for v in value)
     return type(value) in kinds and abs(value) < math.inf

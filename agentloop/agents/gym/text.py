@@ -1,12 +1,12 @@
-"""An environment that is played in words: the observation is a message of the user, the policy's answer is the action.
+"""An environment that is played in words: an observation is a user message, and the policy's answer is the action.
 
-There are no tools. An answer that is no action of the environment gets an error in place of an observation, and costs
-a turn. A prompt is the instruction with its first observation, and from there answers and observations in turn,
-because some chat templates allow nothing else. With `window`, a prompt has only the newest turns: it does not begin
-with the ids before it, and training begins a new row there (`train/data/chains.py`).
+There are no tools. An answer that is not an action of the environment gets an error instead of an observation, and
+costs a turn. A prompt is the instruction with the first observation, followed by answers and observations in turn,
+because some chat templates allow nothing else. With `window`, a prompt contains only the newest turns. It then does not
+begin with the ids of the previous prompt, and training begins a new row there (`train/data/chains.py`).
 
-Each step records its prompt (`context`), the observation (`heard`), and what the environment gave for the answer: a
-result of `step`, which `env_return` reads.
+Each step records its prompt (`context`), the observation (`heard`), and the environment's response: a result of `step`,
+which `env_return` reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEP = "step"
 
 
 def check_words(spec: EnvironmentSpec, action: Space[Any], observation: Space[Any]) -> None:
-    """Raises ConfigError for an environment that is not played in words."""
+    """Raises ConfigError for an environment that cannot be played in words."""
     for name, space in (("actions", action), ("observations", observation)):
         if not isinstance(space, spaces.Text):
             raise ConfigError(
@@ -41,7 +41,7 @@ def check_words(spec: EnvironmentSpec, action: Space[Any], observation: Space[An
 
 
 class TextPlay:
-    """One episode, as turns of a conversation."""
+    """One episode as turns of a conversation."""
 
     def __init__(self, task: Task, spec: EnvironmentSpec, actions: Space[Any], environment: EpisodeEnvironment) -> None:
         self._task = task
@@ -55,14 +55,14 @@ class TextPlay:
 
     @property
     def total(self) -> float:
-        """The return so far; NaN where a reward was none."""
+        """The return so far; NaN if the rewards have no sum."""
         try:
             return math.fsum(self._rewards)
         except (OverflowError, ValueError):  # an infinity of each sign
             return math.nan
 
     def prompt(self, observation: str) -> list[Message]:
-        """The newest turns, and `observation`, which the policy is to answer."""
+        """The newest turns, followed by `observation`, which the policy has to answer."""
         n_before = len(self._turns) if self._window is None else self._window - 1
         turns = self._turns[len(self._turns) - n_before :] if n_before < len(self._turns) else self._turns
         texts = [*(seen for seen, _ in turns), observation]
@@ -73,11 +73,12 @@ class TextPlay:
         return [*messages, Message(role="user", content=texts[-1])]
 
     def is_cut(self) -> bool:
-        """Whether the next prompt lacks earlier turns."""
+        """True if the next prompt lacks earlier turns."""
         return self._window is not None and len(self._turns) >= self._window
 
     async def act(self, observation: str, done: Completion) -> tuple[str, ToolResult]:
-        """Take the action that the policy answered `observation` with: (the next observation, what is recorded)."""
+        """Take the action in the policy's answer to `observation`. Returns (the next observation, the result to
+        record)."""
         started = time.perf_counter()
         self._turns.append((observation, done.message))
         call_id = f"turn-{len(self._turns)}"
@@ -102,14 +103,14 @@ class TextPlay:
 
 
 def shown(seen: Transition, limit: int) -> str:
-    """The observation; one of more than `limit` characters is its beginning."""
+    """The observation as text, cut after `limit` characters."""
     return str(observed(str(seen.observation), limit))
 
 
 async def play_text(
     task: Task, policy: Policy, fleet: Fleet, actions: Space[Any], *, seed: int, record: Callable[[Step], None]
 ) -> tuple[StopReason, str | None]:
-    """Until the environment has ended, or `task.limits.max_steps` turns are over. See `GymLoop.run`."""
+    """Play until the environment ends or `task.limits.max_steps` turns are over. See `GymLoop.run`."""
     spec = task.environment
     assert spec is not None, "the caller has looked"  # noqa: S101
     environment, first = await fleet.reset(spec, spec.seed if spec.seed is not None else seed % 2**31)

@@ -1,12 +1,12 @@
 """Environments that step together: those of a group, as one `gymnasium.vector` environment.
 
-Environments that reset in the same turn of the event loop become one vector; those of a vector that step in the same
+Environments that reset in the same turn of the event loop become one vector. Those of a vector that step in the same
 turn are stepped by one call. Episodes with a batched policy (`policies/lockstep.py`) do both, because their answers
-arrive together. An environment that does not step in a call passes, so an episode sees nothing of the others.
+arrive together. An environment that has nothing to do in a call passes, so episodes do not affect each other.
 
-With `processes`, the environments step on as many cores. That pays when a step takes longer than a message to a
-process (about 0.1 ms). Without it, the vector is a loop. Environments are trusted code: they run on the host, with the
-rights of this process, and block its event loop while they step.
+With `processes`, the environments step on several cores. That pays if a step takes longer than a message to a process
+(about 0.1 ms). Without it, the vector is a loop. Environments are trusted code: they run on the host, with the rights
+of this process, and block its event loop while they step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Transition(NamedTuple):
 
 
 Arrival = tuple[EnvironmentSpec, int, "asyncio.Future[tuple[EpisodeEnvironment, Transition]]"]
-"""An episode that waits for an environment: its spec, its seed, and where the environment goes."""
+"""An episode that waits for an environment: its spec, its seed, and the future that receives the environment."""
 
 
 class Fleet:
@@ -51,7 +51,8 @@ class Fleet:
         self._arriving: dict[str, list[Arrival]] = {}
 
     async def reset(self, spec: EnvironmentSpec, seed: int) -> tuple[EpisodeEnvironment, Transition]:
-        """A new environment, beside those that are asked for in the same turn. Raises SandboxError when it breaks."""
+        """A new environment, in one vector with those that are reset in the same turn of the event loop. Raises
+        SandboxError if it breaks."""
         arriving = self._arriving.setdefault(key := spec.model_dump_json(exclude={"seed"}), [])
         if not arriving:
             asyncio.get_running_loop().call_soon(self._seat, key)
@@ -96,7 +97,8 @@ class Together:
         self._is_broken = False
 
     async def step(self, index: int, action: Any) -> Transition:
-        """Step with everyone who asks in the same turn of the event loop. Raises SandboxError when it breaks."""
+        """Step together with all episodes that step in the same turn of the event loop. Raises SandboxError if it
+        breaks."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._step)
         future: asyncio.Future[Transition] = asyncio.get_running_loop().create_future()
@@ -104,7 +106,7 @@ class Together:
         return await future
 
     def leave(self, index: int) -> None:
-        """Nobody steps it any more. Leaving twice is harmless."""
+        """Mark the environment as finished. Leaving twice is harmless."""
         if index in self._places:
             self._places.remove(index)
             if not self._places:
@@ -144,7 +146,7 @@ class Together:
             self._vector.close()
 
     def _transitions(self, observations: Any, rewards: Any, ended: Any, cut: Any, infos: dict[str, Any]) -> list[Any]:
-        """A transition per environment, or its error message where it raised."""
+        """A transition per environment, or its error message if it raised."""
         nobody = [None] * self._vector.num_envs
         errors = infos.get(RAISED, nobody)
         texts = infos.get(TEXT, nobody)
@@ -170,7 +172,7 @@ class EpisodeEnvironment:
 
 
 class Seat(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
-    """An environment that may pass: an action is (0, anything), which changes nothing, or (1, the action)."""
+    """An environment that can pass: the action is (0, anything), which changes nothing, or (1, the real action)."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -179,14 +181,15 @@ class Seat(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
         self._begun = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset once: the vector would reset an ended environment by itself, and no policy called for that."""
+        """Reset only once. The vector would reset an ended environment by itself, without a policy that called for
+        it."""
         if not self._begun:
             self._last, _ = self.env.reset(seed=seed, options=options)
             self._begun = True
         return self._last, self._shown()
 
     def step(self, action: Any) -> Seen:
-        """Step, or report the error of the environment, which must not break the others."""
+        """Step. An error of the environment is reported, not raised, because it must not break the others."""
         if not action[0]:
             return self._last, 0.0, False, False, {}
         try:
@@ -202,7 +205,8 @@ class Seat(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
 
 
 def broke(spec: EnvironmentSpec, where: str, error: str | Exception) -> SandboxError:
-    """An environment that raises is infrastructure: the episode is tried again and never scored."""
+    """The error for an environment that raised. It counts as infrastructure: the episode is retried and never
+    scored."""
     if isinstance(error, Exception):
         error = f"{type(error).__name__}: {error}"
     return SandboxError(f"environment {spec.id!r} raised in {where}: {' '.join(error.split())[:300]}")
