@@ -91,13 +91,13 @@ def infrastructure(verdict: Verdict, error: str | None) -> str | None:
 
 @cache
 def known_cheats() -> tuple[Cheat, ...]:
-    """The cheats of cheats.toml, in its order."""
+    """The cheats of cheats.toml, in their order."""
     return tuple(Cheat(**fields) for fields in tomllib.loads(CHEATS.read_text())["cheat"])
 
 
 @dataclass
 class TaskAudit:
-    """The results of one task's attempts."""
+    """Results of the attempts at one task."""
 
     task: str
     oracle: list[float | None] = field(default_factory=list)

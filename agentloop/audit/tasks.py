@@ -71,7 +71,7 @@ NOTHING: Turns = (Message(role="assistant", content=""),)
 
 @dataclass(frozen=True)
 class TimedAttempt:
-    """One agent's attempt at a task, within its time or not."""
+    """One agent's attempt at a task, which may have been cut off."""
 
     agent: str
     attempt: Attempt | None

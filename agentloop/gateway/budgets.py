@@ -1,4 +1,4 @@
-"""The rest of a key's budget: its bounds and its spending, as the store has them, and the calls under way."""
+"""The remaining budget of a key: its limits and spending in the store, and the calls in progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TooFast(AgentLoopError):
 
 
 class _Ledger:
-    """A key as the store last had it, and its spending since then.
+    """A key as the store last returned it, and its spending since then.
 
     A call that was recorded during that query may or may not be in the store's sum. It counts twice until the next
     query, because the alternative is not to count it at all.
@@ -36,7 +36,7 @@ class _Ledger:
         self.key = key
         self.since = Spent()
         self.begun: deque[float] = deque()
-        """Start times of its calls in the last minute; empty for a key without such a bound."""
+        """Start times of its calls in the last minute; empty for a key without a limit per minute."""
         self._ended: deque[tuple[float, Spent]] = deque()
         """Each call in `since`, with the time at which it was on disk."""
 
@@ -53,7 +53,7 @@ class _Ledger:
         self._sum(spent, 1)
 
     def pace(self, bound: int, now: float) -> None:
-        """A call begins. Raises TooFast."""
+        """Register the start of a call. Raises TooFast."""
         while self.begun and self.begun[0] <= now - MINUTE_S:
             self.begun.popleft()
         if len(self.begun) >= bound:
@@ -71,20 +71,20 @@ class _Ledger:
 
 
 class Budgets:
-    """For one process and its event loop.
+    """The budgets of one process and its event loop.
 
-    Calls under way count as calls. Their tokens and cost are not known yet, so a key may exceed these two bounds by
-    the calls that were under way when it reached them. The bound per minute counts the calls of this process only.
+    Calls in progress count as calls. Their tokens and cost are not known yet, so a key may exceed these two limits by
+    the calls that were in progress when it reached them. The limit per minute counts the calls of this process only.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ledgers: dict[str, _Ledger] = {}
-        """By the id of the key."""
+        """Ledgers by the id of the key."""
         self._under_way: dict[str, int] = {}
 
     def admit(self, key: Key | None) -> None:
-        """A call begins; `spend` ends it. Raises Exhausted and TooFast."""
+        """Register the start of a call; `spend` ends it. Raises Exhausted and TooFast."""
         if key is None or not any(bound is not None for bound in key.budget):
             return
         ledger = self._ledgers.setdefault(key.id, _Ledger(key))
@@ -104,7 +104,7 @@ class Budgets:
         self._under_way[key.id] = n_under_way + 1
 
     def spend(self, key: Key | None, spent: Spent) -> None:
-        """An admitted call has ended and is on disk."""
+        """Register the end of an admitted call that is on disk."""
         if key is None or key.id not in self._ledgers:
             return
         self._ledgers[key.id].add(self._clock(), spent)

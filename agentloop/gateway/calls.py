@@ -51,23 +51,23 @@ from agentloop.store.keys import Spent
 from agentloop.types import Span
 
 RECORD_S = 30.0
-"""Maximum time of a commit."""
+"""Maximum seconds of a commit."""
 BUSY_S = 2
 NOTED = (400, 402, 404)
 """Statuses of the gateway's own errors that a trace records. The others are temporary: the client retries."""
 ENDED = "gateway_ended"
 """Kind of error of a call that the gateway cut off."""
 NOTICE_S = 1.0
-"""Time for its client to read the error."""
+"""Seconds that a client has to read the error."""
 MAX_QUOTE = 200
 """Bytes of an unreadable answer that the error message quotes."""
 
 Put = Callable[[str, Sequence[Span], int, Mapping[str, Spent]], Awaitable[None]]
-"""(project, spans, their bytes, spending by key): returns once all is on disk. Raises StoreError."""
+"""(project, spans, their bytes, spending by key): returns once all are on disk. Raises StoreError."""
 
 
 class Calls:
-    """Answers calls; for one event loop."""
+    """Answers calls of models; for one event loop."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class Calls:
         return ErrorReply(error.status, await self.catalog.instead(error), retry_after=later)
 
     async def close(self) -> None:
-        """End the connections to upstreams."""
+        """Close the connections to upstreams."""
         await self._shadows.close()
         await self._upstreams.close()
 
     async def answer(self, dialect: Dialect, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request: with the model's answer or with an error."""
+        """Answer one request, with the model's answer or with an error."""
         reply = Reply(dialect, send)
         try:
             raw = await body_of(receive, self._room)
@@ -191,7 +191,7 @@ class Calls:
         place: CallPlacement,
         target: Target,
     ) -> tuple[ModelCall, dict[str, Any]]:
-        """The call of `target`, and its request. transcript: the body as chat completions. Raises BadRequest."""
+        """The call for `target`, and its request. transcript: the body as chat completions. Raises BadRequest."""
         body, absent = overlaid(dialect, body, transcript["messages"], target, place.run)
         if target.rewriting is not None:  # the record has what the model reads
             transcript = body if dialect is chat else dialect.to_chat(body, record=True)
@@ -209,7 +209,7 @@ class Calls:
         return call, {**(body if is_native else request), "model": target.model}
 
     async def _shadow(self, dialect: Dialect, live: ModelCall, body: dict[str, Any], headers: dict[str, str]) -> None:
-        """Ask the candidate what the live version was asked, whole; record its answer or error."""
+        """Send the live version's request to the candidate, without streaming; record its answer or error."""
         target = live.target.shadow
         assert target is not None, "only a call with a shadow has one"  # noqa: S101
         body = {**body, "stream": False}
@@ -233,7 +233,8 @@ class Calls:
         reply: Reply,
         headers: dict[str, str],
     ) -> None:
-        """From the upstream's answer to the end of ours. The call is recorded in every case."""
+        """Handle a call from the upstream's answer to the end of the client's answer. The call is recorded in every
+        case."""
         upstream = call.target.upstream
         wire = dialect if dialect.name in upstream.dialects else chat
         is_streamed = bool(body.get("stream"))
@@ -307,7 +308,7 @@ class Calls:
         await reply.end(relay.end(), call)
 
     async def _note(self, call: RefusedCall) -> None:
-        """Record the refused call. If the store fails, the client still gets its error."""
+        """Record a refused call. If the store fails, the client still gets its error."""
         span = span_of_refused(call)
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(RECORD_S):
@@ -341,7 +342,7 @@ class Calls:
             raise ErrorReply(503, f"the call was not recorded: {error}", retry_after=str(BUSY_S)) from None
 
     def _remember(self, call: ModelCall) -> None:
-        """Remember the conversation after a call, for the next one."""
+        """Remember the conversation after a call, for its next call."""
         if call.message and call.error is None:
             prompt, sampled, _ = call.tokens
             tokens: list[int] = []

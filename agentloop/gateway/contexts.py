@@ -1,10 +1,10 @@
-"""Which run a call belongs to: which conversation it continues, whether that was shortened, and who is a sub-agent.
+"""Finds the run of a call: the conversation that it continues, whether that was shortened, and sub-agents.
 
-A request does not say this: each call repeats its whole conversation. So the gateway stores a digest of each
+A request does not contain this: each call repeats its whole conversation. So the gateway stores a digest of each
 conversation after every answer, and assigns a call to the checkpoint that matches its longest prefix. If none matches
-(the agent shortened its context), the id of a tool call that the request answers decides. Any other call of an
-episode belongs to the first run, or to a sub-agent if its instructions differ. The memory is bounded; a conversation
-that was forgotten starts a new run, in the same trace if the call names its episode.
+(the agent shortened its context), the id of a tool call that the request answers decides. Any other call of an episode
+belongs to the first run, or to a sub-agent if its instructions differ. The memory is bounded; a conversation that was
+forgotten starts a new run, in the same trace if the call names its episode.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from agentloop.types import content_hash
 
 # Bounds of the memory.
 MAX_CONTEXTS = 10_000
-"""Answers."""
+"""Maximum number of remembered answers."""
 MAX_EPISODES = 5_000
 MAX_RUNS = 64
-"""Runs of one episode."""
+"""Maximum runs of one episode."""
 UNIQUE = 16
 """An id of a tool call with at least this many characters is assumed to be unique."""
 INSTRUCTIONS = ("system", "developer")
@@ -56,7 +56,7 @@ class AgentRun:
         self.instructions = instructions
         self.parent = parent
         self.task: str | None = parent.task if parent else None
-        """The task that the run attempts, as its first call named it."""
+        """The task that the run attempts, from its first call."""
         self._has_begun = parent is not None
         self.span_id = secrets.token_hex(8)
         """Id of the agent's own span, which is recorded only if the episode has sub-agents."""
@@ -64,13 +64,14 @@ class AgentRun:
         """Whether that span is on disk."""
         self.started_ns = 0
         self.last: tuple[int, Digest] | None = None
-        """Of the last answer with exact tokens: the number of tokens in the conversation, and their digest."""
+        """For the last answer with exact tokens: the number of tokens in the conversation, and their digest."""
 
         self.lessons: dict[int | None, str] = {}
-        """Of a version's overlay, by its number, as the run's first call chose them."""
+        """Lessons by number of the version, as the run's first call under that version chose them."""
 
     def begin(self, task: str | None) -> None:
-        """A call goes to its upstream. Only the first one names the task, so no run chooses its task by its result."""
+        """Register that a call goes to its upstream. Only the first call names the task, so that no run chooses its
+        task by its result."""
         if not self._has_begun:
             self.task = task
             self._has_begun = True
@@ -127,8 +128,8 @@ class Contexts:
     ) -> bool | None:
         """Remember the policy's answer. tokens: ids of prompt and answer, () if they are unknown.
 
-        Returns whether these tokens start with the tokens of the conversation that the call continues, if no other
-        call continued it before; without such a conversation, with those of the run's last answer. None if the tokens
+        Returns whether these tokens start with the tokens of the conversation that the call continues, and no other
+        call continued it before. Without such a conversation, compares with the run's last answer. None if the tokens
         to compare are unknown.
         """
         checkpoint = place.checkpoint
@@ -160,7 +161,7 @@ class Contexts:
             self._put(_call(seed, str(call.get("id"))), now)
 
     def failed(self, place: CallPlacement) -> None:
-        """Remember a call without an answer: the next call with the same messages is a retry of it."""
+        """Remember a call without an answer: the next call with the same messages is its retry."""
         if place.checkpoint is None:
             self._put(place.digest, _Checkpoint(place.run, 0, None))
 
@@ -202,7 +203,7 @@ class Contexts:
 
 
 def trace_id_of(project: str, episode: str) -> str:
-    """The trace of a named episode: the same id after a restart of the gateway."""
+    """The trace of a named episode. The id stays the same after a restart of the gateway."""
     return content_hash(["gateway", project, episode])[:32]
 
 
@@ -218,7 +219,7 @@ def _digests(seed: bytes, messages: Sequence[Any]) -> list[Digest]:
 
 
 def _next(digest: Digest, message: dict[str, Any]) -> Digest:
-    """The digest after `message`; the same for every way in which clients write the same message."""
+    """The digest after `message`; equal for all ways in which clients write the same message."""
     functions = [(call.get("id"), table_of(call, "function")) for call in tables(message, "tool_calls")]
     calls = [[call_id, function.get("name"), _value(function.get("arguments"))] for call_id, function in functions]
     fields = [message.get("role"), _text(message.get("content")), calls, message.get("tool_call_id")]

@@ -26,7 +26,7 @@ NO_SUCH = (404, 405, 501)
 async def n_tokens(
     routes: Routes, upstreams: Upstreams, caller: Caller, body: dict[str, Any], headers: dict[str, str]
 ) -> int:
-    """Raises ErrorReply and NoRoute."""
+    """The number of tokens. Raises ErrorReply and NoRoute."""
     model = body.get("model")
     if not isinstance(model, str):
         raise ErrorReply(400, "model: name one; `GET /v1/models` lists them")

@@ -1,4 +1,4 @@
-"""The client's side of a call, over ASGI: bodies within bounds, answers, and errors in the client's dialect."""
+"""The client's side of a call, over ASGI: bodies within limits, answers, and errors in the client's dialect."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from agentloop.store.keys import Key
 MAX_BODY = 32 << 20
 """Maximum bytes of a request: a long conversation with images."""
 WRITES_DEPTH = 254
-"""Levels of JSON that orjson can write."""
+"""Maximum levels of JSON that orjson can write."""
 MAX_DEPTH = 100
-"""Levels of JSON that a request or an answer may have; spans nest it further."""
+"""Maximum levels of JSON in a request or an answer; spans nest it further."""
 MAX_HELD = 512 << 20
-"""Maximum bytes of all requests under way."""
+"""Maximum bytes of all requests in progress."""
 UNREADABLE = ("no_answer", "too_large")
 """Kinds of failure of an upstream that answered."""
 BODY_S = 60.0
-"""Time in which a client must send its whole body."""
+"""Seconds within which a client must send its whole body."""
 
 
 class ErrorReply(Exception):
@@ -45,7 +45,7 @@ class Caller(NamedTuple):
     key: Key | None
     episode: str | None
     task: str | None = None
-    """The task that the run attempts, as the client names it."""
+    """The task that the run attempts, named by the client."""
 
 
 def refused_as(upstream: str, error: UpstreamRefusal | UpstreamFailed) -> ErrorReply:
@@ -60,7 +60,7 @@ def refused_as(upstream: str, error: UpstreamRefusal | UpstreamFailed) -> ErrorR
 
 
 def failed(call: ModelCall, error: UpstreamRefusal | UpstreamFailed) -> ErrorReply:
-    """The client's error. Sets `call.error` to the wording that `agentloop.failures` recognises as an API error."""
+    """The client's error. Sets `call.error` to wording that `agentloop.failures` recognises as an API error."""
     upstream = call.target.upstream.name
     if isinstance(error, UpstreamFailed):
         what = "answer" if error.kind in UNREADABLE else "connection"
@@ -122,14 +122,14 @@ class Reply:
 
 
 class BodyQuota:
-    """A bound on the bytes of all bodies under way."""
+    """A limit on the bytes of all bodies in progress."""
 
     def __init__(self, most: int = MAX_HELD) -> None:
         self._most = most
         self._held = 0
 
     def take(self, n: int) -> None:
-        """Raises ErrorReply if these bytes exceed the bound."""
+        """Reserve bytes. Raises ErrorReply if they exceed the limit."""
         if self._held + n > self._most:
             raise ErrorReply(503, "too many requests are under way; retry", retry_after="1")
         self._held += n
@@ -140,7 +140,7 @@ class BodyQuota:
 
 
 async def body_of(receive: Receive, room: BodyQuota) -> bytes:
-    """A whole body. It counts against `room` until the caller gives its bytes back. Raises ErrorReply."""
+    """Read a whole body. It counts against `room` until the caller gives its bytes back. Raises ErrorReply."""
     pieces: list[bytes] = []
     n = 0
     n_held = 0
@@ -188,7 +188,7 @@ def is_deep(value: Any) -> bool:
 
 
 def passed_on(scope: Scope) -> dict[str, str]:
-    """The client's headers that go to the upstream."""
+    """The client's headers that are passed on to the upstream."""
     return {
         name.decode("latin-1"): value.decode("latin-1")
         for name, value in scope["headers"]

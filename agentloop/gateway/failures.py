@@ -5,14 +5,15 @@ from __future__ import annotations
 import orjson
 
 MAX_WORDS = 2000
-"""Maximum length of an upstream's message that we pass on, in characters."""
+"""Maximum characters of an upstream's message that is passed on."""
 
 
 class UpstreamFailed(Exception):
     """The upstream gave no answer or broke off."""
 
     def __init__(self, kind: str, why: str, status: int = 502) -> None:
-        """kind: for records. why: continues the sentence `upstream NAME ...`. status: of the client's error."""
+        """kind: for records. why: continues the sentence `upstream NAME ...`. status: of the error that the client
+        gets."""
         super().__init__(why)
         self.kind = kind
         self.status = status
@@ -29,7 +30,7 @@ class UpstreamRefusal(Exception):
 
 
 def read_error(body: bytes) -> tuple[str, str | None]:
-    """(message, code) of an error's body; the code is for programs, such as `context_length_exceeded`."""
+    """(message, code) of an error body; the code is for programs, such as `context_length_exceeded`."""
     try:
         error = orjson.loads(body)
     except orjson.JSONDecodeError:

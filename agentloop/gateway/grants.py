@@ -1,7 +1,8 @@
-"""Episodes of this process that may call models through the gateway, each by a token in the path, `/e/{token}/v1/...`.
+"""Grants for episodes of this process to call models through the gateway, with a token in the path,
+`/e/{token}/v1/...`.
 
-The token is the only credential of an agent in a sandbox. A request without a valid token gets a 404, so no sandbox
-can call as another episode or write into its trace. Calls stay in memory until their episode ends.
+The token is the only credential of an agent in a sandbox. A request without a valid token gets a 404, so no sandbox can
+call as another episode or write into its trace. Calls stay in memory until their episode ends.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from agentloop.store.keys import Spent
 from agentloop.types import Completion, Limits, Message, Span, Step, StopReason, ToolSpec
 
 LEFT_S = 1.0
-"""Time for calls to notice that their client disconnected."""
+"""Seconds in which calls notice that their client disconnected."""
 SETTLE_S = 10.0
-"""Time for cancelled calls to end."""
+"""Seconds in which cancelled calls end."""
 # No program in a sandbox can fill our memory.
 MAX_AT_ONCE = 32
-"""Calls of one episode at the same time."""
+"""Maximum concurrent calls of one episode."""
 MAX_KEPT = 256 << 20
-"""Bytes of the recorded calls of one episode."""
+"""Maximum bytes of the recorded calls of one episode."""
 CUT = {"client_disconnected", "gateway_ended"}
 UNAVAILABLE = {"unreachable", "silent", "broken_off", "rate_limit"}
-"""Kinds of error of a call whose upstream was unreachable or answered 429; a 5xx is `http_5…`. Every other kind counts
-as an answer or as the agent's fault, such as an upstream's refusal with another status or an unreadable answer."""
+"""Kinds of error of a call whose upstream was unreachable or answered 429; a 5xx is `http_5…`. All other kinds, such as
+an upstream's refusal with another status or an unreadable answer, count as an answer or as the agent's fault."""
 
 
 @dataclass
@@ -55,10 +56,10 @@ class Grant:
     limits: Limits
     seed: int
     prefix: Sequence[Step] = ()
-    """Turns that the episode continues: its first calls get their answers."""
+    """Turns that the episode continues: its first calls get the recorded answers of these turns."""
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     spans: list[Span] = field(default_factory=list)
-    """The spans of its calls, in the order in which these ended."""
+    """The spans of its calls, in the order in which the calls ended."""
     stop: StopReason | None = None
     """The limit that the first refused call exceeded."""
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,9 +69,10 @@ class Grant:
     n_begun: int = 0
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
     last: asyncio.Task[Any] | None = None
-    """Serves the first call beyond the turns: its request is recorded, because it has the results of the last turn."""
+    """The task of the first call beyond the turn limit. Its request is recorded, because it contains the results of the
+    last turn."""
     mismatch: str | None = None
-    """Where the episode departed from the turns that it continues."""
+    """The first difference between the episode and the turns that it continues."""
 
     def __post_init__(self) -> None:
         rewriting = None
@@ -97,14 +99,15 @@ class Grant:
 
     @property
     def next_target(self) -> Target:
-        """Who answers the call of the present task."""
+        """The target of the current task's call."""
         if asyncio.current_task() is self.last:
             return self._beyond
         return self._recorded if self.n_begun < len(self.prefix) else self.target
 
     @property
     def failed(self) -> Span | None:
-        """The last call, when its upstream was unreachable or answered 429 or 5xx; calls that were cut do not count."""
+        """The last call, if its upstream was unreachable or answered 429 or 5xx; calls that were cut off do not
+        count."""
         calls = [span for span in self.spans if span.kind == "chat" and _kind(span) not in CUT]
         last = max(calls, key=lambda span: span.start_ns, default=None)
         kind = _kind(last) if last is not None else None
@@ -143,7 +146,7 @@ class Grant:
         return None
 
     def settle(self, sent: dict[str, Any]) -> dict[str, Any]:
-        """The request as this episode sends it: the policy and the task set the sampling, not the agent."""
+        """The request with this episode's settings: the policy and the task define the sampling, not the agent."""
         wish = sent.pop("max_completion_tokens", None) or sent.get("max_tokens")
         most = self.limits.max_tokens
         sent.pop("n", None)  # one turn is one answer
@@ -156,7 +159,7 @@ class Grant:
         return request
 
     async def end(self) -> None:
-        """Cancel the calls under way, and wait until they are recorded."""
+        """Cancel the calls in progress, and wait until they are recorded."""
         if self.under_way:  # their clients are gone with the sandbox's connection, so most calls end by themselves
             await asyncio.wait(self.under_way, timeout=LEFT_S)
         for task in list(self.under_way):
@@ -174,7 +177,7 @@ class Grant:
 
 
 class Over:
-    """Refuses a call beyond the turns of an episode, after its request was recorded."""
+    """Refuses a call beyond the turn limit of an episode, after its request was recorded."""
 
     name = "limit"
 
@@ -189,9 +192,8 @@ class Over:
 
 
 class _InTurn:
-    """The policy of one episode. It gets one call at a time, since policies of this process need not be safe for
-    concurrent calls, and its own answers with their token ids.
-    """
+    """The policy of one episode. It gets one call at a time, because policies of this process need not support
+    concurrent calls, and receives its own answers with their token ids."""
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
@@ -210,7 +212,8 @@ class _InTurn:
 
 
 class Grants(Routes):
-    """An ASGI app: a gateway, the routes of its calls, and the place where these are recorded; for one event loop."""
+    """An ASGI app: a gateway, the routes of its calls, and the memory in which they are recorded; for one event
+    loop."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -229,7 +232,7 @@ class Grants(Routes):
             del self._grants[grant.token]
 
     async def close(self) -> None:
-        """End the connections to upstreams."""
+        """Close the connections to upstreams."""
         await self._calls.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -264,7 +267,7 @@ class Grants(Routes):
             grant.under_way.discard(task)
 
     async def find(self, model: str, sticky: str, episode: str | None = None, *, project: str = PROJECT) -> Target:
-        """The episode's policy answers, whichever model the call names."""
+        """The target of the episode's policy, whichever model the call names."""
         if episode not in self._grants:  # it ended while the call was read
             raise NoRoute("this episode is over")
         return self._grants[episode].next_target
@@ -281,7 +284,8 @@ class Grants(Routes):
 
 
 async def _read(receive: Receive) -> None:
-    """Read the rest of a refused request: if we answer before its end, the client sees a broken connection."""
+    """Read the rest of a refused request: if the answer came before its end, the client would see a broken
+    connection."""
     n = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(BODY_S):

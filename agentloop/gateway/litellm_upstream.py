@@ -35,18 +35,18 @@ class LitellmAnswer:
         self._answer = answer
 
     async def aclose(self) -> None:
-        """End the connection, if it is open."""
+        """Close the connection, if it is open."""
         close = getattr(self._answer, "aclose", None)  # only streams have one
         if close is not None:
             with suppress(Exception):  # the classes of every provider's client
                 await close()
 
     async def whole(self) -> bytes:
-        """The answer, as JSON."""
+        """The whole answer as JSON."""
         return orjson.dumps(self._answer.model_dump())
 
     async def pieces(self) -> AsyncGenerator[bytes]:
-        """Each chunk as an event."""
+        """Each chunk as an event. Raises UpstreamFailed."""
         with_errors = aiter(self._answer)
         while True:
             try:
@@ -60,7 +60,7 @@ class LitellmAnswer:
 
 
 async def ask(upstream: Upstream, body: bytes) -> LitellmAnswer:
-    """Ask the provider. Raises Refusal and UpstreamFailed."""
+    """Send the request to the provider. Raises UpstreamRefusal and UpstreamFailed."""
     request = orjson.loads(body)
     if others := sorted(request.keys() - PASSED_ON):
         raise UpstreamRefusal(400, _error(f"{', '.join(others)}: not accepted for this model; remove it", None), None)

@@ -1,4 +1,4 @@
-"""A gateway on the running event loop: on a unix socket, which sandboxes connect to, or on a port of the loopback."""
+"""A gateway on the running event loop: on a unix socket, to which sandboxes connect, or on a loopback port."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Address = TypeVar("Address")
 LOOPBACK = "127.0.0.1"
 FOLDERS = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
 KEPT_S = 3600
-"""Maximum idle time of a connection. It can be long: a sandbox bounds its connections, and ends them with itself."""
+"""Maximum idle seconds of a connection. It can be long, because a sandbox limits its connections and ends with them."""
 END_S = 10.0
-"""Maximum wait at the end for answers that are under way."""
+"""Maximum seconds to wait at the end for answers in progress."""
 
 
 class LocalGateway(Generic[Address]):
@@ -73,7 +73,7 @@ class _Open(Generic[Address]):
 
 @asynccontextmanager
 async def served_on_socket(app: ASGIApp) -> AsyncIterator[Path]:
-    """The socket's path, in a folder that no other user can enter and that is removed at the end."""
+    """The socket's path, in a folder that no other user can enter; the folder is removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=FOLDERS))
     try:
         loop = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ async def served_on_socket(app: ASGIApp) -> AsyncIterator[Path]:
 
 @asynccontextmanager
 async def served_on_port(app: ASGIApp) -> AsyncIterator[str]:
-    """The URL, on a free port of this machine's loopback. Other users can reach it: what they need is a token."""
+    """The URL, on a free loopback port of this machine. Other users can reach it, but need a token to use it."""
     loop = asyncio.get_running_loop()
     async with _serving(app, lambda protocol: loop.create_server(protocol, LOOPBACK, 0)) as server:
         yield f"http://{LOOPBACK}:{server.sockets[0].getsockname()[1]}"
@@ -96,7 +96,8 @@ async def served_on_port(app: ASGIApp) -> AsyncIterator[str]:
 async def _serving(
     app: ASGIApp, listen: Callable[[Callable[[], asyncio.Protocol]], Awaitable[asyncio.Server]]
 ) -> AsyncIterator[asyncio.Server]:
-    """Not `uvicorn.Server`, which takes over the process' signals and needs a tenth of a second to end."""
+    """Serve `app`. Not with `uvicorn.Server`, which takes over the process' signals and needs a tenth of a second to
+    end."""
     config = uvicorn.Config(
         app, ws="none", lifespan="off", log_config=None, access_log=False,
         server_header=False, date_header=False, timeout_keep_alive=KEPT_S,

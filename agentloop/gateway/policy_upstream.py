@@ -20,12 +20,12 @@ from agentloop.policies.openai import wire
 from agentloop.types import Completion, ToolSpec
 
 MAX_TOKENS = 4096
-"""The maximum length of an answer if the request sets none."""
+"""Maximum tokens of an answer if the request sets no limit."""
 TOO_LONG = (
     b'{"error": {"message": "the conversation is longer than the maximum context length of the model", '
     b'"code": "context_length_exceeded"}}'
 )
-"""A body that clients recognise as a full context."""
+"""An error body that clients recognise as a full context."""
 
 
 class PolicyAnswer:
@@ -35,11 +35,11 @@ class PolicyAnswer:
         self._answer = answer
 
     async def whole(self) -> bytes:
-        """The answer, as JSON."""
+        """The whole answer as JSON."""
         return orjson.dumps(self._answer)
 
     async def pieces(self) -> AsyncGenerator[bytes]:
-        """Its one chunk."""
+        """The answer as a single chunk."""
         (choice,) = self._answer["choices"]
         message = choice["message"]
         calls = [{"index": n, **call} for n, call in enumerate(message.get("tool_calls") or ())]
@@ -52,7 +52,7 @@ class PolicyAnswer:
 
 
 async def ask(upstream: Upstream, body: bytes) -> PolicyAnswer:
-    """Ask the policy. Raises UpstreamRefusal if it refuses, and UpstreamFailed.
+    """Call the policy. Raises UpstreamRefusal if it refuses, and UpstreamFailed.
 
     The kind of failure is `unreachable` if the policy raises UpstreamUnavailable, and `no_answer` for any other error.
     """
@@ -94,7 +94,7 @@ def _tools(tools: Sequence[dict[str, Any]]) -> list[ToolSpec]:
 
 
 def _answer(completion: Completion, model: str) -> dict[str, Any]:
-    """The answer of vLLM to a request for log-probabilities and token ids."""
+    """The answer in the form in which vLLM answers a request for log-probabilities and token ids."""
     reply = completion.message
     (message,) = wire([reply])
     if reply.reasoning:
@@ -134,5 +134,5 @@ def _answer(completion: Completion, model: str) -> dict[str, Any]:
 
 
 def _logprob(value: float) -> dict[str, Any]:
-    """One token's entry. A policy knows the token's id, not its text, so the text is empty."""
+    """The entry of one token. A policy knows the token's id, not its text, so the text is empty."""
     return {"token": "", "logprob": value, "bytes": None, "top_logprobs": []}

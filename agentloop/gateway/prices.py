@@ -14,12 +14,12 @@ Price = Callable[[str, Mapping[str, Any]], float | None]
 
 
 def unknown(model: str, usage: Mapping[str, Any]) -> float | None:
-    """The price without a price list."""
+    """The price function without a price list: always unknown."""
     return None
 
 
 def own_cost(model: str, usage: Mapping[str, Any]) -> float | None:
-    """The cost that a policy of this process reports itself."""
+    """The cost in USD that a policy of this process reports itself."""
     cost = usage.get("cost_usd")
     if not isinstance(cost, float):
         return None
@@ -27,7 +27,7 @@ def own_cost(model: str, usage: Mapping[str, Any]) -> float | None:
 
 
 def by_usage(price: costs.Price) -> Price:
-    """`price` for calls of the gateway. The cost of a malformed usage is unknown."""
+    """`price` as a function for the gateway's calls. The cost of a malformed usage is unknown."""
 
     def of(model: str, usage: Mapping[str, Any]) -> float | None:
         counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))

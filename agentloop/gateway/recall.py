@@ -1,7 +1,7 @@
-"""A policy's answers of one episode, in place of the messages in which a program repeats them.
+"""Replaces the messages in which a program repeats a policy's answers with the policy's own messages, for one episode.
 
-A program sends text back, and text encoded anew is other token ids. With its own message, a policy goes on from exactly
-what it sampled, as it does for our own agent.
+A program sends text back, and encoding the text again gives other token ids. With its own message, a policy continues
+from exactly what it sampled, as it does for agents of this package.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from agentloop.types import Message
 class RestoredConversation(NamedTuple):
     messages: list[Message]
     digest: int
-    """Of the messages as the program sent them."""
+    """Digest of the messages as the program sent them."""
 
 
 class Recall:
-    """One episode's answers."""
+    """The answers of one episode."""
 
     def __init__(self) -> None:
         self._in_place: dict[int, Message] = {}
         """Digest of a conversation that ends with an answer -> that answer."""
         self._by_content: dict[tuple[Any, ...], Message] = {}
-        """Content -> the last answer with it."""
+        """Content -> the last answer with that content."""
 
     def restored(self, messages: Sequence[Message]) -> RestoredConversation:
-        """`messages`, as a program sent them, with the policy's own answers, token ids included.
+        """`messages`, as a program sent them, with the policy's own answers including their token ids.
 
-        An answer that the program moved, as a compaction does, is restored as well: the policy then sees that its
-        prompt does not begin with what it was before, and counts a fork.
+        An answer that the program moved, for example by compaction, is also restored: the policy then sees that its
+        prompt does not begin with the earlier one, and counts a fork.
         """
         restored = []
         digest = 0
@@ -48,7 +48,7 @@ class Recall:
         return RestoredConversation(restored, digest)
 
     def remember(self, conversation: RestoredConversation, answer: Message) -> None:
-        """The answer of the policy to `conversation`."""
+        """Remember the policy's answer to `conversation`."""
         if not answer.token_ids:
             return
         (as_sent,) = messages_of(wire([answer]), answer.role)  # a call that cannot be read is text there
@@ -58,5 +58,5 @@ class Recall:
 
 
 def _key(message: Message) -> tuple[Any, ...]:
-    """Equal for a message and its repetition. Calls have their ids, which the results after them name."""
+    """Equal for a message and its repetition. The ids of calls are part of it, because later results name them."""
     return key_of(message), tuple(call.id for call in message.tool_calls)

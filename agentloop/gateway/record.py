@@ -40,7 +40,7 @@ SETTINGS = {
 }
 """Keys of a request that control sampling -> the attributes that record them."""
 POLICY_READS = frozenset({"max_tokens", "max_completion_tokens", "seed"})
-"""Those that a policy of this process reads."""
+"""The keys that a policy of this process reads."""
 
 
 @dataclass
@@ -53,14 +53,14 @@ class ModelCall:
     episode: str | None
     dialect: str
     request: dict[str, Any]
-    """The request, as one for a chat completion."""
+    """The request as a chat completion request."""
     target: Target
     place: CallPlacement
     started_ns: int
     sent: dict[str, Any] = field(default_factory=dict)
-    """The same as it was sent to the upstream: for an episode, the policy and the task change its settings."""
+    """The request as it was sent to the upstream: for an episode, the policy and the task change its settings."""
     first_ns: int | None = None
-    """When the first piece of a streamed answer arrived."""
+    """Time at which the first piece of a streamed answer arrived."""
     ended_ns: int = 0
     answer: dict[str, Any] | None = None
     """The answer as a chat completion; partial if it broke off."""
@@ -71,11 +71,11 @@ class ModelCall:
     is_exact: bool = False
     """Whether the gateway requested exact tokens from the upstream."""
     not_found: tuple[str, ...] = ()
-    """Names of the overlay's components that the client's request has no place for."""
+    """Names of the overlay's components whose original the client's request does not contain."""
     shadow_of: str | None = None
-    """Id of the trace whose call this one repeats for another version; its answer is served to nobody."""
+    """Id of the trace whose call this one repeats for another version; no client gets its answer."""
     extends: bool | None = None
-    """Whether its tokens begin with those of the previous call in the conversation; None if that is unknown."""
+    """Whether its tokens begin with those of the conversation's previous call; None if that is unknown."""
     cost_usd: float | None = None
     span_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -97,8 +97,8 @@ class ModelCall:
 
     @property
     def sampling(self) -> Sampling | None:
-        """How the answer was drawn. A policy of this process reports it; None where it does not, and for litellm, which
-        drops the parameters that a provider lacks."""
+        """How the answer was sampled. A policy of this process reports it. None if it does not, and for litellm, which
+        drops parameters that a provider lacks."""
         via = self.target.upstream.via
         if via == "http":
             return sampling_of(self.sent)
@@ -118,14 +118,15 @@ class ModelCall:
 
     @property
     def charged(self) -> tuple[int, int]:
-        """As `usage`; for an answer that broke off without usage, an estimate of four characters of JSON per token."""
+        """Like `usage`; for an answer that broke off without usage, an estimate of four characters of JSON per
+        token."""
         if self.answer is None or any(self.usage):
             return self.usage
         return _estimated(self.request.get("messages")), _estimated(self.message)
 
     @property
     def spent(self) -> Spent:
-        """The call's share of its key's budget."""
+        """The amount that the call adds to its key's spending."""
         return Spent(1, sum(self.charged), self.cost_usd or 0.0)
 
     @property
@@ -139,12 +140,12 @@ class ModelCall:
 
     @property
     def alternatives(self) -> list[dict[str, Any]]:
-        """The messages of the other choices, since a client may continue from any of them."""
+        """The messages of the other choices, because a client may continue from any of them."""
         return [table_of(choice, "message") for choice in self.choices[1:]]
 
 
 class RefusedCall(NamedTuple):
-    """A call that the gateway refused before it asked an upstream."""
+    """A call that the gateway refused before calling an upstream."""
 
     project: str
     key: Key | None
@@ -250,7 +251,7 @@ def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
 
 
 def _settings(call: ModelCall) -> dict[str, Any]:
-    """The settings that were sent, and the whole sampling where it is known."""
+    """The settings that were sent, and the whole sampling if it is known."""
     sampling = call.sampling
     settings = call.sent
     if call.target.upstream.via == "policy":  # which samples in its own way, whatever the request says

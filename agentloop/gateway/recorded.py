@@ -1,8 +1,8 @@
-"""An upstream for episodes that continue a recorded one: its first calls get the recorded answers.
+"""An upstream for episodes that continue a recorded one: the first calls get the recorded answers.
 
-The program runs from its beginning and so makes its state again, in a sandbox or on the host. That holds as long as it
-is told the same: users' messages and results of tools are compared. Instructions are not, because those may be what
-the fork tries. At the first difference the episode ends, and says nothing about its policy.
+The program runs from its beginning and so rebuilds its state, in a sandbox or on the host. This works as long as it
+receives the same input, so users' messages and results of tools are compared. Instructions are not compared, because
+the fork may be testing new ones. At the first difference the episode ends, and says nothing about its policy.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from agentloop.types import Completion, Message, Step, ToolSpec
 TOLD = ("user", "tool")
 """Roles of messages that come from outside the model and the program's settings."""
 MAX_SHOWN = 80
-"""Characters of a message in the words on a difference."""
+"""Maximum characters of a message in the description of a difference."""
 
 
 class RecordedTurns:
-    """See `protocols.Policy`. The answers of some turns, in their order."""
+    """See `protocols.Policy`. Returns the answers of recorded turns in their order."""
 
     name = "recorded turns"
 
     def __init__(self, steps: Sequence[Step], on_mismatch: Callable[[str], None]) -> None:
-        """on_mismatch: gets the words on the first difference."""
+        """on_mismatch: called with a description of the first difference."""
         self._steps = steps
         self._on_mismatch = on_mismatch
         self._n_answered = 0
@@ -33,7 +33,7 @@ class RecordedTurns:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`. Raises ReplayMismatch where the episode goes another way."""
+        """See `protocols.Policy`. Raises ReplayMismatch if the episode differs from the recorded one."""
         n = self._n_answered
         if n >= len(self._steps):
             why: str | None = "it makes several calls at once"
@@ -48,7 +48,7 @@ class RecordedTurns:
 
 
 def told_before(steps: Sequence[Step], n: int) -> list[Message]:
-    """What a conversation with `steps` has told the model before it makes step `n`."""
+    """The messages of users and tools that the model has received before step `n` of a conversation with `steps`."""
     told: list[Message] = []
     for number, step in enumerate(steps[: n + 1]):
         told += [each for each in step.heard if each.role in TOLD]
@@ -58,7 +58,7 @@ def told_before(steps: Sequence[Step], n: int) -> list[Message]:
 
 
 def _difference(recorded: Sequence[Message], messages: Sequence[Message]) -> str | None:
-    """Where `messages` departs from what was recorded; None where it does not."""
+    """The first difference between `messages` and the recorded ones; None if they are equal."""
     for before, now in zip(recorded, messages, strict=False):
         if (before.role, before.content) != (now.role, now.content):
             return f"recorded {_shown(before)}, now {_shown(now)}"

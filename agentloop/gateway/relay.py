@@ -1,4 +1,5 @@
-"""An answer between two dialects: read from the upstream, translated for the client, its end held until the record."""
+"""Passes an answer on between two dialects: reads it, translates it for the client, and holds its end until the
+record."""
 
 from __future__ import annotations
 
@@ -87,13 +88,13 @@ class Relay:
         return b"".join(pieces)
 
     def end(self) -> bytes:
-        """The last event, for when the call is recorded."""
+        """The last event, sent after the call is recorded."""
         if self._last is not None:
             return self._last
         return (self._encoder or self._dialect.encoder(self._body)).end()
 
     def fail(self, status: int, why: str) -> bytes:
-        """The end of a stream that breaks off, in the client's dialect."""
+        """The end of a stream that broke off, in the client's dialect."""
         return (self._encoder or self._dialect.encoder(self._body)).fail(status, why)
 
     def heard(self) -> dict[str, Any] | None:

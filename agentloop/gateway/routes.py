@@ -29,19 +29,20 @@ from agentloop.protocols import Policy
 from agentloop.types import Overlay
 
 MAX_BEGUN = 10_000
-"""Episodes whose version we remember; that of any other is read from the store."""
+"""Number of episodes whose version is remembered; for any other episode it is read from the store."""
 MAX_LISTED = 30
-"""Model names in an error message."""
+"""Maximum number of model names in an error message."""
 MAX_NAME = 200
-"""Characters of the unknown name in an error message."""
+"""Maximum characters of the unknown name in an error message."""
 WILD = set("*?[")
 FRESH_S = 1.0
-"""How long what the registry says stays valid. A move is in effect within 2 s, the time of a slow read included."""
+"""Seconds for which a reading of the registry stays valid. A move takes effect within 2 s, including the time of a slow
+read."""
 LIVE = "live"
 NO_SERVER = "{name}: no upstream serves versions; set `serves_versions = true` for one upstream"
 PREFIX = "policy/"
 PROJECT = "default"
-"""Of calls that come without a key."""
+"""Project of calls without a key."""
 ONE = float(1 << 64)
 
 
@@ -51,22 +52,22 @@ class NoRoute(ConfigError):
     status = 404
 
     def __init__(self, why: str, name: str | None = None) -> None:
-        """name: the unknown name, if the message should suggest others."""
+        """name: the unknown name, if the message should suggest other names."""
         super().__init__(why)
         self.name = name
 
 
 class NotServed(NoRoute):
-    """A version that its upstream does not have, and that was not loaded there."""
+    """A version that its upstream does not have loaded, and that could not be loaded there."""
 
     def __init__(self, why: str, *, status: int = 404) -> None:
-        """status: 503 where it may work later."""
+        """status: 503 if a later call may succeed."""
         super().__init__(why)
         self.status = status
 
 
 async def nothing(number: int, upstream: Upstream) -> None:
-    """Where upstreams have all versions that they serve."""
+    """Loads nothing, for upstreams that have all versions that they serve."""
 
 
 def no_model(name: str, names: Sequence[str]) -> str:
@@ -84,22 +85,22 @@ class Upstream:
 
     name: str
     base_url: str
-    """Ends before `/chat/completions`, as in `http://127.0.0.1:8000/v1`."""
+    """URL before `/chat/completions`, as in `http://127.0.0.1:8000/v1`."""
     api_key: str | None = None
     dialects: frozenset[str] = frozenset({"chat"})
-    """The dialects that it speaks: chat, responses, messages. Requests in any other are translated to chat."""
+    """The dialects that it speaks: chat, responses, messages. Requests in other dialects are translated to chat."""
     models: tuple[str, ...] = ("*",)
-    """Names, or patterns of names, that it answers for."""
+    """Model names, or patterns of names, that it answers for."""
     serves_versions: bool = False
     """Whether it serves the registry's versions, each as `policy-vN`."""
     gives_tokens: bool | None = None
-    """Whether it returns token ids and log-probabilities, as vLLM does. None: find out from its list of models."""
+    """Whether it returns token ids and log-probabilities, as vLLM does. None: detect it from its list of models."""
     timeout_s: float = 600.0
-    """From a request to the end of its answer."""
+    """Maximum seconds from a request to the end of its answer."""
     silent_s: float = 120.0
-    """How long it may send nothing."""
+    """Maximum seconds without any data."""
     via: str = "http"
-    """`http`; `litellm`: calls go to that library, which knows many providers; `policy`: to the field `policy`."""
+    """`http`; `litellm`: use that library, which supports many providers; `policy`: use the field `policy`."""
     policy: Policy | None = None
     """A policy of this process."""
 
@@ -112,32 +113,32 @@ class Upstream:
 
 
 class ServedVersion(NamedTuple):
-    """How a version is asked."""
+    """Where and how a version is served."""
 
     number: int
     model: str
-    """At its upstream: `policy-v7`, or the base model's own name."""
+    """Name at its upstream: `policy-v7`, or the base model's own name."""
     upstream: str | None = None
-    """By name. None: for `policy-v7` the upstream that names it, else the one that serves versions; for a base model
-    the first that answers it."""
+    """Name of the upstream. None: for `policy-v7` the upstream that lists this name, otherwise the one that serves
+    versions; for a base model the first upstream that answers for it."""
     overlay: Overlay | None = None
-    """The text that it reads in place of the agent's own."""
+    """The text that replaces the agent's own."""
     is_adapter: bool = False
-    """Its upstream may not have it loaded."""
+    """True for an adapter, which its upstream may not have loaded."""
 
 
 class Serving(NamedTuple):
-    """The versions of a project, and which of them answer for `policy/live` now."""
+    """The versions of a project, and which of them currently answer for `policy/live`."""
 
     versions: Mapping[int, ServedVersion] = MappingProxyType({})
     live: int | None = None
     canary: int | None = None
     share: float = 0.0
-    """Of new episodes, which the canary gets."""
+    """Share of new episodes that the canary gets."""
     salt: str = ""
-    """Of the draw: the canary's number and the time at which it began. The same episodes stay in a growing share."""
+    """Salt of the draw: the canary's number and its start time. A growing share keeps the same episodes."""
     is_shadow: bool = False
-    """The canary is asked beside the live version; its answers are recorded and not served."""
+    """True if the canary receives a copy of the calls; its answers are recorded and not served."""
 
 
 NOTHING = Serving()
@@ -148,7 +149,7 @@ class Target(NamedTuple):
 
     upstream: Upstream
     model: str
-    """The upstream's name for it."""
+    """The upstream's name for the model."""
     version: int | None = None
     """The policy version in the registry; None for any other model."""
     settle: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -156,9 +157,9 @@ class Target(NamedTuple):
     price: Price | None = None
     """The price of its answers; None: the gateway's price."""
     rewriting: Rewriting | None = None
-    """The overlay of the version."""
+    """The version's overlay, prepared."""
     shadow: Target | None = None
-    """Asked beside this one; its answer is recorded and not served."""
+    """Target that receives a copy of the call; its answer is recorded and not served."""
 
 
 class Routes:
@@ -175,8 +176,8 @@ class Routes:
     ) -> None:
         """aliases: name -> names and their weights. serving: reads the registry.
 
-        began: (project, trace id) -> the version of the first call in that trace; None without one.
-        load: puts an adapter at its upstream; raises NotServed.
+        began: (project, trace id) -> version of the first call in that trace; None if the trace has no call. load:
+        loads an adapter at its upstream; raises NotServed.
         """
         self.upstreams = tuple(upstreams)
         self.aliases = dict(aliases or {})
@@ -190,9 +191,11 @@ class Routes:
         self._begun: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     async def find(self, model: str, sticky: str, episode: str | None = None, *, project: str = PROJECT) -> Target:
-        """sticky: calls with the same value get the same target; the id of their trace. episode: the client's name.
+        """The target of a call.
 
-        Raises NoRoute, and StoreError of the registry.
+        sticky: id of the trace; calls with the same value get the same target. episode: the client's name for it.
+
+        Raises NoRoute, and StoreError from the registry.
         """
         name = model
         if model in self.aliases:
@@ -202,7 +205,7 @@ class Routes:
         return self._matching(name) or await self._nobody(name)
 
     async def names(self) -> list[str]:
-        """The names that are known without a request: aliases, versions, and exact names in the settings."""
+        """Names that are known without a request: aliases, versions, and exact names in the settings."""
         serving = await self._fresh()
         labels = {label: serving.live if label == LIVE else int(label) for label in _labels(serving)}
         versions = [f"{PREFIX}{label}" for label, number in labels.items() if self._target(serving, number)]
@@ -215,7 +218,7 @@ class Routes:
         return [name for upstream in self.upstreams for name in upstream.models if set(name) & WILD]
 
     def _matching(self, name: str) -> Target | None:
-        """The first upstream that answers for a model of that name."""
+        """The first upstream that answers for a model with this name."""
         for upstream in self.upstreams:
             if any(fnmatchcase(name, pattern) for pattern in upstream.models):
                 return Target(upstream, name)
@@ -252,7 +255,7 @@ class Routes:
         return target
 
     def _target(self, serving: Serving, number: int | None) -> Target | None:
-        """The target that answers for a version; None where no upstream serves it."""
+        """The target that answers for a version; None if no upstream serves it."""
         if number is None or number not in serving.versions:
             return None
         upstream = self._upstream(serving.versions[number])
@@ -261,7 +264,7 @@ class Routes:
         return Target(upstream, serving.versions[number].model, number, rewriting=self._rewritings.get(number))
 
     async def _live_for(self, trace: tuple[str, str]) -> int:
-        """The version of an episode: the one that it began with, else one by the present shares."""
+        """The version of an episode: the one it began with, otherwise one drawn by the current shares."""
         number = self._begun.get(trace)
         if number is None:
             number = await to_thread(self._began, *trace)
@@ -294,7 +297,7 @@ class Routes:
         return self._serving
 
     def _prepared(self, serving: Serving) -> dict[int, Rewriting]:
-        """The overlays, prepared once; a number always has the same one."""
+        """The overlays, each prepared once; a number always has the same overlay."""
         return {
             number: self._rewritings.get(number) or Rewriting(served.overlay)
             for number, served in serving.versions.items()
@@ -308,7 +311,7 @@ def version_model(number: int) -> str:
 
 
 def drawn_version(serving: Serving, episode: str) -> int:
-    """The version that a new episode gets. episode: id of its trace, which its name decides. Something is live."""
+    """The version that a new episode gets. episode: id of its trace. Requires a live version."""
     assert serving.live is not None, "`policy/live` is a label only where a version is live"  # noqa: S101
     if serving.canary is None or serving.is_shadow or serving.canary not in serving.versions:
         return serving.live
@@ -338,12 +341,12 @@ def _no_upstream(name: str, served: ServedVersion) -> str:
 
 
 def _point(seed: str) -> float:
-    """A number in [0, 1) that `seed` alone decides."""
+    """A number in [0, 1) that depends only on `seed`."""
     return int.from_bytes(hashlib.blake2b(seed.encode(errors="replace"), digest_size=8).digest()) / ONE
 
 
 def _drawn(weights: Mapping[str, float], seed: str) -> str:
-    """One of the names by weight; `seed` alone decides which."""
+    """One of the names by weight; it depends only on `seed`."""
     at = _point(seed) * sum(weights.values())
     for name, weight in weights.items():
         at -= weight

@@ -1,7 +1,9 @@
-"""Calls that a candidate answers beside the live version: recorded in traces of their own, and served to nobody.
+"""Calls that a candidate answers in addition to the live version: recorded in their own traces, and served to no
+client.
 
-A shadow call is made after the client has its answer, whole and without the client's key, so it costs the client
-neither time nor budget. Too many at once are skipped. Its trace has no episode, since no episode heard its answer.
+A shadow call is made after the client has its answer, without streaming and without the client's key, so it costs the
+client neither time nor budget. Calls beyond MAX_AT_ONCE are skipped. The trace has no episode, because no episode
+received its answer.
 """
 
 from __future__ import annotations
@@ -17,28 +19,28 @@ from agentloop.gateway.record import ModelCall
 from agentloop.types import content_hash
 
 MAX_AT_ONCE = 16
-"""Shadow calls under way."""
+"""Maximum shadow calls in progress."""
 
 
 class Shadows:
-    """Shadow calls under way; for one event loop."""
+    """Shadow calls in progress; for one event loop."""
 
     def __init__(self) -> None:
         self._under_way: set[asyncio.Task[None]] = set()
 
     @property
     def has_room(self) -> bool:
-        """Whether another one may begin."""
+        """Whether another shadow call may begin."""
         return len(self._under_way) < MAX_AT_ONCE
 
     def begin(self, call: Coroutine[Any, Any, None]) -> None:
-        """Let a call go on by itself. Its record has its error, if any."""
+        """Run a call in the background. Its record contains its error, if any."""
         task = asyncio.ensure_future(call)
         self._under_way.add(task)
         task.add_done_callback(self._end)
 
     async def close(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the calls in progress."""
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
@@ -50,10 +52,10 @@ class Shadows:
 
 
 def shadow_place(live: ModelCall, version: int | None) -> CallPlacement:
-    """The trace of a version's shadow calls beside the trace of `live`."""
+    """The trace of a version's shadow calls for the trace of `live`."""
     trace_id = content_hash(["shadow", version, live.place.run.trace_id])[:32]
     return CallPlacement(AgentRun(trace_id, b""), b"", None)
 
 
 async def discard(message: Message) -> None:
-    """In place of a client."""
+    """Discards messages, in place of a client."""

@@ -1,4 +1,4 @@
-"""What a request gets on its way to the upstream: the overlay of its version, and fields that the record needs."""
+"""Additions to a request on its way to the upstream: the version's overlay, and fields that the record needs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from agentloop.policies.vllm import EXACT
 def overlaid(
     dialect: Dialect, body: dict[str, Any], messages: Sequence[Any], target: Target, run: AgentRun | None = None
 ) -> Overlaid:
-    """The request with the overlay of the version that answers it; unchanged without one.
+    """The request with the overlay of the version that answers it; unchanged without an overlay.
 
-    messages: of the request as chat completions. run: keeps the lessons that its first call chose.
+    messages: of the request as chat completions. run: stores the lessons that its first call chose.
     """
     if target.rewriting is None:
         return Overlaid(body, ())
@@ -31,7 +31,7 @@ def overlaid(
 
 
 def exact(sent: dict[str, Any], gives_tokens: bool, is_streamed: bool) -> dict[str, Any]:
-    """`sent`, which now also requests the fields that the record needs."""
+    """`sent`, changed in place to also request the fields that the record needs."""
     if is_streamed:
         sent["stream_options"] = {**table_of(sent, "stream_options"), "include_usage": True}
     if gives_tokens:

@@ -1,6 +1,6 @@
-"""Requests to an upstream, over connections that stay open.
+"""Requests to an upstream, over persistent connections.
 
-aiohttp, because a call with it costs a third of a call with httpx (`benchmarks/client.py` measures both). Only a
+Uses aiohttp, because a call with it costs a third of a call with httpx (`benchmarks/client.py` measures both). Only a
 request that did not reach the upstream is retried; a 429 or 5xx goes to the client, whose library handles it.
 """
 
@@ -23,13 +23,13 @@ from agentloop.policies.openai import proxy_of
 
 CONNECT_S = 5.0
 KEPT_S = 3.0
-"""Life of an idle connection: shorter than servers allow, so we close it and never send into a closed one."""
+"""Maximum idle seconds of a connection: shorter than servers allow, so that no request is sent into a closed one."""
 TRIES = 3
 BACK_OFF_S = 0.2
 MAX_ANSWER = 64 << 20
 """Maximum bytes of an answer, streamed or not, and of an error's body."""
 ASKED_S = 30.0
-"""How long we wait before we ask an upstream without a list of models again."""
+"""Seconds before an upstream without a list of models is tried again."""
 
 
 class ServerAnswer:
@@ -62,13 +62,13 @@ class Upstreams:
         self._session: aiohttp.ClientSession | None = None
         self._proxies: dict[str, str | None] = {}
         self._kinds: dict[str, tuple[bool, float]] = {}
-        """Upstream -> whether it returns exact tokens, and until when that answer is valid."""
+        """Upstream -> whether it returns exact tokens, and the time until which that answer is valid."""
 
     @asynccontextmanager
     async def ask(
         self, upstream: Upstream, path: str, body: bytes, headers: dict[str, str]
     ) -> AsyncIterator[UpstreamAnswer]:
-        """Post `body`. Raises UpstreamRefusal for an error answer of the upstream, and UpstreamFailed."""
+        """Post `body`. Raises UpstreamRefusal for the upstream's error answer, and UpstreamFailed."""
         if upstream.via == "litellm":
             async with aclosing(await litellm_upstream.ask(upstream, body)) as answer:
                 yield answer
@@ -89,7 +89,8 @@ class Upstreams:
                 response.close()
 
     async def gives_tokens(self, upstream: Upstream) -> bool:
-        """Whether it returns exact tokens. If the settings do not say, its list of models does; that is read once."""
+        """Whether it returns exact tokens. If the settings do not specify it, the list of models does; it is read
+        once."""
         if upstream.gives_tokens is not None or upstream.via != "http":
             return bool(upstream.gives_tokens)
         gives, until = self._kinds.get(upstream.name, (False, 0.0))
@@ -106,7 +107,7 @@ class Upstreams:
         return gives
 
     async def models(self, upstream: Upstream) -> list[str]:
-        """The models that it lists and that match its patterns; empty if it lists none."""
+        """The models that it lists and that match its patterns; empty without a list."""
         if upstream.via != "http":
             return []
         try:
@@ -117,7 +118,7 @@ class Upstreams:
         return [name for name in names if any(fnmatchcase(name, pattern) for pattern in upstream.models)]
 
     async def problem(self, upstream: Upstream) -> str | None:
-        """Why it is not available now; None if it is, or if only a call can show it."""
+        """Why it is not available now; None if it is available, or if only a call can show it."""
         try:
             if upstream.via == "http":
                 await self._models(upstream)
@@ -141,7 +142,7 @@ class Upstreams:
                 return await response.read()
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 

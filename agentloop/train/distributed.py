@@ -108,7 +108,7 @@ ALONE = Ranks()
 
 @contextmanager
 def ranks() -> Iterator[Ranks]:
-    """The ranks that `torchrun` started; one rank where it did not. Use it around the whole training."""
+    """The ranks that `torchrun` started; one rank without it. Use it around the whole training."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield ALONE

@@ -42,7 +42,7 @@ MAX_SKIPPED = 5
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How gradients become changes."""
+    """Settings of the optimiser and of micro-batches."""
 
     learning_rate: float = 1e-5
     betas: tuple[float, float] = (0.9, 0.95)

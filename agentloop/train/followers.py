@@ -40,7 +40,7 @@ END_S = 30.0
 
 @dataclass(frozen=True)
 class Recipe:
-    """How every process makes its engine."""
+    """The arguments with which every process creates its engine."""
 
     load: Mapping[str, Any]
     """Arguments of `Trainable.load`."""
@@ -92,9 +92,9 @@ class Leader(Ranks):
 
 @contextmanager
 def leading(n_processes: int) -> Iterator[Ranks]:
-    """Start the other processes of a training, and end them with the block.
+    """Start the other processes of a training, and end them after the block.
 
-    Raises TrainingError with the last words of a process that ended too soon.
+    Raises TrainingError with the last line of output of a process that ended too early.
     """
     if n_processes == 1:
         yield ALONE

@@ -1,4 +1,4 @@
-"""The tool calls of one choice, put together from the pieces of a chat stream."""
+"""The tool calls of one choice, assembled from the pieces of a chat stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StreamedCall:
         self.kind = kind
         self.name = name
         self.pieces: list[str] = []
-        """Of its arguments."""
+        """Pieces of its arguments."""
 
     def whole(self) -> Json:
         arguments = {"name": self.name, ARGUMENTS[self.kind]: "".join(self.pieces)}
@@ -29,14 +29,14 @@ class StreamedCall:
 
 
 class StreamedCalls:
-    """The calls in the order in which they began. Pieces of parallel calls may come interleaved."""
+    """The calls in the order in which they began. Pieces of parallel calls may be interleaved."""
 
     def __init__(self) -> None:
         self._at: dict[int, StreamedCall] = {}
         self.begun: list[StreamedCall] = []
 
     def feed(self, deltas: Any) -> Iterator[tuple[StreamedCall, str]]:
-        """Each call with news, and the new piece of its arguments, which may be empty."""
+        """Each call with new data, and the new piece of its arguments, which may be empty."""
         if not isinstance(deltas, list):
             return
         for delta in deltas:

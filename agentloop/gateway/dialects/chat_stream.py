@@ -1,4 +1,4 @@
-"""Chat completions as they stream: put together, and passed on without what the client did not ask for."""
+"""Streams of chat completions: assembled, and passed on without fields that the client did not request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from agentloop.gateway.dialects.dialect import Json
 from agentloop.gateway.dialects.errors import openai_error as error
 
 ONCE = ("id", "created", "model", "system_fingerprint", "service_tier", "prompt_token_ids", "sampling")
-"""Fields that are equal in all chunks, or come with the first only; `sampling` is a policy's of this process."""
+"""Fields that are equal in all chunks, or only in the first one; `sampling` comes from a policy of this process."""
 
 
 class ChatListener:
-    """Of each token it stores numbers only: `token_ids` and `logprobs.content` of its answers are arrays of numbers.
+    """Assembles an answer. For each token it stores only numbers: `token_ids` and `logprobs.content` are arrays of
+    numbers.
 
     An answer may have hundreds of thousands of tokens, and a server's JSON for them takes ten times the memory.
     """
@@ -67,7 +68,7 @@ class ChatListener:
 
 
 class StreamedChoice:
-    """One choice of a stream, its texts in lists that are joined when it has ended."""
+    """One choice of a stream; its texts are lists that are joined at its end."""
 
     def __init__(self) -> None:
         self.texts: dict[str, list[str]] = {}
@@ -136,7 +137,7 @@ class AnswerFilter:
         self.usage = bool(table_of(body, "stream_options").get("include_usage"))
 
     def strip(self, answer: Json) -> Json:
-        """`answer` itself if nothing has to go, otherwise a copy."""
+        """`answer` itself if no field must be removed, otherwise a copy."""
         if self._ids and self._logprobs:
             return answer
         unasked = {"sampling"}

@@ -35,7 +35,7 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
     key: str
-    """The server's id without its prefix, or ours if the server sent none."""
+    """The server's id without its prefix; a generated one if the server sent none."""
     model: str
     created: int
     """Seconds since the epoch."""

@@ -10,18 +10,18 @@ Json = dict[str, Any]
 
 
 class Overlaid(NamedTuple):
-    """A request after an overlay."""
+    """A request after an overlay was applied."""
 
     body: Json
     not_found: tuple[str, ...]
-    """Names of components whose original it does not have."""
+    """Names of components whose original the request does not contain."""
 
 
 class BadRequest(ValueError):
     """A request that cannot be read: HTTP 400 in the dialect's own shape."""
 
     def __init__(self, field: str, problem: str) -> None:
-        """field: the path to it from the body, as `messages.3.content.0.type`."""
+        """field: path from the body to the field, such as `messages.3.content.0.type`."""
         super().__init__(f"{field}: {problem}" if field else problem)
         self.field = field
 
@@ -44,7 +44,8 @@ class Encoder(Protocol):
         """The events that close the answer, so that a client accepts it as complete."""
 
     def fail(self, status: int, message: str, kind: str | None = None) -> bytes:
-        """The dialect's error event, in place of `end`, if the upstream breaks off. Arguments: see `Dialect.error`."""
+        """The dialect's error event, which replaces `end` if the upstream breaks off. Arguments: see
+        `Dialect.error`."""
 
 
 class Listener(Protocol):
@@ -55,39 +56,40 @@ class Listener(Protocol):
         """The error that the stream reported, unchanged."""
 
     def feed(self, event: Json) -> None:
-        """Read one event's data. Unknown events are ignored, since the upstream's API may grow."""
+        """Read the data of one event. Unknown events are ignored, because the upstream's API may grow."""
 
     def answer(self) -> Json | None:
         """The whole answer in the dialect; None before its end, or if it ended in an error."""
 
     def partial(self) -> Json:
-        """The answer so far, in the shape of a whole one."""
+        """The answer so far, in the shape of a complete one."""
 
 
 class Dialect(Protocol):
     name: str
     path: str
-    """Of its endpoint, as `/v1/messages`."""
+    """Path of its endpoint, such as `/v1/messages`."""
 
     def to_chat(self, body: Json, *, record: bool = False) -> Json:
-        """The request as one of chat completions.
+        """The request as a chat completion request.
 
         record: the result is recorded, not sent: content that chat cannot express becomes JSON text, not an error.
         Raises BadRequest, or Unsupported for content that only the dialect itself can express.
         """
 
     def overlaid(self, body: Json, rewriting: Rewriting, lessons: str) -> Overlaid:
-        """The request with the text of an overlay, and what of the overlay it has no place for (`overlaid.py`)."""
+        """The request with the text of an overlay, and the overlay's components that it does not contain
+        (`overlaid.py`)."""
 
     def from_chat(self, answer: Json, body: Json) -> Json:
-        """A chat completion as this dialect's whole answer. body: the request in this dialect. Raises BadAnswer."""
+        """A chat completion as this dialect's complete answer. body: the request in this dialect. Raises BadAnswer."""
 
     def encoder(self, body: Json) -> Encoder: ...
 
     def listener(self, body: Json) -> Listener: ...
 
     def answer_to_chat(self, answer: Json) -> Json:
-        """A whole or partial answer as a chat completion for the record. Raises BadAnswer.
+        """A complete or partial answer as a chat completion for the record. Raises BadAnswer.
 
         Content that chat cannot express stays unchanged in the message's field `other`.
         """

@@ -1,4 +1,4 @@
-"""The body of an error as each API writes it.
+"""The error body of each API.
 
 Source: platform.claude.com/docs/en/api/errors; platform.openai.com/docs/guides/error-codes.
 """
@@ -27,13 +27,14 @@ ANTHROPIC_TYPES = {
 
 
 def openai_error(status: int, message: str, kind: str | None = None) -> Json:
-    """Chat completions and responses: `type` follows the status; `code`, which programs look at, is `kind`."""
+    """Chat completions and responses: `type` follows from the status; `code`, which programs read, is `kind`."""
     named = OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": named, "param": None, "code": kind}}
 
 
 def anthropic_error(status: int, message: str, kind: str | None = None) -> Json:
-    """Messages: `type` follows the status; the SDK offers `details.error_code`, which is `kind`, as `error_code`."""
+    """Messages: `type` follows from the status; `details.error_code` is `kind`, which the SDK exposes as
+    `error_code`."""
     named = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     body: Json = {"type": named, "message": message}
     if kind:

@@ -1,4 +1,4 @@
-"""An answer of the Anthropic messages API, out of a chat completion and back."""
+"""An answer of the Anthropic messages API, from a chat completion and back."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ FINISHES = {
     "refusal": "content_filter",
 }
 UNREADABLE = "unreadable_arguments"
-"""The one key of a call's input when the model wrote no JSON object: its words, so that the tool can refuse them."""
+"""The only key of a call's input if the model wrote no JSON object. Its value is the model's text, which the tool can
+refuse."""
 DEEPEST = 250
-"""orjson writes no deeper JSON."""
+"""Maximum levels of JSON that orjson writes."""
 
 
 def from_chat(answer: Json, body: Json) -> Json:
@@ -50,7 +51,7 @@ def from_chat(answer: Json, body: Json) -> Json:
 
 
 def message(completion: ChatCompletion) -> Json:
-    """As it starts: without content."""
+    """The message at its start, without content."""
     return {
         "id": f"msg_{completion.key}",
         "type": "message",
@@ -69,7 +70,7 @@ def use(call: FunctionCall) -> Json:
 
 
 def input_of(arguments: str) -> Json:
-    """The arguments as an object, which the API promises."""
+    """The arguments as an object, which the API guarantees."""
     if not arguments.strip():
         return {}
     try:
@@ -103,7 +104,7 @@ def ending(completion: ChatCompletion, body: Json) -> Json:
 
 
 def usage(tokens: Usage | None) -> Json:
-    """Tokens; the input's three kinds add up to the prompt."""
+    """Token counts; the three kinds of input tokens add up to the prompt."""
     tokens = tokens or Usage()
     return {
         "input_tokens": max(tokens.n_prompt - tokens.n_cached - tokens.n_written, 0),

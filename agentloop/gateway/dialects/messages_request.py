@@ -1,4 +1,4 @@
-"""A request of the Anthropic messages API as one of chat completions.
+"""A request of the Anthropic messages API as a chat completion request.
 
 Source: platform.claude.com/docs/en/api/messages; the types of the `anthropic` SDK.
 """
@@ -28,7 +28,7 @@ from agentloop.gateway.dialects.values import (
 
 RENAMED = {"max_tokens": "max_completion_tokens", "stop_sequences": "stop"}
 READ = {"messages", "system", "tools", "tool_choice", "metadata", "output_config", "stream"}
-"""Fields that are translated below. A field in none of these tables goes to the upstream as it is."""
+"""Fields that are translated below. A field in none of these tables goes to the upstream unchanged."""
 DROPPED = {
     "cache_control",  # the upstream caches as it does
     "context_management",  # trims what is long, at a server that can
@@ -87,7 +87,7 @@ def _messages(body: Json, keep: Keep) -> list[Json]:
 
 
 def _blocks(content: Any, field: str) -> list[tuple[str, Json, str]]:
-    """(kind, block, field) of each block; a text alone is one."""
+    """(kind, block, field) of each block; plain text counts as one block."""
     if isinstance(content, str):
         return [("text", text_part(content), field)]
     blocks = []
@@ -117,7 +117,7 @@ def _assistant(content: Any, field: str, keep: Keep) -> Json:
 
 
 def _user(content: Any, field: str, keep: Keep) -> list[Json]:
-    """The tools' messages first: in chat they follow the calls at once."""
+    """A user's messages, with the tool results first: in chat they must follow the calls directly."""
     results: list[Json] = []
     parts: list[Json] = []
     for kind, block, where in _blocks(content, field):

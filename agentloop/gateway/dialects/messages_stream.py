@@ -1,8 +1,8 @@
-"""The events of the Anthropic messages API: made of chat chunks, and put together as they pass by.
+"""The events of the Anthropic messages API: encoded from chat chunks, and assembled as they pass by.
 
-Blocks come one after another, as the API's own do. Tool calls come whole when the model has ended: only then is it
-known that each is JSON, which clients take for granted, and that no piece of an earlier one follows.
-Source: platform.claude.com/docs/en/build-with-claude/streaming.
+Blocks come one after another, as in the API itself. A tool call is sent as a whole when the model has ended. Only then
+is it certain that its arguments are JSON, which clients rely on, and that no piece of an earlier call follows. Source:
+platform.claude.com/docs/en/build-with-claude/streaming.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class MessagesEncoder:
         return sse.named(error(status, message, kind))
 
     def _start(self, chunk: Json) -> bytes:
-        """The first event; nothing once it was sent."""
+        """The first event; nothing after it was sent."""
         if self._key:
             return b""
         self._key = key_of(chunk)
@@ -97,7 +97,7 @@ class MessagesEncoder:
 
 
 FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
-"""Kind of a delta -> the field of the block, and of the delta, that it adds to."""
+"""Kind of a delta -> the field of the block and of the delta that it extends."""
 
 
 class MessagesListener:

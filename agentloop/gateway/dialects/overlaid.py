@@ -1,7 +1,7 @@
-"""Requests in transit whose text an overlay replaces: one function for each dialect.
+"""Replaces text of requests in transit with that of an overlay: one function for each dialect.
 
-A request is a JSON object whose keys stay in their order, and only texts that change are written anew. So the bytes
-before the first replaced text are those of the request without an overlay. The client's own object never changes.
+A request is a JSON object whose keys stay in their order, and only changed texts are written again. So the bytes before
+the first replaced text equal those of the request without an overlay. The client's own object never changes.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from agentloop.types.overlay import TOOL
 
 LINE = "\n"
 CACHE = "cache_control"
-"""Key of a block at which a provider's cache of the prompt may end."""
+"""Key of a block at which a provider's prompt cache may end."""
 Path = tuple[str | int, ...]
 """Keys and indices that lead from the body to a value."""
 
 
 class _Prompt(NamedTuple):
-    """Texts of one request that are read as one, and where they are."""
+    """Texts of one request that are read as one, and their places."""
 
     places: tuple[Path, ...]
     passage: Passage
 
 
 def first_words(messages: Sequence[Any]) -> str:
-    """The text of the first message of a user, in a request of chat completions; it decides which lessons fit."""
+    """The text of a user's first message in a chat completion request; it determines which lessons fit."""
     for message in map(object_of, messages):
         if message.get("role") == "user":
             return LINE.join(text for _, text in _texts(message, ("content",)))
@@ -89,12 +89,13 @@ def _instructs(message: Json) -> bool:
 
 
 def _n_leading(messages: Sequence[Any]) -> int:
-    """How many messages at the beginning are instructions."""
+    """Number of leading messages that are instructions."""
     return next((n for n, message in enumerate(map(object_of, messages)) if not _instructs(message)), len(messages))
 
 
 def _texts(table: Json, path: Path) -> Iterator[tuple[Path, str]]:
-    """(place, text) of each text in a content, which is one text or a list of parts. path: ends with its key."""
+    """(place, text) of each text in a content, which is a single text or a list of parts. path: ends with the content's
+    key."""
     content = table.get(str(path[-1]))
     if isinstance(content, str):
         yield path, content
@@ -111,7 +112,7 @@ def _prompt(table: Json, path: Path, key: str = "content") -> _Prompt:
 
 
 def _joined(prompts: Sequence[_Prompt]) -> _Prompt:
-    """Messages that a record has as one."""
+    """Messages that a record merges into one."""
     written = [prompt for prompt in prompts if prompt.places]
     gaps: list[str] = []
     for prompt in written:
@@ -123,7 +124,7 @@ def _joined(prompts: Sequence[_Prompt]) -> _Prompt:
 def _replaced(
     body: Json, prompts: Sequence[_Prompt], rewriting: Rewriting, lessons: str
 ) -> tuple[Json, str, tuple[str, ...]]:
-    """(the body with replaced instructions, text to add behind them, names not found)."""
+    """(the body with replaced instructions, text to add after them, names not found)."""
     rewritten = rewriting.prompt([prompt.passage for prompt in prompts], lessons)
     for prompt, passage in zip(prompts, rewritten.passages, strict=True):
         changed = [n for n, text in enumerate(passage.texts) if text != prompt.passage.texts[n]]
@@ -136,9 +137,9 @@ def _replaced(
 
 
 def _appended(body: Json, path: Path, text: str, kind: str) -> Json:
-    """The body with `text` behind the content at `path`. kind: type of the part where the content has parts.
+    """The body with `text` after the content at `path`. kind: type of the part if the content is a list of parts.
 
-    A part of its own keeps the parts before it as they are, and with them what a provider has cached.
+    A separate part leaves the parts before it unchanged, so a provider's cache of them stays valid.
     """
     content = _at(body, path)
     if isinstance(content, list):
@@ -160,7 +161,7 @@ def _of_tool(tool: Json) -> Path:
 
 
 def _described(body: Json, rewriting: Rewriting, absent: tuple[str, ...], where: Callable[[Json], Path]) -> Overlaid:
-    """The body with its tools' new descriptions. where: leads from a tool to the object that has its name."""
+    """The body with the tools' new descriptions. where: path from a tool to the object that contains its name."""
     if not rewriting.tools:
         return Overlaid(body, absent)
     missing = dict.fromkeys(rewriting.tools)
@@ -179,7 +180,7 @@ def _described(body: Json, rewriting: Rewriting, absent: tuple[str, ...], where:
 
 
 def _at(body: Json, path: Path) -> Any:
-    """The value at `path`; None where the last key is missing."""
+    """The value at `path`; None if the last key is missing."""
     value: Any = body
     for key in path:
         value = value.get(key) if isinstance(value, dict) else value[key]
@@ -187,7 +188,7 @@ def _at(body: Json, path: Path) -> Any:
 
 
 def _put(body: Json, path: Path, value: Any) -> Json:
-    """The body with another value at `path`. What leads there is copied, and everything else shared."""
+    """The body with another value at `path`. Objects along the path are copied; everything else is shared."""
     body = dict(body)
     table: Any = body
     for key in path[:-1]:
@@ -198,9 +199,9 @@ def _put(body: Json, path: Path, value: Any) -> Json:
 
 
 def _without(body: Json, path: Path, heir: Path) -> Json:
-    """The body without an emptied part, which providers refuse. heir: the text that has its share now.
+    """The body without an emptied part, because providers refuse empty ones. heir: the text that now replaces it.
 
-    A text that is no part stays, empty, and so does the only part of a content. The end of a cache moves to the heir.
+    A text that is not a part stays, empty, and so does the only part of a content. A cache mark moves to the heir.
     """
     if len(path) < 2 or not isinstance(path[-2], int):
         return body

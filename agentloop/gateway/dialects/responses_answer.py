@@ -1,4 +1,4 @@
-"""An answer of the OpenAI responses API, out of a chat completion and back."""
+"""An answer of the OpenAI responses API, from a chat completion and back."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ ECHOED: Json = {
     "truncation": "disabled",
     "user": None,
 }
-"""Fields of the request that the answer repeats -> what it says when the request does not."""
+"""Fields of the request that the answer repeats -> their defaults."""
 FUNCTION: Json = {"strict": None, "parameters": None}
-"""What the answer says of a function where the request says nothing."""
+"""Defaults of a function's fields in the answer."""
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 PREFIXES = {"reasoning": "rs", "text": "msg", "refusal": "msg", "call": "fc", "custom": "ctc"}
 
@@ -105,7 +105,7 @@ def item_id(kind: str, key: str, n: int) -> str:
 def item(
     kind: str, own_id: str, words: str, state: str, call_id: str, name: str, logprobs: list[Json] | None = None
 ) -> Json:
-    """An item of the output. An empty one, in progress, has no part yet."""
+    """An item of the output. An item in progress has no part yet."""
     fields: Json = {"id": own_id, "type": "message", "status": state}
     if kind == "custom":
         return {**fields, "type": "custom_tool_call", "call_id": call_id, "name": name, "input": input_of(words)}
@@ -126,7 +126,7 @@ def part(kind: str, words: str, logprobs: list[Json] | None = None) -> Json:
 
 
 def logprobs_of(content: Any) -> list[Json]:
-    """Those of chat, which may leave out the bytes and the other tokens."""
+    """The log-probabilities of chat, which may lack the bytes and the other tokens."""
     return [{**_token(token), "top_logprobs": [*map(_token, tables(token, "top_logprobs"))]} for token in content]
 
 
@@ -186,7 +186,7 @@ def answer_to_chat(answer: Json) -> Json:
 
 
 def _finish(answer: Json, calls: list[Json]) -> str | None:
-    """The finish reason of chat; None if the answer broke off."""
+    """The finish reason in chat; None if the answer broke off."""
     state = text_of(answer, "status")
     if state not in ("completed", "incomplete"):
         return None

@@ -1,6 +1,6 @@
-"""Custom tools of the responses API, which take plain text, as functions of one argument that is that text.
+"""Custom tools of the responses API, which take plain text, as functions whose only argument is that text.
 
-A grammar is told to the model, not enforced.
+A grammar is described to the model, not enforced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def arguments_of(words: str, field: str) -> str:
 
 
 def input_of(arguments: str) -> str:
-    """What the model wrote, as it is, where it did not keep to the one argument: the tool will say so."""
+    """The text argument; the model's output unchanged if it is not the expected object, so that the tool can report
+    it."""
     try:
         value = orjson.loads(arguments)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The items of a responses API's input as the messages of a chat.
+"""The input items of the responses API as chat messages.
 
-The API lists reasoning, text and calls each by itself; in chat they are one message of the assistant. What follows
-one another is one message, until text or reasoning comes after text: a model thinks, speaks, and then calls.
+The API lists reasoning, texts and calls separately; in chat they are one message of the assistant. Consecutive items
+form one message until text or reasoning follows text: a model thinks, speaks, and then calls.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from agentloop.gateway.dialects.values import (
 )
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-"""Chat templates of open models know no developer."""
+"""Chat templates of open models have no developer role."""
 
 
 def messages_of(body: Json, keep: Keep) -> list[Json]:
-    """All of the request's. What instructs at the beginning is one message: many templates take no second one."""
+    """All messages of the request. Leading instructions are merged into one message, because many templates accept only
+    one."""
     chat = Messages(keep)
     if isinstance(body.get("input"), str):
         chat.add(body["input"], "input")
@@ -103,7 +104,7 @@ class Messages:
         self._texts.append("".join(part["text"] for part in parts if part["type"] == "text"))
 
     def _thoughts(self, item: Json, field: str) -> list[str]:
-        """The full text, else the summary. What is encrypted only OpenAI can read: it is left out."""
+        """The full text, otherwise the summary. Encrypted reasoning is omitted, because only OpenAI can read it."""
         for name in ("content", "summary"):
             where = f"{field}.{name}"
             if parts := array(item.get(name), where):

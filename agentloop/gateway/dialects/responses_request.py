@@ -1,4 +1,4 @@
-"""A request of the OpenAI responses API as one of chat completions.
+"""A request of the OpenAI responses API as a chat completion request.
 
 Source: platform.openai.com/docs/api-reference/responses; the types of the `openai` SDK. Items: `responses_items`.
 """
@@ -14,7 +14,7 @@ from agentloop.gateway.dialects.values import Keep, array, as_text, only, refuse
 
 RENAMED = {"max_output_tokens": "max_completion_tokens"}
 READ = {"input", "instructions", "tools", "tool_choice", "text", "reasoning", "include", "top_logprobs", "stream"}
-"""Fields that are translated below. A field in none of these tables goes to the upstream as it is."""
+"""Fields that are translated below. A field in none of these tables goes to the upstream unchanged."""
 DROPPED = {
     "access_programs",
     "background_options",

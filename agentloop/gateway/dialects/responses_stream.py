@@ -1,7 +1,7 @@
-"""The events of the OpenAI responses API: made of chat chunks, and put together as they pass by.
+"""The events of the OpenAI responses API: encoded from chat chunks, and assembled as they pass by.
 
-Source: platform.openai.com/docs/api-reference/responses-streaming. Items of calls are open side by side, since each
-event names its item and the pieces of parallel calls may come mixed.
+Source: platform.openai.com/docs/api-reference/responses-streaming. Several items of calls may be open at once, because
+each event names its item and the pieces of parallel calls may be interleaved.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EVENTS = {
     "custom": "response.custom_tool_call_input",
 }
 WORDS = {"reasoning": "text", "text": "text", "refusal": "refusal", "call": "arguments", "custom": "input"}
-"""Field of a `done` event that repeats all of it."""
+"""Field of a `done` event that repeats the whole text."""
 KINDS = {f"{event}.delta": kind for kind, event in EVENTS.items()}
 ENDS = {"response.completed", "response.incomplete"}
 
@@ -48,7 +48,7 @@ class OutputItem:
     pieces: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
     whole: Json | None = None
-    """When it is done."""
+    """The complete item, once it is done."""
 
     def to_json(self, words: str, state: str) -> Json:
         call_id, name = (self.call.id, self.call.name) if self.call else ("", "")
@@ -65,7 +65,7 @@ class ResponsesEncoder:
         self._n_events = 0
         self._items: list[OutputItem] = []
         self._open: OutputItem | None = None
-        """What is said or thought now."""
+        """The open item of text or reasoning."""
         self._calls = StreamedCalls()
         self._item_of: dict[StreamedCall, OutputItem] = {}
 
@@ -123,7 +123,7 @@ class ResponsesEncoder:
         return completion_of(chat, self._body)
 
     def _start(self, chunk: Json) -> bytes:
-        """The first events; nothing once they were sent."""
+        """The first events; nothing after they were sent."""
         if self._key:
             return b""
         self._key = key_of(chunk)
@@ -198,13 +198,13 @@ class ResponsesEncoder:
 
 
 class ResponsesListener:
-    """See `Listener`. The last event holds the whole answer; the others are kept for a stream that breaks off."""
+    """See `Listener`. The last event contains the whole answer; the others are kept in case the stream breaks off."""
 
     def __init__(self, body: Json) -> None:
         self._response: Json = {}
         self._items: dict[int, Json] = {}
         self._pieces: dict[int, dict[int, tuple[str, list[str]]]] = {}
-        """Item -> part -> what it is, and what came for it; only of items that are open."""
+        """Item -> part -> its kind and the pieces received; only for open items."""
         self._has_ended = False
         self.error: Json | None = None
 

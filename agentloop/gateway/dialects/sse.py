@@ -1,6 +1,6 @@
-"""Server-sent events, from bytes that may be cut anywhere and to bytes.
+"""Parses and writes server-sent events. Input bytes may be split anywhere.
 
-Source: WHATWG HTML §9.2.6. `id` and `retry` are passed over: nobody reconnects to an answer.
+Source: WHATWG HTML §9.2.6. `id` and `retry` are ignored, because no client reconnects to an answer.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import orjson
 
 LIMIT_BYTES = 16 * 1024 * 1024
-"""The last event of a response holds all of it, a file that was written included."""
+"""Maximum bytes of an event. The last event of a response contains all of it, including a file that the model wrote."""
 
 
 class Event(NamedTuple):
     name: str
-    """`message` when the event has none."""
+    """`message` if the event has no name."""
     data: bytes
 
 
 class Events:
-    """Events out of the pieces of one stream. An event whose end does not come is dropped, as the standard says."""
+    """Parses the events of one stream. An event without an end is dropped, as the standard requires."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit = limit_bytes
@@ -29,7 +29,7 @@ class Events:
         self._ends_in_cr = False
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that `data` completes. Raises ValueError for one that is larger than the limit."""
+        """The events that `data` completes. Raises ValueError for an event larger than the limit."""
         if self._ends_in_cr:  # it may have been the first half of an end of line
             data = b"\r" + data
         self._ends_in_cr = data.endswith(b"\r")
@@ -80,5 +80,5 @@ def data(value: dict[str, Any]) -> bytes:
 
 
 def named(value: dict[str, Any]) -> bytes:
-    """An event called after the `type` of its data."""
+    """An event named after the `type` of its data."""
     return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), orjson.dumps(value))

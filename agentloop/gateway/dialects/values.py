@@ -35,7 +35,7 @@ def table(value: Any, field: str) -> Json:
 
 
 def array(value: Any, field: str) -> list[Any]:
-    """A list; an empty one for null."""
+    """A list; empty for null."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -50,7 +50,7 @@ def only(value: Any, field: str, options: Collection[str]) -> str:
 
 
 def dumped(value: Any, field: str) -> str:
-    """JSON as models write it: a space behind commas and colons."""
+    """JSON in the form in which models write it: with a space after commas and colons."""
     try:
         return json.dumps(value, ensure_ascii=False)
     except (ValueError, TypeError, RecursionError) as error:
@@ -73,14 +73,15 @@ def file_part(data_url: str, name: str) -> Json:
 
 
 def joined(parts: list[Json]) -> str | list[Json]:
-    """A message's content. Text parts alone become one text, which every server accepts, joined as vLLM does it."""
+    """A message's content. If all parts are text, they become one text, which every server accepts, joined as vLLM does
+    it."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
 
 
 def tool_messages(call_id: str, parts: list[Json], *, failed: bool = False) -> tuple[Json, list[Json]]:
-    """A tool's message, and the parts for a user's message after all results: a tool's message holds only text."""
+    """A tool's message, which can hold only text, and the other parts, for a user's message after all results."""
     content = "\n".join(part["text"] for part in parts if part["type"] == "text")
     if failed and not content.lower().startswith("error"):
         content = f"Error: {content}"  # chat has no field for a failed call
