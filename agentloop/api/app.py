@@ -42,9 +42,9 @@ from agentloop.store.store import Store
 from agentloop.version import __version__
 
 RETRY_S = 5
-"""Retry-After if the store fails."""
+"""Retry-After in seconds if the store fails."""
 MAX_REASON = 500
-"""Maximum length of the reason why a body or a parameter is invalid, in characters."""
+"""Maximum characters of the reason why a body or a parameter is invalid."""
 
 
 def make_app(
@@ -56,10 +56,10 @@ def make_app(
     trust: Collection[str] = (),
     folder: Path | None = None,
 ) -> ASGIApp:
-    """The service over `store`, which the caller closes. routes: of the gateway; None for no gateway.
+    """The service over `store`, which the caller closes. routes: of the gateway; None: no gateway.
 
-    only_models: the gateway alone, without the routes for spans and traces. trust: `[feedback] trust`. folder: of the
-    project whose versions the store's project has; None where no files of versions are at hand.
+    only_models: serve only the gateway, without the routes for spans and traces. trust: `[feedback] trust`. folder: of
+    the project whose versions the store's project has; None if no files of versions are available.
     """
     commits = SpanCommits(partial(store.put_spans, trust=trust))
     metrics = Metrics(lambda: commits.n_commits, lambda: commits.n_waiting_bytes, store.size)
@@ -101,7 +101,7 @@ def _engine_error(request: Request, error: Exception) -> Response:
 
 
 def _validation_error(request: Request, error: Exception) -> Response:
-    """422: the parameter or field and the reason, without the value, which may be a secret or not JSON."""
+    """422: the parameter or field and the reason. Omits the value, which may be a secret or not JSON."""
     errors = cast(RequestValidationError, error).errors()
     why = "; ".join(f"{_place(each['loc'])}: {each['msg'].removeprefix('Value error, ')}" for each in errors)
     if any(each["loc"][0] == "body" for each in errors) and not content_type(request.headers).endswith("json"):

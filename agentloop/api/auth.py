@@ -1,15 +1,14 @@
-"""Authentication and permissions: every request passes this place before any route.
+"""Authentication and permissions, checked for every request before its route.
 
-A key is `al_<id>_<secret>`. The store has its id and the SHA-256 of the whole key: the secret has 256
-random bits, so a slow hash would add no protection and cost time in every request. A key belongs to
-one project (tenant) and has scopes.
+A key is `al_<id>_<secret>`. The store has its id and the SHA-256 of the whole key: the secret has 256 random bits, so a
+slow hash would add no protection and cost time in every request. A key belongs to one project (tenant) and has scopes.
 
-Until the first key exists, the server answers only programs of its own user on this machine, and only
-requests to `localhost` or its loopback address, so that a web page in the user's browser cannot reach
-it under another host name. These requests may send spans, call models and read. A judgement (reward,
-score, label, verdict) needs a key with the scope `judge` or the token of `local.py`, so that an agent
-that can write its own trace cannot set its reward. A move of a policy version needs the scope `admin`
-or that token, so that no agent promotes itself.
+Until the first key exists, the server only answers programs of its own user on this machine, and only requests to
+`localhost` or its loopback address, so that a web page in the user's browser cannot reach it under another host name.
+These requests may send spans, call models and read. A judgement (reward, score, label, verdict) needs a key with the
+scope `judge` or the token of `local.py`, so that an agent that can write its own trace cannot set its reward.
+Promoting, rolling back or canarying a policy version needs the scope `admin` or that token, so that no agent promotes
+itself.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ CALL = "call"
 GIVE = "feedback"
 ADMIN = "admin"
 SENDERS = frozenset({INGEST, CALL, JUDGE})
-"""Scopes that include `feedback`: a program that makes traces may say how they went, as its own word."""
+"""Scopes that include `feedback`: a program that creates traces may rate them, as its own word."""
 FEEDBACK = "/api/v1/feedback"
 SCOPES = {
     INGEST: "send spans and logs",
@@ -59,11 +58,11 @@ READING = ("GET", "HEAD")
 """Methods that change nothing."""
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
-"""Paths without a key: health checks, and the documentation of the API. They show no data."""
+"""Paths that need no key: health checks, and the documentation of the API. They show no data."""
 FRESH_S = 5.0
-"""How long a look-up of a key stays valid: a revoked key may work that much longer."""
+"""Seconds for which a look-up of a key stays valid: a revoked key may work that much longer."""
 BROKEN_S = 5
-"""Retry-After if the store cannot look up a key."""
+"""Retry-After in seconds if the store cannot look up a key."""
 WITH_KEY = "create one with `agentloop keys add`"
 KEY = re.compile(r"al_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
@@ -81,7 +80,7 @@ class KeyStore(Protocol):
 
 
 def new_key(project: str, scopes: Iterable[str]) -> tuple[str, Key]:
-    """(the key as text, which is shown once; the part that the store has)."""
+    """(the key as text, which is shown once; the part that the store keeps)."""
     key_id = secrets.token_hex(6)
     words = f"al_{key_id}_{secrets.token_urlsafe(32)}"
     return words, Key(key_id, _digest(words), project, tuple(scopes))
@@ -173,7 +172,7 @@ class AccessGuard:
         return None
 
     def _check_origin(self, scope: Scope, headers: Headers) -> Response | None:
-        """403, unless the request comes from this machine and this user."""
+        """403, unless the request comes from this machine and from the server's own user."""
         if not _is_local(headers):
             return refusal(scope, 403, "without a key the server answers requests to localhost only; " + WITH_KEY)
         state = scope.get("state", {})
@@ -231,7 +230,7 @@ def _words(headers: Headers) -> str | None:
 
 
 def _is_local(headers: Headers) -> bool:
-    """Whether both the request's host and the web page that sends it, if any, are this machine."""
+    """Whether the request's host is this machine, and also the web page that sent it, if any."""
     named = [f"//{headers.get('host', '')}", *([headers["origin"]] if "origin" in headers else [])]
     try:
         return all(urlsplit(name).hostname in LOOPBACK for name in named)

@@ -1,6 +1,6 @@
-"""Bounds size and time of every body while it arrives, on every route.
+"""Limits the size and duration of every request body as it arrives, on every route.
 
-It does not bound the inflated size of a compressed body; that is `inflate.py`.
+The inflated size of a compressed body is limited in `inflate.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentloop.api.refusals import OTLP
 
 MAX_SENT = 8 << 20
-"""Maximum bytes of an OTLP body as it is sent."""
+"""Maximum bytes of an OTLP body as sent."""
 MAX_JSON = 1 << 20
 """Maximum bytes of any other body."""
 BODY_S = 30.0
-"""Maximum time from a route's first read of the body to the last byte."""
+"""Maximum seconds from a route's first read of the body to the last byte."""
 
 
 class BodyLimit:
-    """ASGI middleware; a route that reads too many bytes, or too long, gets an HTTPException of 413 or 408."""
+    """ASGI middleware: a route that reads too many bytes, or for too long, gets an HTTPException with status 413 or
+    408."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""Claims in spans: a reward, which is a judgement, or the mark of our gateway's calls, which name a run's task.
+"""Claims in spans: a reward, which is a judgement, or the mark of the gateway's own calls, which name a run's task.
 
 If the sender may not judge, the attribute is stored under another name, such as `agentloop.claimed_reward`. No reader
 treats that as a reward or a call, neither here nor after an export.
@@ -17,12 +17,12 @@ from agentloop.store.spans import DIALECT
 from agentloop.types import Span
 
 CLAIMS = {REWARD: "agentloop.claimed_reward", DIALECT: "agentloop.claimed_dialect"}
-"""Attributes that need the permission to judge -> the names under which they are stored without it."""
+"""Attributes that need permission to judge -> the names under which they are stored without it."""
 _MARK = f'"{DIALECT}"'.encode()
 
 
 def without_claims(batch: OtlpBatch) -> OtlpBatch:
-    """The batch with claims in place of rewards and gateway marks; `problem` has their number."""
+    """The batch with rewards and gateway marks renamed to claims; `problem` reports their number."""
     n = {
         REWARD: sum(span.reward is not None for span in batch.spans),
         DIALECT: sum(_MARK in span.head for span in batch.spans),

@@ -1,7 +1,7 @@
-"""A client's connection: looks its user up once, and bounds the time for the headers of a request.
+"""A client's connection: looks up its user once, and limits the time for the headers of a request.
 
-uvicorn bounds the idle time between requests, but waits for ever for the first byte of the first request, and for the
-rest of headers that have begun.
+uvicorn limits the idle time between requests, but waits indefinitely for the first byte of the first request and for
+the rest of headers that have begun.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from agentloop.api.peer import uid_of
 
 HEADERS_S = 10.0
-"""Maximum time from the connect, or from the first byte of a later request, to the end of the headers."""
+"""Maximum seconds from the connect, or from the first byte of a later request, to the end of the headers."""
 PEER_UID = "peer_uid"
-"""The key of a request's state for the user at the other end; its value is None if the kernel does not know."""
+"""Key of a request's state for the user at the other end; the value is None if the kernel does not know."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with this bound and this state."""
+    """uvicorn's protocol with this time limit and this state."""
 
     _due_since: float | None = None
-    """Start of the wait for headers; None while a request is answered, and between two requests."""
+    """Start time of the wait for headers; None while a request is answered, and between two requests."""
     _has_begun = False
     """Whether a byte of a request has arrived."""
     _timer: asyncio.TimerHandle

@@ -1,4 +1,4 @@
-"""/openapi.json: what FastAPI finds, the two OTLP routes that it does not know, keys, and how requests are refused."""
+"""/openapi.json: FastAPI's schema, plus the two OTLP routes that FastAPI does not know, keys, and error responses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _KEYS = {
 
 
 def describe(app: FastAPI) -> None:
-    """Let `app` answer with the whole document."""
+    """Make `app` serve the whole document."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -132,7 +132,7 @@ def _error_response(code: int, why: str) -> dict[str, Any]:
 
 
 def _request(of_resources: str, resources: dict[str, Any]) -> dict[str, Any]:
-    """An object that is empty, or has the one list."""
+    """An object that is empty or has this one list."""
     return {
         "type": "object",
         "properties": {of_resources: resources},

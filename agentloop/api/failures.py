@@ -22,7 +22,7 @@ class Asked(BaseModel):
 
 
 def failure_routes(store: Store) -> APIRouter:
-    """The routes of failures and of the queue."""
+    """The routes of failures and of the review queue."""
     routes = APIRouter()
 
     @routes.get("/failures")

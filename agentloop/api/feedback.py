@@ -1,4 +1,4 @@
-"""Feedback that clients send on a stored trace: scores, labels, rewards, a person's resolution."""
+"""Feedback that clients send on a stored trace: scores, labels, rewards, and a person's resolution."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Feedback(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def check_fields(cls, body: Any) -> Any:
-        """Raises ValueError that names the unknown field and lists the known ones."""
+        """Raises ValueError with the unknown field and a list of the known ones."""
         for name in body if isinstance(body, dict) else ():
             if name not in cls.model_fields:
                 names = ", ".join(cls.model_fields)
@@ -72,9 +72,9 @@ class GivenLabel(Feedback):
     )
 
     def check(self, trace: Trace) -> None:
-        """Raises ConfigError for a step that the trace does not have, and for words that are not at the step.
+        """Raises ConfigError for a step that the trace does not have, and for evidence that does not occur at the step.
 
-        Without a step, the words may be anywhere in the trace.
+        Without a step, the evidence may occur anywhere in the trace.
         """
         steps = [step.index for step in trace.steps]
         if self.step is not None and self.step not in steps:
@@ -100,7 +100,7 @@ class GivenLabel(Feedback):
 
 
 def person(detector: str) -> str | None:
-    """The person whose label it is; None for a program's. Raises ConfigError for an invalid name of a person."""
+    """The person who gave the label; None for a program's label. Raises ConfigError for an invalid name of a person."""
     if not detector.casefold().startswith(PERSON):
         return None
     if not detector.startswith(PERSON):
@@ -127,7 +127,7 @@ class GivenFeedback(Feedback):
     by: Text = Field(default="", max_length=100)
 
     def check(self) -> None:
-        """Raises ConfigError unless it names one trace or episode and says something."""
+        """Raises ConfigError unless it names either a trace or an episode, and has a score or a text."""
         if (self.trace is None) == (self.episode is None):
             raise ConfigError("feedback: send either `trace`, the id of a trace, or `episode`, the name of an episode")
         if self.score is None and not self.text.strip():

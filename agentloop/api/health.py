@@ -14,31 +14,32 @@ from agentloop.api.metrics import Metrics
 from agentloop.errors import StoreError
 
 RETRY_S = 5
-"""Retry-After while the store does not accept writes."""
+"""Retry-After in seconds while the store does not accept writes."""
 READY_S = 2.0
-"""Maximum time of a check."""
+"""Maximum seconds of a check."""
 BELIEVED_S = 1.0
-"""How long the result of a check is valid: anyone may ask without a key, and each check is a commit."""
+"""Seconds for which the result of a check stays valid: anyone may call without a key, and each check is a commit."""
 FAILED_S = 10.0
-"""How long a failed commit counts, whatever a check says: a full disk may still have room for one small write."""
+"""Seconds for which a failed commit counts, whatever a check reports: a full disk may still have room for a small
+write."""
 
 
 class Readiness:
-    """Whether the store accepts writes; requests at the same time share one check."""
+    """Tracks whether the store accepts writes; concurrent requests share one check."""
 
     def __init__(self, check: Callable[[], None]) -> None:
-        """check: raises StoreError; may block for long."""
+        """check: raises StoreError; may block for a long time."""
         self._check = check
         self._check_task: asyncio.Task[str] | None = None
         self._checked_at = 0.0
         self._failed: tuple[float, str] | None = None
 
     def failed(self, why: str) -> None:
-        """A commit failed."""
+        """Register a failed commit."""
         self._failed = time.monotonic(), why
 
     def worked(self) -> None:
-        """A commit succeeded."""
+        """Register a successful commit."""
         self._failed = None
 
     async def problem(self) -> str:

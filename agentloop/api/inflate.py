@@ -1,7 +1,7 @@
-"""Inflates a compressed body, and bounds its size while it does.
+"""Inflates a compressed body within limits on its size.
 
-A body may inflate to a thousand times its size, so it is inflated piece by piece, up to the first byte over a bound.
-The compressed size is bounded in `body_limit.py`.
+A body may inflate to a thousand times its size, so it is inflated piece by piece, up to the first byte over a limit.
+The compressed size is limited in `body_limit.py`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ FREE = 1 << 20
 """The ratio applies above this many inflated bytes: a small body of one repeated letter is harmless."""
 PIECE = 1 << 20
 WINDOW = 4 << 10
-"""Bytes that are inflated at once: zlib copies the bytes after each member, so a body of many members needs small
-windows."""
+"""Compressed bytes that are inflated at once: zlib copies the bytes after each member, so a body of many members needs
+small windows."""
 WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 _ZEROS = re.compile(rb"\0*")
 
 
 class TooLarge(Exception):
-    """413: the body inflates beyond a bound."""
+    """413: the body inflates beyond a limit."""
 
 
 class UnknownEncoding(Exception):
-    """415: an encoding that we do not read."""
+    """415: an unsupported encoding."""
 
 
 class Broken(Exception):
@@ -35,9 +35,9 @@ class Broken(Exception):
 
 
 def inflate(sent: bytes, encoding: str) -> bytes:
-    """The body as it was before it was compressed.
+    """The body before compression.
 
-    encoding: the Content-Encoding header, empty for none. Raises TooLarge, UnknownEncoding and Broken.
+    encoding: the Content-Encoding header, empty without one. Raises TooLarge, UnknownEncoding and Broken.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
@@ -56,7 +56,7 @@ def inflate(sent: bytes, encoding: str) -> bytes:
 
 
 def _members(sent: bytes, wbits: int) -> bytes:
-    """All members of a compressed body. Raises TooLarge, and zlib.error for one that is broken or cut short."""
+    """All members of a compressed body. Raises TooLarge, and zlib.error for a body that is broken or cut short."""
     body = bytearray()
     at = 0
     while at < len(sent):

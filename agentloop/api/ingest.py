@@ -27,21 +27,21 @@ from agentloop.otel import otlp
 from agentloop.store.commits import Busy, SpanCommits
 
 LARGE = 64 << 10
-"""A body of more bytes is decoded in a thread, so that the event loop can answer other requests."""
+"""Bodies with more bytes are decoded in a thread, so that the event loop can answer other requests."""
 N_LARGE = 2
-"""Large bodies that are decoded at the same time: one of 64 MB can become a gigabyte of objects."""
+"""Maximum large bodies decoded concurrently: one of 64 MB can become a gigabyte of objects."""
 MAX_READING = 64 << 20
 """Maximum bytes of bodies, as sent, that are being received or wait to be decoded."""
 ANSWER_S = 8.0
-"""Maximum time of a commit: exporters time out after ten seconds, and would not get our error then."""
+"""Maximum seconds of a commit: exporters time out after ten seconds, and would then not get our error."""
 BUSY_S, BROKEN_S = 1, 5
-"""Retry-After if the store is slow, and if it fails."""
+"""Retry-After in seconds if the store is slow, and if it fails."""
 
 Decode = Callable[[bytes, str], otlp.OtlpBatch]
 
 
 class Ingest:
-    """The two routes. A request's state has `project`, which owns the traces, and `may_judge`."""
+    """The two OTLP routes. A request's state has `project`, which owns the traces, and `may_judge`."""
 
     def __init__(self, commits: SpanCommits, readiness: Readiness, metrics: Metrics) -> None:
         self._commits = commits

@@ -30,7 +30,7 @@ def rotate(path: Path) -> None:
 
 
 class LocalToken:
-    """The token in `path`; creates the file if it is missing. Raises OSError if it cannot."""
+    """The token in `path`; creates the file if it is missing. Raises OSError on failure."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +39,8 @@ class LocalToken:
         path.chmod(0o600)
 
     def matches(self, words: str) -> bool:
-        """Whether `words` are the token that the file has now, so a new token is valid at once."""
+        """Whether `words` equal the token in the file; the file is read on each call, so a new token is valid at
+        once."""
         try:
             token = self.path.read_text().strip()
         except (OSError, UnicodeDecodeError):

@@ -1,6 +1,7 @@
 """`/metrics` for Prometheus: requests, received items, dropped parts, and the queue of the store.
 
-Labels are words of this file and status codes, never paths, ids or projects, so that clients cannot create series.
+Label values are words of this file and status codes, never paths, ids or projects, so that clients cannot create
+series.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Metrics:
 
 
 class _Commits:
-    """Exports the commits' own count, so that it is not counted twice."""
+    """Exports the commits' own counter, so that commits are not counted twice."""
 
     def __init__(self, n_commits: Callable[[], int]) -> None:
         self._n_commits = n_commits
@@ -70,7 +71,7 @@ class _Commits:
 
 
 class Counted:
-    """ASGI middleware, the outermost one, so that refused requests count too."""
+    """ASGI middleware that counts requests. It is the outermost one, so that refused requests count, too."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app

@@ -13,7 +13,7 @@ _OF_OTLP = re.compile(r"[0-9A-Fa-f]{32}")
 
 
 def otlp_id(trace_id: str) -> str:
-    """The id in lower case where it is one of OTLP."""
+    """The id in lower case if it is an OTLP id."""
     return trace_id.lower() if _OF_OTLP.fullmatch(trace_id) else trace_id
 
 
@@ -22,7 +22,7 @@ TraceId = Annotated[
     Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$"),
     AfterValidator(otlp_id),
 ]
-"""OTLP's are hex digits, whatever their case; they are stored in lower case."""
+"""OTLP ids are hex digits in any case; they are stored in lower case."""
 Name = Annotated[str, Path(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:@/ -]+$")]
 Cursor = Annotated[str | None, Query(max_length=100, description="`next` of the page before.")]
 Filter = Annotated[str, Query(max_length=4000, description="See the filter language.")]
@@ -30,7 +30,7 @@ Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
 def project_of(request: Request) -> str:
-    """Whose traces a request is about, as `auth.AccessGuard` found."""
+    """The project of a request, set by `auth.AccessGuard`."""
     project: str = request.state.project
     return project
 

@@ -1,4 +1,4 @@
-"""The user of this machine at the other end of a loopback connection, from the kernel's socket table.
+"""Finds the user of this machine at the other end of a loopback connection, from the kernel's socket table.
 
 The kernel answers for one socket over netlink (sock_diag(7)), which takes about ten microseconds. `/proc/net/tcp` and
 `/proc/net/tcp6` show the same table; reading them takes milliseconds, so they are used only if netlink is not allowed.
@@ -17,7 +17,7 @@ from typing import Any
 from starlette.types import Scope
 
 SOCK_DIAG, BY_FAMILY, REQUEST, ERROR = 4, 20, 1, 2
-"""Netlink: the protocol, the message type of a request, its flag, the message type of an error."""
+"""Netlink constants: the protocol, the message type of a request, its flag, the message type of an error."""
 LISTEN = 10
 """The TCP state of a listening socket, which has no other end."""
 TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
@@ -29,7 +29,8 @@ Address = tuple[str, int]
 def peer_uid(scope: Scope) -> int | None:
     """The user at the other end of an ASGI request's connection; None if the kernel does not know.
 
-    It does not for a connection from another machine, through a unix socket, or with a closed other end.
+    The kernel does not know it for a connection from another machine, for a unix socket, and if the other end is
+    closed.
     """
     client = scope.get("client")
     server = scope.get("server")
@@ -39,7 +40,7 @@ def peer_uid(scope: Scope) -> int | None:
 
 
 def uid_of(client: Address, server: Address) -> int | None:
-    """The user of the socket that is bound to `client` and connected to `server`, both (host, port)."""
+    """The user who owns the socket that is bound to `client` and connected to `server`, both (host, port)."""
     try:
         ends = _Ends(client, server)
     except ValueError:
@@ -100,7 +101,7 @@ def _by_table(ends: _Ends) -> int | None:
 
 
 def _row(ends: _Ends, *, mapped: bool) -> tuple[str, str]:
-    """(client, server) as the files write them: words of 32 bits in the machine's byte order, in hex."""
+    """(client, server) in the format of these files: words of 32 bits in the machine's byte order, in hex."""
     prefix = b"\0" * 10 + b"\xff\xff" if mapped and ends.is_v4 else b""
     sides = zip((prefix + ends.client, prefix + ends.server), ends.ports, strict=True)
     client, server = (

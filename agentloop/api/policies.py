@@ -1,6 +1,6 @@
 """Routes of policy versions: list them, and promote, roll back or canary one, which needs the scope `admin`.
 
-Each move is recorded with the credential that made it. The gateway follows within 2 seconds.
+Each of these moves is recorded with the credential that made it. The gateway follows within 2 seconds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CanaryChange(Feedback):
 
 
 def policy_routes(store: Store, folder: Path | None) -> APIRouter:
-    """The routes over `store`. folder: of the project that `store.project` is, whose versions' files are checked."""
+    """The routes over `store`. folder: of the project `store.project`, whose version files are checked."""
     routes = APIRouter()
 
     def registry(project: str) -> Registry:
@@ -113,6 +113,6 @@ def policy_routes(store: Store, folder: Path | None) -> APIRouter:
 
 
 def _credential(request: Request) -> str:
-    """Who sent it: a key, or the token of this machine's user."""
+    """The credential that sent a request: a key, or the token of this machine's user."""
     key = getattr(request.state, "key", None)
     return "the local token" if key is None else f"key {key.id}"

@@ -1,6 +1,6 @@
-"""`/api/v1`: stored traces by filter and by id, their spans by page, scores and labels that come later, versions.
+"""`/api/v1`: stored traces by filter and by id, their spans by page, scores and labels added later, and versions.
 
-Every answer is about the project of the key that asked. Cursors are the `next` of an earlier answer.
+Every answer is limited to the project of the key. Cursors are the `next` of an earlier answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentloop.store.store import Store
 
 
 def router(store: Store, trust: Collection[str] = (), folder: Path | None = None) -> APIRouter:
-    """The routes over `store`. trust: sources whose feedback counts though it is the agent's own.
+    """The routes over `store`. trust: sources whose feedback counts even on traces that they made.
 
     folder: see `make_app`.
     """

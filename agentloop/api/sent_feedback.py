@@ -1,4 +1,4 @@
-"""`POST /api/v1/feedback`: a score or words on a trace, with what the sender's credential makes of it."""
+"""`POST /api/v1/feedback`: a score or text on a trace. The sender's credential decides how it counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN_WORD = "self-reported: {}; `[feedback] trust` in agentloop.toml can name its
 
 
 def sent_feedback(store: Store, trust: Collection[str]) -> APIRouter:
-    """The route. trust: sources whose feedback counts though it is the agent's own."""
+    """The route. trust: sources whose feedback counts even on traces that they made."""
     routes = APIRouter()
 
     @routes.post("/feedback")

@@ -1,4 +1,4 @@
-"""The trace service with the gateway, from its options to Ctrl-C."""
+"""The trace service with the gateway, from its options to its shutdown."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """Where the service listens, and what it does beside taking traces."""
+    """The address of the service, and its functions besides receiving traces."""
 
     host: str
     port: int
     upstreams: Sequence[str]
-    """URLs of OpenAI-compatible endpoints whose models it serves, beside those of the settings."""
+    """URLs of OpenAI-compatible endpoints whose models it serves, in addition to those in the settings."""
     only_models: bool
     limits: RetentionLimits
-    """What traces may stay."""
+    """Limits on the traces that are kept."""
 
     @property
     def shown_host(self) -> str:
-        """As in a URL."""
+        """The host as it is written in a URL."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
 
 def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C. project: whose settings count. Raises ConfigError for what cannot be served."""
+    """Serve until Ctrl-C. project: folder with the settings. Raises ConfigError if the service cannot be started."""
     routes = _routes(project, store, options.upstreams)
     if options.only_models and routes is None:
         raise ConfigError("--only-models needs an --upstream, or [[gateway.upstream]] in agentloop.toml")
@@ -78,7 +78,7 @@ def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[s
 
 
 def _routes(project: Path, store: Store, urls: Sequence[str]) -> Routes | None:
-    """What the settings and the command line say of models; None for no gateway."""
+    """The gateway's routes from the settings and the command line; None for no gateway."""
     settings = load_config(project).gateway if (project / CONFIG_FILE).exists() else GatewaySection()
     upstreams = [Upstream(_host_of(url), url.rstrip("/")) for url in urls]
     for each in settings.upstream:
@@ -102,7 +102,7 @@ def _routes(project: Path, store: Store, urls: Sequence[str]) -> Routes | None:
 
 
 def _host_of(url: str) -> str:
-    """What an upstream without a name is called. Raises ConfigError for a URL that cannot be parsed."""
+    """The name of an upstream given by URL only. Raises ConfigError for a URL that cannot be parsed."""
     try:
         return urlsplit(url).netloc.rpartition("@")[2] or url
     except ValueError as error:
@@ -110,13 +110,13 @@ def _host_of(url: str) -> str:
 
 
 def _warn(routes: Routes, say: Callable[[str], None]) -> None:
-    """Of upstreams that cannot be asked now. They may be starting, so it stops nobody."""
+    """Print a warning for each upstream that is unavailable. It may still be starting, so the service continues."""
     for name, problem in asyncio.run(problems(routes)).items():
         say(f"warning: upstream {name!r} {problem}; calls of its models fail until it answers")
 
 
 def _price(project: Path, routes: Routes | None) -> Price:
-    """`[[prices]]` of the settings, and litellm's list where calls go through litellm anyway: it takes 200 MB."""
+    """The prices from `[[prices]]`, plus litellm's list if calls go through litellm anyway: loading it takes 200 MB."""
     own = load_prices(project)
     listed = routes is not None and any(upstream.via == "litellm" for upstream in routes.upstreams)
     if listed:
@@ -125,7 +125,7 @@ def _price(project: Path, routes: Routes | None) -> Price:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Raises ConfigError when nobody can listen there."""
+    """A listening socket. Raises ConfigError if the address is not available."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

@@ -21,7 +21,7 @@ from agentloop.api.connection import Connection
 from agentloop.errors import counted
 
 ENDING_S, CUT_S = 10, 5
-"""Time for requests to finish by themselves; time for cancelled calls to be recorded."""
+"""Seconds in which requests may finish by themselves; seconds in which cancelled calls are recorded."""
 
 
 class UvicornServer(uvicorn.Server):

@@ -17,7 +17,7 @@ from agentloop.store.tables import TraceSummary
 from agentloop.types import Span, Trace, Verdict
 
 MAX_STEPS_SPANS = 2000
-"""Spans of a trace up to which it is shown as steps, too; a longer one is read by its spans, a page at a time."""
+"""Maximum spans of a trace that is also shown as steps; a longer one is read by its spans, a page at a time."""
 
 
 class Traces(BaseModel):

@@ -30,7 +30,7 @@ class PastVerdict(BaseModel):
 
 
 def feedback_routes(store: Store, trust: Collection[str]) -> APIRouter:
-    """The routes that attach a score or a label. trust: sources whose word counts on traces of their own."""
+    """The routes that attach a score or a label. trust: sources whose scores count even on traces that they made."""
     routes = APIRouter()
 
     @routes.put("/traces/{trace_id}/scores/{verifier:path}")
@@ -105,7 +105,7 @@ def verdict_routes(store: Store, trust: Collection[str]) -> APIRouter:
 
 
 def refuse_own_word(store: Store, trust: Collection[str], request: Request, trace_id: str) -> None:
-    """Raises StateError for a key that made the trace: an agent does not say how well it did."""
+    """Raises StateError if the request's key made the trace: an agent must not judge its own work."""
     key = getattr(request.state, "key", None)
     if key is None or f"{KEY}{key.id}" in trust:
         return
