@@ -1,7 +1,7 @@
-"""ATIF 1.0 to 1.8: Harbor's Agent Trajectory Interchange Format (RFC 0001), one trajectory a document or line.
+"""ATIF 1.0 to 1.8: Harbor's Agent Trajectory Interchange Format (RFC 0001), one trajectory per document or line.
 
-One reader for all versions, because each only added fields. Fields of ours that ATIF lacks are in `extra.agentloop`;
-ATIF lets a writer put anything into `extra`.
+One reader serves all versions, because each only added fields. Our fields that ATIF lacks are in `extra.agentloop`;
+ATIF allows a writer to put anything into `extra`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentloop.types import Imported, Score, StopReason, SubTrace, Trace
 __all__ = ["AtifFormat", "write"]
 
 MAX_DEPTH = 32
-"""Sub-agents within sub-agents; more could not be printed or stored."""
+"""Maximum levels of sub-agents; deeper traces could not be printed or stored."""
 
 
 class AtifFormat:
@@ -103,7 +103,7 @@ def _children(
 
 
 def _drop_totals(fields: Fields, trace: Trace, n_steps: int) -> None:
-    """Drops totals that equal the sum of the steps, which lose nothing."""
+    """Drop totals that equal the sum of the steps, because they contain nothing new."""
     final = fields.fields("final_metrics")
     for key, value in {**totals(trace), "total_steps": n_steps}.items():
         if final.peek(key) == value:

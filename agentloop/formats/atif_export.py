@@ -1,4 +1,4 @@
-"""Traces as ATIF 1.8 documents: a folder of them, or one a line.
+"""Exports traces as ATIF 1.8 documents: a folder of them, or one per line.
 
 Fields that ATIF lacks are in `extra.agentloop`, where the importer reads them.
 """
@@ -25,7 +25,7 @@ ROOT = {
 
 
 class AtifFiles:
-    """An Exporter. The only part of the verdict is the reward, in `extra.reward`."""
+    """An Exporter. Of the verdict, it writes only the reward, in `extra.reward`."""
 
     name = "atif"
     suffix = ".json"
@@ -44,14 +44,15 @@ class AtifFiles:
 def write(trace: Trace) -> dict[str, Any]:
     """`trace` as an ATIF 1.8 document.
 
-    Read back, it is equal but for `id` (made from the document), `source` (`atif`) and `source_id` (the id that
-    was written); its steps are counted from 0, and what the first step heard is among the first messages.
+    The document reads back as an equal trace except for `id` (a hash of the document), `source` (`atif`) and
+    `source_id` (the original id). Steps are counted from 0, and the messages before the first step are among the first
+    messages.
     """
     return _trajectory(trace, {})
 
 
 def _trajectory(trace: Trace, place: dict[str, Any]) -> dict[str, Any]:
-    """place: the step and call of its parent that requested it."""
+    """place: the step and call of the parent trace that requested this one."""
     models = {step.completion.model for step in trace.steps}
     agent = {"name": trace.agent or "unknown", "version": "unknown"}
     if len(models) == 1:
@@ -130,7 +131,8 @@ def _answer(step: Step, children: list[SubTrace]) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """ATIF takes only objects as arguments: any other text, or one that would change, goes into `extra` as well."""
+    """ATIF accepts only objects as arguments. Any other text, and an object that would change, also goes into
+    `extra`."""
     arguments: dict[str, Any] = {}
     with suppress(ValueError, RecursionError):
         arguments = object_at(json.loads(call.arguments))
@@ -158,7 +160,7 @@ def _result(step: Step, result: ToolResult) -> dict[str, Any]:
 
 
 def totals(trace: Trace) -> dict[str, Any]:
-    """Sums of the steps' metrics, of those that any step has."""
+    """Sums of the metrics that any step has."""
     completions = [step.completion for step in trace.steps]
     costs = [completion.cost_usd for completion in completions if completion.cost_usd is not None]
     sums: dict[str, Any] = {}
@@ -176,5 +178,5 @@ def _own(value: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _filled(**fields: Any) -> dict[str, Any]:
-    """The fields with a value: ATIF omits the others."""
+    """The fields that have a value; ATIF omits the others."""
     return {key: value for key, value in fields.items() if value is not None}

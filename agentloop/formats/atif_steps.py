@@ -30,7 +30,7 @@ class AtifSteps:
             self._add(n, step)
 
     def span(self) -> dict[str, Any]:
-        """From the first time to the last."""
+        """Start time and duration, from the first time to the last; empty without times."""
         if not self._times:
             return {}
         return {"started_at": self._times[0], "duration_s": (max(self._times) - self._times[0]).total_seconds()}

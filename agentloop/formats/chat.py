@@ -1,9 +1,9 @@
-"""OpenAI chat messages: `{"messages": [...], "tools"?: [...]}` a line, as fine-tuning files and most logs have them.
+"""OpenAI chat messages: a line `{"messages": [...], "tools"?: [...]}`, as in fine-tuning files and most logs.
 
 A row may also have a reward, `"reward": 0.5`, and name its task, `"task_id": "a"`.
 
-Source: the Chat Completions API reference of OpenAI. The messages up to the first answer are the policy's first
-input; each assistant message begins a step, and the messages after it belong to that step.
+Source: the Chat Completions API reference of OpenAI. The messages before the first answer are the policy's first input.
+Each assistant message begins a step, and the messages after it belong to that step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
 class ChatFormat:
-    """`messages` and nothing that another format would have beside it."""
+    """Rows with `messages` but without keys that mark another format."""
 
     name = "chat"
 
@@ -54,7 +54,7 @@ class ChatFormat:
 
 
 def add_messages(steps: Steps, fields: Fields, key: str = "messages") -> None:
-    """The chat messages at `key`, in order, added to `steps`. Raises FormatError with the place of the broken one."""
+    """Add the chat messages at `key` to `steps`, in order. Raises FormatError with the place of a broken one."""
     for message in fields.objects(key):
         role = message.text("role")
         if role not in ROLES:
@@ -70,7 +70,7 @@ def add_messages(steps: Steps, fields: Fields, key: str = "messages") -> None:
 
 
 def assistant(message: Fields) -> Message:
-    """An assistant's message with its calls, whose arguments stay the text that was sampled."""
+    """An assistant message with its calls. Their arguments stay the text that was sampled."""
     calls = tool_calls(message)
     reasoning = message.text("reasoning_content") or message.text("reasoning") or ""
     return Message(

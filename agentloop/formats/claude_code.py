@@ -1,8 +1,8 @@
-"""Claude Code sessions: a JSON line an event in ~/.claude/projects, or `{"loglines": [...]}` as its web page has them.
+"""Claude Code sessions: one JSON line per event in ~/.claude/projects, or `{"loglines": [...]}` from its web page.
 
-The format is undocumented; sources: simonw/claude-code-transcripts and daaain/claude-code-log. One answer is several
-lines with one `message.id`. A sub-agent's lines have `isSidechain`, are in the same file or in `agent-<id>.jsonl`
-beside it, and become children of the call that started them.
+The format is undocumented; sources: simonw/claude-code-transcripts and daaain/claude-code-log. One answer consists of
+several lines with the same `message.id`. A sub-agent's lines have `isSidechain`. They are in the same file or in
+`agent-<id>.jsonl` beside it, and become children of the call that started them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, SubTrace, Trace
 
 SAME = {"cwd", "version", "gitBranch", "userType", "entrypoint", "slug"}
-"""Repeated on every line: kept where it changes."""
+"""Fields that every line repeats; they are stored only where they change."""
 
 
 class ClaudeCodeFormat:
@@ -56,7 +56,7 @@ class ClaudeCodeFormat:
             yield from self._traces({key: _Run(key, chain) for key, chain in chains.items()})
 
     def _traces(self, runs: dict[str, _Run]) -> Iterator[Imported]:
-        """The main run with the others below the calls that started them, or the agent of a sub-agent's own file."""
+        """The main run, with the others below the calls that started them. For a sub-agent's own file: that agent."""
         parents = {key: _parent(key, run, runs) for key, run in runs.items()}
         for key in runs:
             above = parents[key]
@@ -86,7 +86,7 @@ class ClaudeCodeFormat:
 
 
 class _Run:
-    """One chain of lines as steps."""
+    """The steps of one chain of lines."""
 
     def __init__(self, key: str, chain: list[Line]) -> None:
         self.key = key
@@ -147,7 +147,7 @@ class _Run:
 
 
 def _merged(chain: list[Line]) -> Iterator[Line]:
-    """Lines of one answer as one: its blocks in order, and the last count of its tokens."""
+    """The lines of one answer as one line: its blocks in order, and the last token counts."""
     whole: dict[str, Line] = {}
     out: list[Line] = []
     for line in chain:
@@ -186,7 +186,7 @@ def _raw(chain: list[Line]) -> dict[str, Any]:
 
 
 def _parent(key: str, run: _Run, runs: dict[str, _Run]) -> tuple[str, str | None] | None:
-    """(chain, call) that started this one: the call's result names it, or the call has its prompt."""
+    """(chain, call) that started this run: the call's result names it, or the call has its prompt."""
     others = [(name, other) for name, other in runs.items() if name != key]
     if not key:
         return None
@@ -210,7 +210,7 @@ def _prompt(arguments: str) -> str | None:
 
 
 def _add_agent_files(chains: dict[str, list[Line]], path: Path) -> Iterator[FormatError]:
-    """Adds the sub-agents that have their own files; yields the errors in those."""
+    """Add the sub-agents that have their own files. Yields the errors in those."""
     names: set[str] = set()
     while wanted := {line.starts for chain in chains.values() for line in chain if line.starts} - {*chains, *names}:
         names |= wanted
@@ -232,7 +232,7 @@ def _add_agent_files(chains: dict[str, list[Line]], path: Path) -> Iterator[Form
 
 
 def _is_line(line: Any, alone: bool) -> bool:
-    """alone: it is a record, and not part of a document that names its format."""
+    """alone: the line is a whole record, not part of a document that names its format."""
     if not isinstance(line, dict) or line.get("type") not in ROLES or not isinstance(line.get("message"), dict):
         return False
     return not alone or "sessionId" in line or "uuid" in line

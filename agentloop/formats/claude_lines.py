@@ -1,4 +1,4 @@
-"""One line of a Claude Code session, with every type checked; `claude_code.py` makes traces of them."""
+"""Lines of a Claude Code session, with every type checked; `claude_code.py` turns them into traces."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ EXIT_CODE = re.compile(r"(?:Error: )?Exit code (\d{1,3})\b")
 
 @dataclass
 class Line:
-    """`raw` has the fields that have no place in a trace."""
+    """One line. `raw` has the fields that a trace has no place for."""
 
     record: dict[str, Any]
     n: int
     kind: str
     session: str | None
     chain: str
-    """The sub-agent's id, or its first line's where it has none; empty for the main one."""
+    """The sub-agent's id, or that of its first line if it has none; empty for the main agent."""
     at: datetime | None
     compact: bool
     failed: bool
@@ -68,7 +68,7 @@ def unwrapped(record: Any) -> list[Any]:
 
 
 def _line(record: dict[str, Any], n: int, where: str, chains: dict[str, str]) -> Line:
-    """chains: uuid of a sub-agent's line -> its chain; this line is added."""
+    """Check a line. chains: uuid of a sub-agent's line -> its chain; this line is added to it."""
     fields = Fields(record, where)
     kind = fields.text("type")
     if kind is None:

@@ -22,7 +22,7 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True)
 class Choice:
-    """The traces to export: those of `ids`, otherwise those that match `filter`."""
+    """The traces to export: those in `ids`, or if that is empty those that match `filter`."""
 
     ids: Sequence[str] = ()
     """Whole ids or unique prefixes."""
@@ -40,7 +40,7 @@ class ExportReport:
     gone: int = 0
     """Traces that were removed while the export ran."""
     excluded: dict[str, int] = field(default_factory=dict)
-    """Reason -> what the format left out by it."""
+    """Reason -> number of things that the format left out for it."""
     bytes: int = 0
     seconds: float = 0.0
 
@@ -85,7 +85,7 @@ def _chosen(store: Store, choice: Choice) -> tuple[Iterator[TraceSummary], int]:
 
 
 def _named(store: Store, word: str, project: str | None) -> TraceSummary:
-    """As `Store.named`. Raises ConfigError if an id is unknown and looks like a filter."""
+    """Like `Store.named`. Raises ConfigError if an id is unknown and looks like a filter."""
     try:
         return store.named(word, project=project)
     except NoSuchTrace:

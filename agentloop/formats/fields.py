@@ -1,8 +1,7 @@
-"""Reads a JSON object field by field; fields that no reader took go to `Imported.raw`, so that nothing is lost.
+"""Reads a JSON object field by field. Fields that no reader took go to `Imported.raw`, so that nothing is lost.
 
-Every importer reads through this, so that an error names the place of a wrong type, and no field can be
-forgotten without being counted. A value that no trace has a place for is read with `at` and its kin, which take
-nothing.
+Every importer reads through this, so that errors name the place of a wrong type, and no field is lost without being
+counted. `at` and the functions like it read a value that no trace has a place for; they take nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from agentloop.types import Frozen, Imported, Message, Score
 KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 LATEST_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 LARGEST = 1.7e308
-"""A larger number is infinite; JSON can write one as 1e400."""
+"""Largest accepted number. Larger ones become infinite; JSON can contain one as 1e400."""
 Model = TypeVar("Model", bound=Frozen)
 
 
@@ -110,7 +109,7 @@ class Fields:
         return self._child(key, value)
 
     def optional(self, key: str) -> Fields:
-        """As `fields`, for a key that may hold another type: such a value stays, and the object counts as missing."""
+        """Like `fields`, for a key that may hold another type: such a value stays, and the object counts as missing."""
         if isinstance(self.peek(key), dict):
             return self.fields(key)
         return Fields({}, self.where, exists=False)
@@ -154,7 +153,7 @@ def read_each(source: Records, read: Callable[[Fields, Any], Imported]) -> Itera
 
 
 def read_one(where: str, record: Any, read: Callable[[Fields, Any], Imported]) -> Imported | FormatError:
-    """As `read_each`, for one record; a FormatError instead of one is returned as it is."""
+    """Like `read_each`, for one record; a FormatError as the record is returned unchanged."""
     if isinstance(record, FormatError):
         return record
     try:
@@ -204,7 +203,7 @@ def count_at(value: Any, *keys: str) -> int:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A list as it is; any other value as a list of that one."""
+    """A list unchanged; any other value as a list of one."""
     return value if isinstance(value, list) else [value]
 
 
@@ -235,7 +234,7 @@ def numbers(fields: Fields, key: str) -> tuple[Any, ...]:
 
 
 def whole_numbers(fields: Fields, key: str) -> tuple[int, ...]:
-    """As `numbers`, without fractions."""
+    """Like `numbers`, without fractions."""
     items = numbers(fields, key)
     for n, item in enumerate(items):
         if item != item // 1:
@@ -253,7 +252,8 @@ def score(fields: Fields, key: str, verifier: str) -> list[Score]:
 
 
 def scores(fields: Fields, source: str, names: Iterable[str]) -> tuple[Score, ...]:
-    """The fields with true, false or a number in [0, 1] as scores; others stay, because a Score cannot hold them."""
+    """The fields with true, false or a number in [0, 1] as scores. Others stay in `left`, because a Score cannot hold
+    them."""
     named = []
     for name in names:
         if isinstance(fields.peek(name), bool):

@@ -1,11 +1,11 @@
-"""Imports files and folders into the store, with a report of everything that did not become a trace.
+"""Imports files and folders into the store, and reports everything that did not become a trace.
 
     found, formats = walk(paths), load_formats()
     account = take(found, formats, put)
 
-A file's content decides its format. A broken record is counted with its reason, and the others are
-stored; fields that a trace has no place for are stored raw beside it, and counted by their path. A
-second import stores nothing twice, because ids are hashes of content.
+A file's content decides its format. A broken record is counted with its reason, and the others are stored. Fields that
+a trace has no place for are stored raw beside it, and counted by path. A second import stores nothing twice, because
+ids are hashes of content.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUP = "formats"
 N_TOGETHER = 200
 """Number of traces in one transaction."""
 MAX_REASONS = 1000
-"""Reasons that the report lists for one file; its number counts all."""
+"""Maximum reasons that the report lists for one file; the file's number counts all."""
 DATA = {".json", ".jsonl", ".ndjson", ".eval", ".traj", ".gz", ".parquet", ".otlp"}
 """Suffixes of files that should hold traces: if unreadable, such a file counts as broken; others are skipped."""
 PLACE = re.compile(r"\[\d+\]")
@@ -90,7 +90,8 @@ class ImportReport:
 
 
 def load_formats(only: str | None = None) -> dict[str, Format]:
-    """All installed formats that can be loaded, or the one named `only`. Raises PluginError where that cannot."""
+    """All installed formats that can be loaded, or only the one named `only`. Raises ConfigError if that is unknown,
+    PluginError if it cannot be loaded."""
     names = installed(GROUP)
     if only is not None and only not in names:
         raise ConfigError(f"no format {only!r} (known: {', '.join(sorted(names))}){did_you_mean(only, names)}")
@@ -100,7 +101,8 @@ def load_formats(only: str | None = None) -> dict[str, Format]:
 
 
 def walk(paths: Iterable[Path]) -> list[Path]:
-    """The files in `paths` and in the folders there, in order. Raises ConfigError for any other path."""
+    """The files in `paths` and in the folders among them, in order. Raises ConfigError for a missing path, a pipe or a
+    device."""
     all_files: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -132,7 +134,8 @@ def take(
 
 
 def recognise(source: SourceFile, formats: Mapping[str, Format]) -> Format | None:
-    """The format of a file; None for none. Raises FormatError if it is unreadable or several formats recognise it."""
+    """The format of a file; None if no format recognises it. Raises FormatError if it is unreadable or several formats
+    recognise it."""
     claims, problem = _claims(source, formats)
     if problem and not claims:
         raise problem
@@ -208,7 +211,7 @@ def _read(format_: Format, source: SourceFile) -> Iterator[Imported | FormatErro
 
 
 def _is_empty(item: Imported) -> bool:
-    """Whether a trace would have no content: the record is of another kind, or its keys are misspelt."""
+    """True if the trace has no content: the record is of another kind, or its keys are misspelt."""
     trace = item.trace
     content = (
         trace.messages or trace.steps or trace.children or trace.answer or trace.error or item.scores or item.verdict

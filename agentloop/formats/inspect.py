@@ -1,7 +1,8 @@
-"""Inspect logs: an `.eval` archive of `header.json` and `samples/*.json`, or all in one `.json`. A trace a sample.
+"""Inspect logs: an `.eval` archive of `header.json` and `samples/*.json`, or one `.json` with everything. Each sample
+is a trace.
 
-Source: inspect_ai, src/inspect_ai/log/_log.py. Each sample keeps the fields that its log has for all samples.
-Usage and times come from the model events, which stay in `raw`.
+Source: inspect_ai, src/inspect_ai/log/_log.py. Each sample also gets the fields that its log has for all samples. Usage
+and times come from the model events, which stay in `raw`.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def _scores(fields: Fields) -> tuple[Score, ...]:
 
 
 def _of_all(header: dict[str, Any], number: Any) -> dict[str, Any]:
-    """The fields of the log for all samples, with only this sample's reductions."""
+    """The log's fields for all samples, with the reductions of this sample only."""
     results = header.get("results")
     if isinstance(results, dict):
         header = {**header, "results": {k: v for k, v in results.items() if k != "sample_reductions"}}

@@ -1,4 +1,4 @@
-"""Usage, cost, times and finish reasons of an Inspect sample's answers, from its model events."""
+"""Usage, cost, times and finish reasons of the answers in an Inspect sample, from its model events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentloop.formats.inspect_log import attached_texts, content_of, resolve
 
 
 class ModelEvents:
-    """The events of one sample that are a model's answers; `of` returns each once. They stay in the sample."""
+    """The events of one sample that are a model's answers. `of` returns each once; they stay in the sample."""
 
     def __init__(self, sample: Fields) -> None:
         self._where = f"{sample.where}: model event"

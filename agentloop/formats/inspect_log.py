@@ -1,6 +1,6 @@
-"""The parts of an Inspect log: the members of its archive, attachments, contents, and model events.
+"""Reads the parts of an Inspect log: the members of its archive, attachments, contents, and model events.
 
-Nothing inflates beyond the size that the archive declares, and that size has a limit.
+Nothing inflates beyond the size that the archive declares, and that size is limited.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from agentloop.protocols import Records
 
 MAX_MEMBERS = 100_000
 MAX_INFLATED = 16 << 30
-"""Bytes of all members together."""
+"""Maximum bytes of all members together."""
 MAX_RATIO, MIN_SUSPECT = 300, 64 << 20
-"""Logs deflate to a hundredth at best; an archive that swells more, to at least so many bytes, is a bomb."""
+"""Logs shrink to a hundredth at best. An archive with a higher ratio, and at least so many bytes, is a bomb."""
 HEADERS = ("header.json", "_journal/start.json")
-"""The second is all that a run that was cut short has written."""
+"""The log's header. The second is the only one in the archive of an interrupted run."""
 BROKEN = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError, ValueError)
 ATTACHED = ("attachment://", "tc://")
 MAX_DEPTH = 64
 
 
 def is_archive(source: Records) -> bool:
-    """Whether an archive has the members of a log."""
+    """True if an archive has the members of a log."""
     try:
         with zipfile.ZipFile(source.path) as archive:
             names = archive.namelist()
@@ -40,7 +40,7 @@ def is_archive(source: Records) -> bool:
 def archived(source: Records) -> Iterator[tuple[str, dict[str, Any], Any]]:
     """(place, header, sample) of each sample, or the FormatError of one that cannot be read.
 
-    Raises FormatError for an archive that is broken, has no header, or would inflate beyond the caps.
+    Raises FormatError for an archive that is broken, has no header, or would inflate beyond the limits.
     """
     try:
         with zipfile.ZipFile(source.path) as archive:
@@ -69,7 +69,7 @@ def archived(source: Records) -> Iterator[tuple[str, dict[str, Any], Any]]:
 
 
 def document(source: Records) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """(place, header, sample) of a log that is one document. Raises FormatError when it is none."""
+    """(place, header, sample) from a log that is one document. Raises FormatError if it is not a log."""
     header = source.document
     if not isinstance(header, dict):
         raise FormatError(f"{source.name}: no object")
@@ -103,7 +103,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> Any:
 
 
 def resolved(sample: Any) -> Any:
-    """The sample with the text of its attachments where its messages refer to them."""
+    """The sample with the attachments' text in place of references to them in its messages."""
     if not isinstance(sample, dict):
         return sample
     attached = attached_texts(sample)
@@ -116,7 +116,7 @@ def attached_texts(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve(value: Any, attached: dict[str, Any], depth: int = 0) -> Any:
-    """`value` with the text of attachments for references to them; values below MAX_DEPTH stay as they are."""
+    """`value` with the attachments' text in place of references to them, down to MAX_DEPTH levels."""
     if depth > MAX_DEPTH:
         return value
     if isinstance(value, str) and value.startswith(ATTACHED):
@@ -129,7 +129,7 @@ def resolve(value: Any, attached: dict[str, Any], depth: int = 0) -> Any:
 
 
 def content_of(message: Fields) -> tuple[str, str]:
-    """(text, reasoning) of a message's content; parts that are neither stay."""
+    """(text, reasoning) of a message's content; other parts stay."""
     value = message.take("content")
     if value is None or isinstance(value, str):
         return value or "", ""

@@ -21,14 +21,14 @@ class Items:
     """Adds items to `steps`; `close` when no more come."""
 
     def __init__(self, steps: Steps, *, model: str | None = None, copied: bool = False) -> None:
-        """copied: the items are from the prompt, so an earlier response gave their answers."""
+        """copied: the items come from the prompt, so the answers among them belong to an earlier response."""
         self._steps = steps
         self._model = model
         self._copied = copied
         self._clear()
 
     def add(self, item: Fields) -> None:
-        """Raises FormatError with the place of a broken item. An item of an unknown kind stays in `left`."""
+        """Add an item; one of an unknown kind stays in `left`. Raises FormatError with the place of a broken item."""
         kind = item.peek("type") or "message"
         if not isinstance(kind, str):
             raise FormatError(f"{item.where}: type: got {kind!r:.40}, expected text")
@@ -58,7 +58,7 @@ class Items:
             item.take("status")
 
     def close(self) -> None:
-        """The turn ends here."""
+        """End the turn."""
         if self._reasoning or self._text or self._calls:
             message = Message(
                 role="assistant",
@@ -80,7 +80,7 @@ class Items:
         self._results: list[tuple[str, dict[str, Any]]] = []
 
     def _begin(self, is_next: bool, item: Fields) -> None:
-        """Ends the turn if the item belongs to the next one. A turn has only one list of sampled tokens."""
+        """End the turn if the item belongs to the next one. A turn has only one list of sampled tokens."""
         sampled = whole_numbers(item, "generation_token_ids")
         if is_next or (sampled and self._tokens):
             self.close()

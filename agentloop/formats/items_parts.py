@@ -1,4 +1,4 @@
-"""The kinds of item of the Responses API, and their contents."""
+"""The kinds of items in the Responses API, and their contents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLS = {
     "apply_patch_call": "operation",
     "computer_call": "action",
 }
-"""Calls that the client answers with an item -> the key of their arguments."""
+"""Calls that the client answers by an item -> key of their arguments."""
 HOSTED = {
     "mcp_call": ("arguments", "output"),
     "web_search_call": ("action", "results"),
@@ -26,21 +26,22 @@ HOSTED = {
     "code_interpreter_call": ("code", "outputs"),
     "image_generation_call": ("revised_prompt", "result"),
 }
-"""Calls that the endpoint itself answers -> the keys of their arguments and of their result."""
+"""Calls that the endpoint answers itself -> keys of their arguments and of their result."""
 COMPACTED = {"compaction", "compaction_summary"}
 NOTHING: tuple[Any, ...] = (None, "", [], {})
 PARTS = {"input_text", "output_text", "input_image", "input_file", "refusal"}
 
 
 def are_items(values: list[Any]) -> bool:
-    """Whether all are messages or items of this API, and at least one is in no other format."""
+    """True if all values are messages or items of this API, and at least one exists in no other format."""
     return all(isinstance(value, dict) and _is_item(value) is not None for value in values) and any(
         _is_item(value) for value in values
     )
 
 
 def _is_item(value: dict[str, Any]) -> bool | None:
-    """None if it is not an item, and False for a message that could also be of a chat."""
+    """True for an item that only this API has, False for a message that may also be one of a chat, None for anything
+    else."""
     kind = value.get("type", "message")
     if kind == "message" and isinstance(value.get("role"), str) and "content" in value:
         return any(str(at(part, "type")) in PARTS for part in list_at(value, "content"))
@@ -112,7 +113,7 @@ def result_of(item: Fields) -> dict[str, Any]:
 
 
 def plain(value: Any) -> str:
-    """Text as it is, anything else as JSON."""
+    """Text unchanged, anything else as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, ensure_ascii=False)

@@ -1,9 +1,9 @@
-"""Our own file: a trace a line with its verdict, without loss. `traces export` writes it, `traces import` reads it.
+"""Our own lossless file: one trace per line with its verdict. `traces export` writes it, `traces import` reads it.
 
     {"trace": {...}, "verdict": {...}, "raw": {...}, "episode": {...}}
 
-`trace` and `verdict` have the fields of `types.Trace` and `types.Verdict`. `raw` is omitted if it is empty; only a
-loop's own traces have an `episode`, with stage, pool, split and so on. The reader also accepts documents of the API.
+`trace` and `verdict` have the fields of `types.Trace` and `types.Verdict`. `raw` is omitted if it is empty. Only a
+loop's own traces have an `episode`, with stage, pool, split and so on. The reader also accepts documents from the API.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class JsonLines:
 
 
 def line(document: dict[str, Any]) -> bytes:
-    """One line of a file. Escapes the characters of Unicode that some readers treat as the end of a line."""
+    """One line of a file. Escapes the Unicode characters that some readers treat as the end of a line."""
     data = orjson.dumps(document)
     for character, escaped in BREAKS:
         data = data.replace(character, escaped)
@@ -48,7 +48,7 @@ def line(document: dict[str, Any]) -> bytes:
 
 
 def document(stored: ExportedTrace) -> dict[str, Any]:
-    """One line's object."""
+    """The object of one line."""
     values: dict[str, Any] = {
         "trace": stored.trace.model_dump(mode="json"),
         "verdict": stored.verdict.model_dump(mode="json"),
@@ -61,7 +61,7 @@ def document(stored: ExportedTrace) -> dict[str, Any]:
 
 
 class AgentloopFormat:
-    """A `trace` with messages and steps, beside a `verdict` with a state."""
+    """Records with a `trace` that has messages and steps, beside a `verdict` with a state."""
 
     name = "agentloop"
 

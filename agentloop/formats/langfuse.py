@@ -1,8 +1,9 @@
 """Langfuse trace exports, `{"trace": {...}, "observations": [...]}`.
 
-Source: langfuse/langfuse, API reference and `worker/src/__tests__/chatml`. A GENERATION is a step, a TOOL (or a SPAN
-with the name of a pending call) its result, an AGENT that has generations beside others a child. A GENERATION around
-others is the same model call recorded by another library, or the whole run: the innermost with content is the step.
+Source: langfuse/langfuse, API reference and `worker/src/__tests__/chatml`. A GENERATION is a step. A TOOL, or a SPAN
+named like a call without a result, is a result. An AGENT becomes a child if generations outside it exist, too. A
+GENERATION around others is the same model call recorded by another library, or the whole run: the innermost one with
+content is the step.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from agentloop.types import Imported, Score
 KINDS = {"GENERATION": "llm", "TOOL": "tool", "RETRIEVER": "tool"}
 """Type of an observation -> its kind; any other is a span."""
 TREE = ("type", "name", "parentObservationId", "startTime", "endTime")
-"""Every observation keeps these: a trace's steps do not record how they were nested."""
+"""Fields that every observation keeps in `raw`, because a trace's steps do not record how they were nested."""
 USAGE = (("input", "promptTokens", "input_tokens"), ("output", "completionTokens", "output_tokens"))
 CACHED = ("input_cache_read", "prompt_details.cache_read", "input_cached_tokens", "cache_read_input_tokens")
 
 
 class LangfuseFormat:
-    """A `trace` with an `id`, beside a list of `observations`."""
+    """Documents with a `trace` that has an `id`, beside a list of `observations`."""
 
     name = "langfuse"
 

@@ -1,7 +1,7 @@
-"""LangSmith runs: a JSON object a run, as `Run.json()` of its SDK and the run query of its API give them.
+"""LangSmith runs: one JSON object per run, as from `Run.json()` of its SDK and from the run query of its API.
 
-Source: langchain-ai/langsmith-sdk `python/langsmith/schemas.py` (RunBase, Run). Runs of one `trace_id` are one trace;
-`llm` runs are its steps, `tool` and `retriever` runs their results.
+Source: langchain-ai/langsmith-sdk `python/langsmith/schemas.py` (RunBase, Run). Runs with the same `trace_id` are one
+trace; `llm` runs are its steps, `tool` and `retriever` runs their results.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from agentloop.protocols import Records
 from agentloop.types import Imported, Score
 
 KINDS = {"llm": "llm", "tool": "tool", "retriever": "tool"}
-"""Type of a run in LangSmith -> its kind; any other is a span."""
+"""Type of a run in LangSmith -> its kind; any other type is a span."""
 TREE = ("run_type", "name", "parent_run_id", "start_time", "end_time")
-"""Every run keeps these: a trace's steps do not record how they were nested."""
+"""Fields that every run keeps in `raw`, because a trace's steps do not record how they were nested."""
 SESSIONS = ("session_id", "thread_id", "conversation_id")
 """Metadata by which LangSmith itself groups traces into threads."""
 
 
 class LangSmithFormat:
-    """`run_type` beside `trace_id` or `dotted_order`."""
+    """Records with `run_type` beside `trace_id` or `dotted_order`."""
 
     name = "langsmith"
 
@@ -119,7 +119,7 @@ def _run(fields: Fields) -> RecordedRun:
 
 
 def _usage(outputs: Any) -> dict[str, Any]:
-    """The counts of tokens, from wherever a model's output has them."""
+    """The token counts, from whichever place the model's output has them in."""
     waiting = [outputs]
     for _ in range(64):  # they stand near the top
         if not waiting:
@@ -140,7 +140,7 @@ def _metadata(fields: Fields) -> dict[str, Any]:
 
 
 def _runs(record: Any) -> list[Any]:
-    """The runs of a file's record: itself, a list of them, or the API's answer to a query."""
+    """The runs in a record: the record itself, a list of runs, or the API's answer to a query."""
     if isinstance(record, dict) and isinstance(record.get("runs"), list) and "run_type" not in record:
         return list(record["runs"])
     return as_list(record)

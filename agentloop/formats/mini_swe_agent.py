@@ -1,8 +1,8 @@
-"""mini-swe-agent trajectories: `{"info", "messages", "trajectory_format": "mini-swe-agent-1" or "-1.1"}`, and
-the bare list of messages of older versions.
+"""mini-swe-agent trajectories: `{"info", "messages", "trajectory_format": "mini-swe-agent-1" or "-1.1"}`, and the bare
+list of messages of older versions.
 
-Source: mini-swe-agent, docs/usage/output_files.md. Commands are calls of tools (1.1) or one fenced block,
-which becomes a call of `bash`; the next user message is then its result.
+Source: mini-swe-agent, docs/usage/output_files.md. A command is a tool call (1.1) or a fenced block. The block becomes
+a call of `bash`, and the next user message its result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STOPS = {
 
 
 class MiniSweAgentFormat:
-    """A `trajectory_format` that says so, or messages with its fence."""
+    """Documents with its `trajectory_format`, or messages with its kind of fenced block."""
 
     name = "mini_swe_agent"
 
@@ -58,7 +58,7 @@ class MiniSweAgentFormat:
         steps = Steps()
         model = text_at(record, "info", "config", "model", "model_name")
         waits = False
-        """Whether the command of a fenced block has no result yet."""
+        """True while the command of a fenced block has no result yet."""
         final = Fields({}, fields.where)
         for message in fields.objects("messages"):
             role = message.text("role") or "user"
@@ -100,7 +100,8 @@ class MiniSweAgentFormat:
 
 
 def _with_command(message: Message, extra: Fields) -> Message:
-    """The message with its fenced block as a call, unless it calls tools; the agent rejects two blocks."""
+    """The message with its fenced block as a call. Unchanged if it has tool calls, or several blocks, which the agent
+    rejects."""
     fences = FENCED.findall(message.content)
     if message.tool_calls or len(fences) != 1:
         return message

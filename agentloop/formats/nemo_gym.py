@@ -1,7 +1,8 @@
-"""NeMo Gym rollouts: `{"responses_create_params", "response", "reward", ...}` a line, with the verifier's results.
+"""NeMo Gym rollouts: one line `{"responses_create_params", "response", "reward", ...}` each, with the verifier's
+results.
 
-Source: the rollouts that NVIDIA-NeMo/Gym has beside its environments. Request and response are those of the
-Responses API; each environment adds its own keys.
+Source: the rollouts beside the environments of NVIDIA-NeMo/Gym. Request and response are those of the Responses API;
+each environment adds its own keys.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agentloop.protocols import Records
 from agentloop.types import Imported, StopReason, Trace
 
 TASKS = ("task_id", "instance_id", "id", "task_idx", "_ng_task_index")
-"""Where the task's name may be, the best first."""
+"""Keys that may contain the task's name, best first."""
 SCORES = (
     "reward", "resolved", "score", "accuracy", "exact_accuracy", "correctness", "partial", "strict", "loose",
     "library_reward", "similarity_score", "set_overlap", "symbolic_equivalent", "rubric_fraction",
@@ -29,11 +30,11 @@ STOPS = {
     "context_length_exceeded_error": StopReason.context_limit,
     "memory_limit_exceeded_error": StopReason.error,
 }
-"""Flag, or number of times that it happened -> why the run ended."""
+"""Flag, or count of an event -> reason for the end of the run."""
 
 
 class NemoGymFormat:
-    """`responses_create_params`, which nothing else has, with the response to them."""
+    """Records with `responses_create_params`, which no other format has, and the response."""
 
     name = "nemo_gym"
 
@@ -101,7 +102,7 @@ def _task(fields: Fields) -> str | None:
 
 
 def _joined(transitions: list[Any], where: str) -> list[Any]:
-    """The items of a run whose output repeats them each turn: a transition begins with the items before it."""
+    """The items of a run whose output repeats them in each turn: each transition begins with all earlier items."""
     items: list[Any] = []
     for n, transition in enumerate(transitions):
         if not isinstance(transition, list):
@@ -114,7 +115,7 @@ def _joined(transitions: list[Any], where: str) -> list[Any]:
 
 
 def _drop_delegated(fields: Fields, record: dict[str, Any]) -> None:
-    """Another verifier's answer, which repeats the whole rollout."""
+    """Drop another verifier's answer, which repeats the whole rollout."""
     delegated = fields.fields("delegated_response")
     for key in ("responses_create_params", "response"):
         if delegated.peek(key) == record[key]:

@@ -39,7 +39,7 @@ SILENT = {
 
 
 class OpenHandsFormat:
-    """Events with `source` and `action` or `observation`, a `history` of them, or events with their `kind`."""
+    """Events with `source` and `action` or `observation`, a `history` of them, or events with a `kind`."""
 
     name = "openhands"
 
@@ -99,7 +99,7 @@ class OpenHandsFormat:
 
 
 class _Run:
-    """Events as steps; `below` is the delegate that works now."""
+    """The steps of a list of events; `below` is the delegate that is working."""
 
     def __init__(self, prefix: str, depth: int = 0) -> None:
         self.prefix = prefix
@@ -271,7 +271,7 @@ class _Run:
 
 
 def _answer(response: Fields) -> tuple[Message, dict[str, Any]] | None:
-    """A litellm response's message, and its usage; None without a message."""
+    """(message, usage) of a litellm response; None without a message."""
     for choice in response.objects("choices"):
         message = choice.fields("message")
         if not message:
@@ -301,7 +301,7 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _drop_repeats(args: Fields, raw_arguments: str) -> None:
-    """Removes from an action the values that its call's arguments have already."""
+    """Remove the values from an action that its call's arguments already have."""
     for key, value in _json(raw_arguments).items():
         if args.peek(key) == value:
             args.take(key)

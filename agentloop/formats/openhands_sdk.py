@@ -1,7 +1,7 @@
-"""The event log of the OpenHands V1 SDK: a JSON object an event, told apart by `kind`; read by `openhands.py`.
+"""The event log of the OpenHands V1 SDK: one JSON object per event, distinguished by `kind`; `openhands.py` reads it.
 
-Source: OpenHands/software-agent-sdk `openhands-sdk/openhands/sdk/event/`. Actions with one `llm_response_id` are one
-answer; token ids follow the answer they belong to; the counts of its tokens are the difference of two `stats`.
+Source: OpenHands/software-agent-sdk `openhands-sdk/openhands/sdk/event/`. Actions with the same `llm_response_id` are
+one answer. Token ids follow the answer they belong to. An answer's token counts are the difference between two `stats`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STATES = {"finished": StopReason.submitted, "error": StopReason.error, "stuck": 
 
 
 def read_events(name: str, events: list[tuple[str, Any]]) -> Iterator[Imported | FormatError]:
-    """The errors in one log, then its trace."""
+    """Yields the errors in one log, then its trace."""
     log = _Log()
     n_read = 0
     for n, (where, record) in enumerate(events):
@@ -49,7 +49,7 @@ def read_events(name: str, events: list[tuple[str, Any]]) -> Iterator[Imported |
 
 
 class _Log:
-    """Events as steps. An answer waits until nothing more can belong to it: its further calls, results and tokens."""
+    """The steps of a log. An answer stays open until no more calls, results or tokens can belong to it."""
 
     stop: StopReason = StopReason.unknown
     answer: str | None = None

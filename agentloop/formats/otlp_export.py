@@ -1,6 +1,7 @@
-"""Traces as OTLP: a line is one ExportTraceServiceRequest in JSON, as `POST /v1/traces` of any collector takes it.
+"""Exports traces as OTLP: each line is one ExportTraceServiceRequest in JSON, as any collector accepts it at `POST
+/v1/traces`.
 
-A trace that arrived as spans keeps its ids and attributes; any other trace is converted, and its first span has the
+A trace that arrived as spans keeps its ids and attributes. Any other trace is converted, and its first span has the
 reward (`agentloop.reward`). Scores and failures are not exported.
 """
 
@@ -17,7 +18,7 @@ from agentloop.protocols import ExportedTrace
 from agentloop.types import Span
 
 MAX_LINE = 2 << 20
-"""Bytes of spans in a request, about: collectors refuse requests of more than a few MiB."""
+"""Approximate maximum bytes of spans in a request; collectors refuse requests of more than a few MiB."""
 
 
 class OtlpLines:
@@ -36,7 +37,7 @@ class OtlpLines:
 
 
 def _requests(spans: list[Span]) -> Iterator[list[Span]]:
-    """The spans in parts of at most MAX_LINE; a span's log records, which become its events, are in its part."""
+    """The spans in parts of at most MAX_LINE. The log records that become a span's events are in its part."""
     logs: dict[str | None, list[Span]] = defaultdict(list)
     for span in spans:
         if span.kind == EVENT:

@@ -1,7 +1,8 @@
-"""Spans in a file: an ExportTraceServiceRequest a line in OTLP's JSON, as our own `otlp` export and collectors write.
+"""Reads spans from a file: one ExportTraceServiceRequest in OTLP's JSON per line, as our `otlp` export and collectors
+write it.
 
 The spans of a trace may be on any lines, so the reader holds them until the file ends or MAX_HELD is reached. A trace
-has no place for much of a foreign span, so `raw` has those spans whole; our own spans lose nothing.
+has no place for much of a foreign span, so `raw` has those spans complete; our own spans lose nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from agentloop.protocols import Records
 from agentloop.types import Imported, RewardState, Span, Verdict
 
 MAX_HELD = 256 << 20
-"""Bytes of spans. Beyond, the reader returns the trace that has waited longest for a span, as it is."""
+"""Maximum bytes of spans held. Above it, the reader returns the trace that has waited longest for a span, even if it is
+incomplete."""
 SEND = "send the lines to /v1/traces instead"
 
 
 class OtlpFormat:
-    """`resourceSpans`, a list."""
+    """Records with `resourceSpans`, a list."""
 
     name = "otlp"
 
@@ -85,7 +87,7 @@ def _size(span: Span) -> int:
 
 
 def _spans(body: bytes) -> Iterator[Span | ValueError]:
-    """The spans of a request, with the error of each broken one; last, the number of parts over a limit."""
+    """The spans of a request, with the error of each broken one, followed by the number of parts over a limit."""
     lost = Lost()
     for fields, where in otlp_json.spans(body, lost):
         try:
@@ -113,7 +115,7 @@ def _imported(spans: list[Span]) -> Imported:
 
 
 def _raw(spans: Iterable[Span]) -> dict[str, Any]:
-    """The spans in JSON, with bytes in base64."""
+    """The spans as JSON, with bytes in base64."""
     items = [
         {"span_id": s.span_id, "parent_id": s.parent_id, "name": s.name, "start_ns": s.start_ns, "end_ns": s.end_ns}
         | restored(s)

@@ -1,4 +1,4 @@
-"""Traces as a Parquet table, a row each: columns for what is filtered on, and lists for what is trained on."""
+"""Exports traces as a Parquet table with a row each: columns to filter on, and lists to train on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_ROWS, MAX_TOKENS = 1000, 16 << 20
-"""Traces of a row group, and their characters and tokens: a row group must fit into memory."""
+"""Maximum traces of a row group, and their maximum characters and tokens together: a row group must fit into memory."""
 SAME = (
     "id", "project", "source", "source_id", "session", "agent", "model", "episode_id", "stage", "task_id", "pool",
     "split", "purpose", "group", "stop_reason", "reward_state", "failure", "answer", "error",
@@ -34,7 +34,7 @@ class ParquetTable:
     one_each = False
 
     def __init__(self) -> None:
-        """Raises ConfigError where pyarrow is not installed."""
+        """Raises ConfigError if pyarrow is not installed."""
         try:
             import pyarrow.parquet
         except ImportError as error:
@@ -42,7 +42,7 @@ class ParquetTable:
         self._parquet = pyarrow.parquet
 
     def write(self, traces: Iterable[ExportedTrace]) -> Iterator[bytes]:
-        """See `Exporter`. Every row group goes out when it is full."""
+        """See `Exporter`. Writes every row group as soon as it is full."""
         sink = _Sink()
         schema = _schema()
         rows: list[dict[str, Any]] = []
@@ -62,7 +62,8 @@ class ParquetTable:
 
 
 def row(stored: ExportedTrace) -> dict[str, Any]:
-    """One trace. `messages` is the conversation in order, without sub-agents; the token lists have an item a step."""
+    """One trace. `messages` is the conversation in order, without sub-agents; the token lists have one item per
+    step."""
     trace = stored.trace
     facts = stored.facts
     untaught = Completion(message=Message(role="assistant"), finish_reason=BROKEN)
@@ -83,7 +84,7 @@ def row(stored: ExportedTrace) -> dict[str, Any]:
 
 
 def conversation(trace: Trace) -> Iterator[Message]:
-    """All messages in order, with results as messages of their tool."""
+    """All messages in order, with results as messages of their tools."""
     yield from trace.messages
     for step in trace.steps:
         yield from step.heard
@@ -107,7 +108,7 @@ def _weight(row: dict[str, Any]) -> int:
 
 
 class _Sink:
-    """A file that is only appended to; `take` removes the bytes written so far."""
+    """An append-only file; `take` removes and returns the bytes written so far."""
 
     closed = False
 

@@ -1,6 +1,6 @@
-"""OpenAI Responses: a response object, `{"input", "output"}`, a list of items a line, or an item a line.
+"""OpenAI Responses: a response object, `{"input", "output"}`, a list of items per line, or one item per line.
 
-Source: the Responses API reference of OpenAI. Answers that the input already has become copied steps.
+Source: the Responses API reference of OpenAI. Answers that the input already contains become copied steps.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ INCOMPLETE = {
     "content_filter": ("content_filter", StopReason.error),
     "max_tool_calls": ("stop", StopReason.step_limit),
 }
-"""`incomplete_details.reason` -> finish reason of the last answer, and why the run stopped."""
+"""`incomplete_details.reason` -> (finish reason of the last answer, reason for the end of the run)."""
 
 
 class ResponsesFormat:
-    """Items with types that only this API has, in any of the shapes that files have them in."""
+    """Items with types that only this API has, in any of the shapes found in files."""
 
     name = "responses"
 
@@ -70,7 +70,7 @@ class ResponsesFormat:
 
 
 def add_input(steps: Steps, request: Fields, response: Fields) -> None:
-    """The model's input: the instructions, which the response may repeat, and text or items."""
+    """Add the model's input: the instructions, which the response may repeat, and text or items."""
     instructions = request.take("instructions")
     if request is not response and response.peek("instructions") in (instructions, None):
         response.take("instructions")
@@ -86,7 +86,7 @@ def add_input(steps: Steps, request: Fields, response: Fields) -> None:
 
 
 def add_items(steps: Steps, fields: Fields, key: str, model: str | None, *, copied: bool = False) -> None:
-    """The items at `key`, in order, added to `steps`. Raises FormatError with the place of the broken one."""
+    """Add the items at `key` to `steps`, in order. Raises FormatError with the place of a broken one."""
     items = Items(steps, model=model, copied=copied)
     for item in fields.objects(key):
         items.add(item)
@@ -94,9 +94,9 @@ def add_items(steps: Steps, fields: Fields, key: str, model: str | None, *, copi
 
 
 def ending(response: Fields, steps: Steps) -> tuple[dict[str, Any], tuple[Step, ...]]:
-    """(fields of a Trace, the steps completed with the finish reason and usage of the response).
+    """(fields of a Trace, the steps with the response's finish reason and usage).
 
-    The usage belongs to the step only if it is the only one; otherwise it stays in `left`.
+    The usage belongs to a step only if that is the only one; otherwise it stays in `left`.
     """
     status = response.text("status")
     error = _error(response)
@@ -153,7 +153,7 @@ def _usage(usage: Fields) -> dict[str, Any]:
 
 
 def _error(response: Fields) -> str | None:
-    """Its message; a code stays in `left`."""
+    """The message of an error; its code stays in `left`."""
     if error := response.optional("error"):
         return error.text("message") or "error"
     return response.text("error")

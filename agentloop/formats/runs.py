@@ -1,4 +1,4 @@
-"""Runs with a parent (Langfuse observations, LangSmith runs) as one trace, whose steps are the calls of models."""
+"""Builds one trace from nested runs (Langfuse observations, LangSmith runs); its steps are the calls of models."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def build(name: str, id_: str, runs: list[RecordedRun]) -> tuple[Trace, dict[str
 
 
 def _is_below(run: RecordedRun, other: RecordedRun) -> bool:
-    """Whether `run` is `other` or below it, as in a file whose parents form a cycle; or is too deep."""
+    """True if `run` is `other` or below it, as in a file whose parents form a cycle, and if the nesting is too deep."""
     at: RecordedRun | None = run
     for _ in range(MAX_DEPTH):
         if at is None:
@@ -144,7 +144,7 @@ def _says(one: LooseMessage) -> bool:
 
 
 class _Part:
-    """The steps of one agent."""
+    """The steps and results of one agent."""
 
     def __init__(self, name: str, agent: RecordedRun | None) -> None:
         self.name = name
@@ -207,7 +207,7 @@ class _Part:
             self.steps.hear(message)
 
     def _result(self, run: RecordedRun) -> None:
-        """The result of a tool's run, or of a span with the name of a call without a result."""
+        """Record the result of a tool's run, or of a span that is named like a call without a result."""
         name = run.name.rsplit(": ", 1)[-1].removeprefix("execute_tool ").removeprefix("tool.")
         matches = [(key, call) for key, call in self.pending.items() if run.call_id == call[0]]
         matches = matches or [(key, call) for key, call in self.pending.items() if call[1] and name == call[1]]
@@ -230,7 +230,7 @@ class _Part:
         self.result_texts.add(text)
 
     def _give(self, call_id: str | None, name: str | None, text: str, *, ok: bool) -> None:
-        """A result in the messages of a later call; ignored if the tool's own run had it."""
+        """Record a result found in the messages of a later call; ignored if the tool's own run had it."""
         matches = [key for key, call in self.pending.items() if call_id in (None, call[0]) and name in (None, call[1])]
         if matches:
             call = self.pending.pop(matches[0])

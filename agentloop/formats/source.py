@@ -1,6 +1,6 @@
-"""A file on disk that is read as JSON: one document, or one record per line.
+"""A file that is read as JSON: one document, or one record per line.
 
-Nothing in it is trusted: it may be cut short, have wrong types, be huge, or attack its reader.
+Its content is untrusted: it may be cut short, have wrong types, be huge, or attack its reader.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class SourceFile:
 
     @cached_property
     def is_zip(self) -> bool:
-        """Whether it is an archive, such as an Inspect log."""
+        """True for an archive, such as an Inspect log."""
         return self.start == b"PK\x03\x04" and zipfile.is_zipfile(self.path)
 
     @cached_property
     def is_lines(self) -> bool:
-        """Whether each line is a record: the first line is JSON, and another line follows."""
+        """True if each line is a record: the first line is JSON, and another line follows."""
         suffix = Path(self.path.name.removesuffix(".gz")).suffix
         if self.is_zip or suffix == ".json":
             return False
@@ -90,7 +90,7 @@ class SourceFile:
         return records
 
     def of(self, record: Any) -> SourceFile:
-        """The same file as if this were its only first record, to recognise the format by it."""
+        """The same file with this as its only first record, to recognise the format by it."""
         part = copy(self)
         part.__dict__["head"] = [record]
         return part
@@ -98,7 +98,7 @@ class SourceFile:
     def records(self) -> Iterator[tuple[str, Any]]:
         """(name for messages, value) of each record; the value of an unreadable line is its FormatError.
 
-        A document that is a list has its items for records.
+        The records of a document that is a list are its items.
         """
         if self.is_lines:
             for n, line in enumerate(self._lines(), start=1):
@@ -122,7 +122,7 @@ class SourceFile:
                 yield line
 
     def _read(self, file: IO[bytes], line: bool = False) -> bytes:
-        """All of `file`, or a line. Raises FormatError for too many bytes and for a broken or cut archive."""
+        """All of `file`, or one line. Raises FormatError for too many bytes and for a broken or truncated archive."""
         data = bytearray()
         read = file.readline if line else file.read
         try:

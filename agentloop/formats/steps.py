@@ -1,4 +1,4 @@
-"""Builds the steps of a trace from messages in their order."""
+"""Builds the steps of a trace from its messages in order."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from agentloop.formats.fields import Fields
 from agentloop.types import Completion, Message, Step, ToolCall, ToolResult, content_hash
 
 _Request = tuple[dict[str, Any], dict[str, list[ToolCall]]]
-"""A step and its calls without a result, by id; calls with the same id are in their order."""
+"""A step, and its calls without a result by id; calls with the same id are in order."""
 
 MAX_AGENTS = 32
-"""Maximum levels of sub-agents; a deeper one, or one that starts itself, becomes a child of the main agent."""
+"""Maximum levels of sub-agents. A deeper one, or one that starts itself, becomes a child of the main agent."""
 
 
 def duration_s(times: Sequence[datetime]) -> float:
-    """From the first to the last of the times, in any order; 0.0 without one."""
+    """Seconds from the earliest to the latest time; 0.0 without times."""
     return (max(times) - min(times)).total_seconds() if times else 0.0
 
 
@@ -48,7 +48,7 @@ class Steps:
         return tuple(self._first)
 
     def hear(self, message: Message) -> None:
-        """A message that is neither an answer nor the result of a tool."""
+        """Add a message that is neither an answer nor the result of a tool."""
         (self._heard if self._steps else self._first).append(message)
 
     def compact(self) -> None:
@@ -58,7 +58,7 @@ class Steps:
     def answer(
         self, message: Message, *, started_at: datetime | None = None, copied: bool = False, **usage: Any
     ) -> None:
-        """The policy's next message. usage: further fields of its Completion."""
+        """Add the policy's next message. usage: further fields of its Completion."""
         finish = usage.pop("finish_reason", None) or usual_finish(message)
         self._steps.append(
             {
@@ -81,10 +81,10 @@ class Steps:
         self._waiting.append(request)
 
     def result(self, call_id: str | None, content: str, *, name: str | None = None, **more: Any) -> None:
-        """A tool's result. Without an id it belongs to the first call without a result.
+        """Add a tool's result. Without an id it belongs to the first open call of the newest step that has one.
 
-        more: further fields of the ToolResult. Without `ok` the result is a success, because a source that records
-        no errors means that.
+        more: further fields of the ToolResult. Without `ok` the result is a success, because a source that records no
+        errors implies that.
         """
         match = self._call(call_id)
         if match is None:  # a result without a call becomes a message
@@ -95,10 +95,12 @@ class Steps:
         step["results"].append(ToolResult(call_id=call.id, name=name or call.name, content=content, **values))
 
     def _call(self, call_id: str | None) -> tuple[dict[str, Any], ToolCall] | None:
-        """(step, call) of a result; the call no longer waits. Found by id, because runs have thousands of calls."""
+        """(step, call) that a result belongs to; the call is no longer open. Calls are found by id, because runs have
+        thousands of them."""
         while self._waiting and not self._waiting[-1][1]:
             self._waiting.pop()
         if call_id is None and self._waiting:
+            # Agents without call ids carry out the calls of an answer before the next answer, in order.
             step, calls = self._waiting[-1]
             return step, _first(calls, next(iter(calls)))
         steps = self._requests.get(call_id or "", [])
@@ -110,7 +112,7 @@ class Steps:
         return None
 
     def done(self) -> tuple[Step, ...]:
-        """The steps. Messages after the last answer belong to no step."""
+        """The steps so far. Messages after the last answer belong to no step."""
         return tuple(Step(**{**step, "results": tuple(step["results"])}) for step in self._steps)
 
     @property
@@ -120,7 +122,7 @@ class Steps:
 
 
 def with_tools(fields: Fields, key: str, steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps, of which the first has the tool definitions at `key`. These stay in `left` if they are no objects."""
+    """The steps; the first gets the tool definitions at `key`, which stay in `left` if they are not objects."""
     definitions = fields.peek(key)
     if not steps or not isinstance(definitions, list) or not all(isinstance(each, dict) for each in definitions):
         return tuple(steps)

@@ -1,9 +1,9 @@
 """SWE-agent trajectories (`.traj`): `{"environment", "trajectory", "history", "info", "replay_config"}`, or a
-demonstration, which has the `history` alone.
+demonstration, which has only the `history`.
 
-Source: SWE-agent, docs/usage/trajectories.md. `trajectory` has the actions, `history` the model's context;
-they meet where a `response` is an assistant's `content`. An action in plain text becomes a call of `bash`
-with that text as its command.
+Source: SWE-agent, docs/usage/trajectories.md. `trajectory` has the actions, `history` the model's context; they are
+matched where a `response` equals an assistant's `content`. An action in plain text becomes a call of `bash` with that
+text as its command.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ STOPS = {
     "exit_api": StopReason.error,
 }
 OUTSIDE = {"exit_error", "exit_environment_error", "exit_api"}
-"""Failures outside the agent."""
+"""Failures that the agent did not cause."""
 TIMED_OUT = re.compile(r"EXECUTION TIMED OUT|was cancelled because it took more than")
 
 
 class SweAgentFormat:
-    """A history whose messages say which agent they belong to."""
+    """Documents with a history whose messages name their agent."""
 
     name = "swe_agent"
 
@@ -61,7 +61,7 @@ class _Run:
         self.turns = list(fields.objects("trajectory"))
         self.nothing = Fields({}, fields.where, exists=False)
         self.last_turn: tuple[Fields, list[str]] = (self.nothing, [])
-        """The turn whose calls have no results yet, and their ids."""
+        """The turn whose calls have no results yet, and the ids of those calls."""
         self.config = record.get("replay_config")
         if isinstance(self.config, str):
             try:
@@ -130,7 +130,7 @@ class _Run:
             self.steps.hear(Message(role=role, content=content(message)))
 
     def _answer(self, message: Fields, turn: Fields) -> None:
-        """An answer from the history, from the trajectory, or from both; a missing one is false."""
+        """Add an answer from the history, from the trajectory, or from both; a missing one is false."""
         thoughts = [text_at(block, "thinking") or "" for block in list_at(message.peek("thinking_blocks"))]
         reasoning = "".join(thoughts)
         answer = assistant(message)
@@ -160,7 +160,7 @@ class _Run:
         self.last_turn = (turn, [call.id for call in answer.tool_calls])
 
     def _observe(self, result: str | None) -> None:
-        """result: the text that the model got; None if only the turn has it."""
+        """Add the results of the last turn. result: the text that the model got; None if only the turn has it."""
         turn, ids = self.last_turn
         self.last_turn = (self.nothing, [])
         if result is None and not turn:

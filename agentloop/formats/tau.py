@@ -30,9 +30,9 @@ STOPS = {
     "unexpected_error": StopReason.error,
 }
 USER_STOP = "###STOP###"
-"""A simulated user ends the conversation with this word."""
+"""The word with which a simulated user ends the conversation."""
 BROKEN = {"user_error", "infrastructure_error", "unexpected_error"}
-"""Ends that are not the agent's fault."""
+"""Reasons for an end that the agent did not cause."""
 
 
 class TauFormat:
@@ -53,7 +53,8 @@ class TauFormat:
                 yield self._read(record, where, {})
 
     def _results(self, record: dict[str, Any], where: str, source: Records) -> Iterator[Imported | FormatError]:
-        """A run's simulations, in its file or in the folder beside it; each keeps the fields of its run and task."""
+        """The simulations of a run, in its file or in the folder beside it. Each gets the fields of its run and its
+        task."""
         try:
             results = Fields(record, where)
             tasks = {
@@ -143,7 +144,7 @@ class TauFormat:
 
 
 def _add(steps: Steps, message: Fields, model: str | None) -> None:
-    """One message; the agent did not see the calls and results of the simulated user's own tools."""
+    """Add a message. The agent did not see the calls and results of the simulated user's own tools."""
     role = message.text("role")
     if role == "tool":
         for result in list(message.objects("tool_messages")) or [message]:
@@ -182,7 +183,7 @@ def _usage(message: Fields, model: str | None) -> dict[str, Any]:
 
 
 def _add_ticks(steps: Steps, fields: Fields, model: str | None) -> None:
-    """Consecutive ticks of one speaker are one message; a call of the agent ends its answer."""
+    """Add ticks: consecutive ones of the same speaker are one message, and a call of the agent ends its answer."""
     ticks = list(fields.objects("ticks"))
     speech: dict[str, list[str]] = {"agent": [], "user": []}
     began: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""The `verifiers` library: `results.jsonl` of 0.1, a rollout a line, and `traces.jsonl` since 0.2, an episode a line.
+"""The `verifiers` library: `results.jsonl` of 0.1, one rollout per line, and `traces.jsonl` since 0.2, one episode per
+line.
 
 Source: `verifiers/utils/save_utils.py` of 0.1.14; `v1/episode.py`, `v1/trace.py` and `v1/graph.py` of 0.4.0. The
 `answer` column is the expected answer, and stays in `raw`.
@@ -22,7 +23,7 @@ from agentloop.types import Imported, Step, Trace
 
 
 class VerifiersFormat:
-    """Recognised by the columns that every version writes."""
+    """Records with the columns that every version writes."""
 
     name = "verifiers"
 
@@ -34,7 +35,7 @@ class VerifiersFormat:
         )
 
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
-        """See `Format`. An episode of several agents is several traces of one session."""
+        """See `Format`. An episode of several agents becomes several traces of one session."""
         for where, record in source.records():
             if isinstance(record, FormatError):
                 yield record
@@ -107,7 +108,7 @@ def _rollout(fields: Fields, record: dict[str, Any]) -> Imported:
 
 
 def _message(steps: Steps, fields: Fields, key: str, role: str) -> None:
-    """Messages, or the bare text of a completion model. Calls are JSON text within the JSON."""
+    """Add messages, or the bare text of a completion model. Calls are JSON text within the JSON."""
     value = fields.take(key)
     if isinstance(value, str):
         value = [{"role": role, "content": value}]
@@ -130,7 +131,7 @@ def _with_calls(message: Any) -> Any:
 
 
 def _add_tokens(fields: Fields, turns: list[Step], n_copied: int) -> None:
-    """The tokens of the `trajectory` column, where it has an entry for each turn; otherwise they stay there."""
+    """Add the tokens in the `trajectory` column, if it has an entry for each turn; otherwise they stay there."""
     trajectory = fields.peek("trajectory")
     if not isinstance(trajectory, list) or len(trajectory) != len(turns) - n_copied:
         return
@@ -151,7 +152,7 @@ def _add_tokens(fields: Fields, turns: list[Step], n_copied: int) -> None:
 
 
 def _add_usage(fields: Fields, turns: list[Step], n_copied: int) -> None:
-    """The rollout's usage belongs to a step only if it is the only one; otherwise it stays in `left`."""
+    """Add the rollout's usage if there is only one step; otherwise it stays in `left`."""
     if len(turns) - n_copied == 1 and (usage := fields.fields("token_usage")):
         counted = {
             "n_prompt_tokens": usage.integer("input_tokens") or 0,
@@ -162,7 +163,7 @@ def _add_usage(fields: Fields, turns: list[Step], n_copied: int) -> None:
 
 
 def _error(fields: Fields) -> str | None:
-    """The whole chain of errors; 0.1 has it up to three times."""
+    """The error with its whole chain of causes, which 0.1 repeats up to three times."""
     value = fields.peek("error")
     error = fields.optional("error")
     if not error:

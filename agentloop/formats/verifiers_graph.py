@@ -1,4 +1,4 @@
-"""The message graph of a trace of verifiers: each message has the tokens that it added to those before it."""
+"""The message graph of a trace of verifiers: each message has the tokens that it added to its predecessors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Graph:
     """The messages of a trace; several paths may share their beginning."""
 
     def __init__(self, nodes: list[Fields], calls: dict[int, dict[str, Any]]) -> None:
-        """calls: node -> fields of its Completion. Raises FormatError with the place of what is broken."""
+        """calls: node -> fields of its Completion. Raises FormatError with the place of a broken message."""
         self._parents = [_parent(node, n) for n, node in enumerate(nodes)]
         parents = set(self._parents)
         self.leaves = [n for n in range(len(nodes)) if n not in parents]
@@ -28,7 +28,7 @@ class Graph:
         self._calls = calls
 
     def steps(self, leaf: int) -> Steps:
-        """The steps of the path that ends there. Messages that an earlier path sampled are copied."""
+        """The steps of the path that ends at `leaf`. Messages that an earlier path sampled are copied."""
         path: list[int] = []
         at: int | None = leaf
         while at is not None:
@@ -74,7 +74,7 @@ class Graph:
 
 
 def _parent(node: Fields, n: int) -> int | None:
-    """The number of an earlier message, so that no path is endless."""
+    """The number of an earlier message; only earlier ones are allowed, so that no path is endless."""
     parent = node.integer("parent")
     if parent is not None and not 0 <= parent < n:
         raise FormatError(f"{node.where}: parent: {parent} is no earlier node")

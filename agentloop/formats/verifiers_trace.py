@@ -1,4 +1,4 @@
-"""A trace of verifiers since 0.2: a graph of messages, each with the tokens that it added to those before it."""
+"""A trace of verifiers since 0.2: a graph of messages, each with the tokens that it added to its predecessors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ STOPS = {
 
 
 def stop_of(condition: object) -> StopReason:
-    """The condition itself stays in `left`, because an environment may define others."""
+    """The stop reason for a condition. The condition itself stays in `left`, because an environment may define
+    others."""
     word = text_at(condition) or ""
     if word.endswith("_timeout"):
         return StopReason.time_limit
@@ -38,7 +39,7 @@ def stop_of(condition: object) -> StopReason:
 
 
 def read_trace(fields: Fields, record: dict[str, Any], episode: dict[str, Any] | None = None) -> Imported:
-    """One agent's trace: the path to the newest message is the trace, every other path a child of it."""
+    """One agent's trace: the path to the newest message is the trace, and every other path is a child of it."""
     whole = Fields(episode or {}, fields.where)
     graph = Graph(list(fields.objects("nodes")), _calls(fields))
     paths = [graph.steps(leaf) for leaf in (*graph.leaves[-1:], *graph.leaves[:-1])]
@@ -114,7 +115,7 @@ def _calls(fields: Fields) -> dict[int, dict[str, Any]]:
 
 
 def _task(task: Fields) -> str | None:
-    """The best name that the task has."""
+    """The task's best available name."""
     data = task.fields("data")
     for fields, key in ((data, "id"), (data, "name"), (data, "idx"), (task, "key"), (task, "hash")):
         name = name_of(fields.peek(key))
@@ -137,7 +138,7 @@ def _policy(episode: Fields) -> int | None:
 
 
 def _error(fields: Fields) -> str | None:
-    """The last error of a failed run: the calls with earlier ones were repeated."""
+    """The last error of a failed run. Calls with earlier errors were repeated."""
     last = fields.peek("errors", -1)
     if fields.peek("ok") is True or not isinstance(last, dict):
         return None
