@@ -1,8 +1,8 @@
-"""Optional abilities of sandboxes, verifiers, agents, experience and exporters, each a Protocol of its own.
+"""Optional abilities of sandboxes, verifiers, agents, experience and exporters; each is a separate Protocol.
 
-`protocols.py` has what every part must offer. A part that offers more has the methods or attributes below, and the
-engine asks with `isinstance(part, Files)`: never for a class of ours, so parts of other packages are served the same
-way. A check looks at names alone; a method with other parameters fails when it is called.
+`protocols.py` defines what every part must offer. A part that offers more has the methods or attributes below. The
+engine checks with `isinstance(part, Files)`, never for one of its own classes, so parts of other packages are treated
+alike. Such a check only compares names; a method with other parameters fails when it is called.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from agentloop.types import (
 
 
 class ByteSource(Protocol):
-    """An output of a process. What is not read here fills a buffer there, and then the process waits."""
+    """An output of a process. Unread data fills a buffer, and then the process waits."""
 
     async def read(self) -> bytes:
         """The next bytes; b"" at the end. Raises SandboxGone."""
         ...
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """The pieces, to the end."""
+        """All pieces up to the end."""
         ...
 
 
@@ -45,16 +45,16 @@ class ByteSink(Protocol):
     """The input of a process."""
 
     async def write(self, data: bytes) -> None:
-        """Returns when all of it is on its way. Raises SandboxGone."""
+        """Send `data`; returns when all of it is on its way. Raises SandboxGone."""
         ...
 
     def close(self) -> None:
-        """The end of the input."""
+        """Close the input."""
         ...
 
 
 class LiveProcess(Protocol):
-    """A command that is used while it runs."""
+    """A running command that can be used interactively."""
 
     @property
     def stdin(self) -> ByteSink: ...
@@ -66,7 +66,7 @@ class LiveProcess(Protocol):
     def stderr(self) -> ByteSource: ...
 
     async def wait(self) -> ExecResult:
-        """Its end; what it printed is on its outputs. Raises SandboxGone."""
+        """Wait for its end. The result has no output; read `stdout` and `stderr`. Raises SandboxGone."""
         ...
 
     def signal(self, number: int) -> None:
@@ -74,19 +74,19 @@ class LiveProcess(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it and all that it started. Whoever reads or writes it goes on."""
+        """Kill it and all processes that it started. Pending reads and writes end without an error."""
         ...
 
 
 class Copied(Protocol):
-    """What a copy out of a sandbox brought."""
+    """The result of a copy out of a sandbox."""
 
     @property
     def n_files(self) -> int: ...
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Links, devices and the like, which stayed behind."""
+        """Links, devices and similar entries, which were not copied."""
         ...
 
 
@@ -95,22 +95,23 @@ class Streams(Protocol):
     """A sandbox that keeps a program running: for the tools `python` and MCP over stdio, and for agent programs."""
 
     def start(self, command: str) -> LiveProcess:
-        """Run `command` with `sh -c` and go on. Raises SandboxGone."""
+        """Run `command` with `sh -c` in the background. Raises SandboxGone."""
         ...
 
 
 @runtime_checkable
 class LeasedStreams(Protocol):
-    """`Streams` of a sandbox that several episodes use."""
+    """`Streams` of a sandbox that several episodes share."""
 
     def start(self, command: str, *, lease: str = "sandbox") -> LiveProcess:
-        """`lease` names the scratch folder; "" is the environment that the image sets, without one."""
+        """See `Streams`. lease: name of the scratch folder; "": no scratch folder, with the environment that the image
+        sets."""
         ...
 
 
 @runtime_checkable
 class Files(Protocol):
-    """A sandbox that hands single files in and out."""
+    """A sandbox that reads and writes single files."""
 
     async def read(self, path: str, *, max_bytes: int) -> bytes:
         """The bytes of one file. Raises PathError, TransferLimit."""
@@ -123,7 +124,7 @@ class Files(Protocol):
 
 @runtime_checkable
 class Folders(Protocol):
-    """A sandbox that hands folders in and out: for verifiers with artifacts, and for forks."""
+    """A sandbox that copies folders in and out: for verifiers with artifacts, and for forks."""
 
     async def upload(self, source: Path, target: str) -> None:
         """Copy a folder's contents, or a file, into the folder `target` of the sandbox. Raises PathError."""
@@ -148,23 +149,23 @@ class LeadsToGateway(Protocol):
     """A sandbox whose only network is the model gateway: for agent programs."""
 
     def set_gateway(self, gateway: Path | None) -> None:
-        """From now on `http://127.0.0.1:3128/` is, in the sandbox, this unix socket of the host; or nobody."""
+        """Connect `http://127.0.0.1:3128/` in the sandbox to this unix socket of the host; None disconnects it."""
         ...
 
 
 @runtime_checkable
 class FileSandbox(Sandbox, Files, Folders, EndsProcesses, Protocol):
-    """A sandbox whose files can be judged: artifacts are taken from one, and verifiers are given one."""
+    """A sandbox whose files can be judged: artifacts are copied out of it, and verifiers receive one."""
 
 
 @runtime_checkable
 class WholeSandbox(FileSandbox, Protocol):
-    """A sandbox in which a Harbor task can be done: files, streams, and commands in the image's own environment."""
+    """A sandbox for Harbor tasks: with files, streams, and commands in the image's own environment."""
 
     async def exec(
         self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "sandbox"
     ) -> ExecResult:
-        """See `protocols.Sandbox`; `lease` as in `LeasedStreams`."""
+        """See `protocols.Sandbox`; `lease`: see `LeasedStreams`."""
         ...
 
     def start(self, command: str, *, lease: str = "sandbox") -> LiveProcess:
@@ -177,7 +178,7 @@ class WholeSandbox(FileSandbox, Protocol):
 
 @runtime_checkable
 class JudgesArtifacts(Protocol):
-    """A verifier that looks at files: they are copied into a fresh sandbox, and nothing else of the agent's is."""
+    """A verifier that judges files. They are copied into a fresh sandbox, without anything else of the agent's."""
 
     @property
     def artifacts(self) -> Sequence[str]:
@@ -187,17 +188,17 @@ class JudgesArtifacts(Protocol):
 
 @runtime_checkable
 class TakesTime(Protocol):
-    """A verifier for which a minute is too short."""
+    """A verifier that needs more than a minute."""
 
     @property
     def timeout_s(self) -> float:
-        """Wall time of one score."""
+        """Maximum wall time of one score in seconds."""
         ...
 
 
 @runtime_checkable
 class Paid(Protocol):
-    """A verifier that costs something: it is asked last, and not at all where the others have decided."""
+    """A verifier that costs money. It runs last, and not at all if the others have already decided."""
 
     @property
     def paid(self) -> bool: ...
@@ -205,33 +206,33 @@ class Paid(Protocol):
 
 @runtime_checkable
 class Waits(Protocol):
-    """A verifier whose number comes from outside, later."""
+    """A verifier whose score comes later, from outside."""
 
     @property
     def waits(self) -> bool: ...
 
 
 def artifacts_of(verifier: Verifier | GroupVerifier) -> Sequence[str]:
-    """Paths that `verifier` judges; none for one that reads the trace alone."""
+    """Paths that `verifier` judges; empty if it only reads the trace."""
     if isinstance(verifier, JudgesArtifacts):
         return verifier.artifacts
     return ()
 
 
 def time_of(verifier: Verifier | GroupVerifier, default_s: float) -> float:
-    """Seconds that one score of `verifier` may take."""
+    """Maximum seconds of one score of `verifier`."""
     if isinstance(verifier, TakesTime):
         return verifier.timeout_s
     return default_s
 
 
 def is_paid(verifier: Verifier | GroupVerifier) -> bool:
-    """True where a score of `verifier` costs something."""
+    """True if a score of `verifier` costs money."""
     return isinstance(verifier, Paid) and verifier.paid
 
 
 def waits(verifier: Verifier | GroupVerifier) -> bool:
-    """True where the number of `verifier` comes later, from outside."""
+    """True if the score of `verifier` comes later, from outside."""
     return isinstance(verifier, Waits) and verifier.waits
 
 
@@ -240,7 +241,7 @@ def waits(verifier: Verifier | GroupVerifier) -> bool:
 
 @runtime_checkable
 class BringsFiles(Protocol):
-    """An agent with a folder that its sandboxes show read-only at /agent."""
+    """An agent with a folder that its sandboxes mount read-only at /agent."""
 
     @property
     def files(self) -> Path | None: ...
@@ -248,7 +249,8 @@ class BringsFiles(Protocol):
 
 @runtime_checkable
 class RunsProgram(Protocol):
-    """An agent that is a program with tools of its own, whose results are known as the model was sent them."""
+    """An agent that is a program with its own tools; their results are known only from the messages sent to the
+    model."""
 
     @property
     def program(self) -> bool: ...
@@ -256,7 +258,7 @@ class RunsProgram(Protocol):
 
 @runtime_checkable
 class OnHost(Protocol):
-    """An agent that acts on this machine and needs no sandbox: it can read the suite, its answers included."""
+    """An agent that acts on this machine and needs no sandbox: it can read the suite, including the answers."""
 
     @property
     def on_host(self) -> bool: ...
@@ -264,10 +266,10 @@ class OnHost(Protocol):
 
 @runtime_checkable
 class Preflight(Protocol):
-    """An agent that can see before its first attempt whether any attempt can succeed."""
+    """An agent that can check before its first attempt whether attempts can succeed."""
 
     async def preflight(self) -> None:
-        """Raises ConfigError where none can, with the next move."""
+        """Raise ConfigError, with the next move, if no attempt can succeed."""
         ...
 
 
@@ -288,13 +290,13 @@ def received(policy: object, messages: Sequence[Message]) -> tuple[Message, ...]
 
 
 async def preflight(agent: object) -> None:
-    """Ask `agent` whether it can act, where it can tell. Raises ConfigError."""
+    """Run the agent's preflight check, if it has one. Raises ConfigError."""
     if isinstance(agent, Preflight):
         await agent.preflight()
 
 
 def runs_program(agent: object) -> bool:
-    """True for a program with tools of its own."""
+    """True for a program with its own tools."""
     return isinstance(agent, RunsProgram) and agent.program
 
 
@@ -304,7 +306,7 @@ def is_on_host(agent: object) -> bool:
 
 
 def with_files(spec: SandboxSpec, agent: object) -> SandboxSpec:
-    """The sandbox with the folder that `agent` brings."""
+    """The sandbox spec with the folder that `agent` brings, if any."""
     if not isinstance(agent, BringsFiles) or agent.files is None:
         return spec
     return spec.model_copy(update={"agent_files": agent.files})
@@ -318,37 +320,37 @@ class Forks(Protocol):
     """Experience whose attempts can be continued from one of their steps."""
 
     async def fork(self, attempt: Attempt, step: int) -> Task | None:
-        """The task of `attempt` as it stands before that step; None where its state cannot be made again."""
+        """The task of `attempt` in its state before that step; None if the state cannot be rebuilt."""
         ...
 
 
 @runtime_checkable
 class Vets(Protocol):
-    """Experience that has the whole suite and the secrets, which a trainer has not."""
+    """Experience that knows the whole suite and the secrets, which a trainer does not."""
 
     def leak(self, text: str, own: str = "") -> str | None:
-        """The reason for which `text` must not be part of a version, in a few words; None for a text that may.
+        """Why `text` must not be part of a version, in a few words; None if it may be.
 
-        own: texts that the agent has anyway, which give nothing away.
+        own: texts that the agent has anyway, which leak nothing.
         """
         ...
 
     def redacted(self, text: str) -> str:
-        """`text` without secrets, as it may leave this machine."""
+        """`text` without secrets, so that it may leave this machine."""
         ...
 
 
 @runtime_checkable
 class HearsPeople(Protocol):
-    """Experience that has what people wrote about traces."""
+    """Experience that has people's feedback on traces."""
 
     def words_of_people(self, trace: Trace) -> Sequence[str]:
-        """Texts of feedback on `trace`, the oldest first; none that its own agent sent."""
+        """Texts of feedback on `trace`, the oldest first, without those that its own agent sent."""
         ...
 
 
 def words_of_people(experience: object, trace: Trace) -> Sequence[str]:
-    """What people wrote about `trace`, as far as `experience` has it."""
+    """People's feedback on `trace`; empty if `experience` has none."""
     if isinstance(experience, HearsPeople):
         return experience.words_of_people(trace)
     return ()
@@ -356,7 +358,7 @@ def words_of_people(experience: object, trace: Trace) -> Sequence[str]:
 
 @runtime_checkable
 class ShowsTexts(Protocol):
-    """Experience that has the texts that the agent reads, where its traces do not show them."""
+    """Experience that has the texts that the agent reads, in case its traces do not show them."""
 
     async def texts(self) -> Sequence[Component]:
         """Instructions and tool descriptions, each with an `original` equal to its `text`."""
@@ -365,10 +367,10 @@ class ShowsTexts(Protocol):
 
 @runtime_checkable
 class ShowsTools(Protocol):
-    """Experience that has the tools that the agent is offered, where its traces do not show them."""
+    """Experience that has the tools that the agent is offered, in case its traces do not show them."""
 
     async def tools(self) -> Sequence[ToolSpec] | None:
-        """None where the agent asked nothing, so that they are unknown."""
+        """The tools; None if the agent made no call, so that they are unknown."""
         ...
 
 
@@ -377,10 +379,10 @@ class ShowsTools(Protocol):
 
 @runtime_checkable
 class Rehearses(Protocol):
-    """A trainer that can show what it would begin with."""
+    """A trainer that can show what it would start with."""
 
     async def rehearse(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> Rehearsal:
-        """The same as `protocols.Trainer.improve`, up to where a model is asked."""
+        """Like `protocols.Trainer.improve`, up to the first call of a model."""
         ...
 
 
@@ -389,7 +391,7 @@ class Rehearses(Protocol):
 
 @runtime_checkable
 class CountsExcluded(Protocol):
-    """An exporter that leaves out a part of the traces, and says why."""
+    """An exporter that excludes some traces, and records why."""
 
     excluded: Counter[str]
-    """Reason -> what was left out by it, of all traces that were written."""
+    """Reason -> number of exclusions over all traces that were written."""

@@ -26,9 +26,9 @@ from agentloop.errors import AgentCrashed, AgentLoopError, PolicyError, SandboxG
 from agentloop.types import AttemptPhase, Break, FailureType, StopReason, Trace
 
 MAX_WORDS = 2000
-"""Characters kept of an error's words: the agent may have chosen them."""
+"""Maximum stored characters of an error's text, which the agent may have chosen."""
 SOURCE = "agentloop"
-"""Of traces of our own."""
+"""Source of traces made by this package."""
 OURS = {
     "SandboxError": FailureType.infra_sandbox_failure,
     "SandboxUnavailable": FailureType.infra_sandbox_failure,
@@ -54,9 +54,9 @@ CAUSES = {
 """What the agent did to end its sandbox -> the failure's type; any other cause is `agent.crashed`."""
 
 _UNPARSED = re.compile(r"pars\w*.{0,40}(?:tool|function)|(?:tool|function)\w*.{0,40}pars|tool_use_failed", re.I | re.S)
-"""In a 400: the endpoint could not read a tool call that its own model wrote."""
+"""In a 400: the endpoint could not parse a tool call that its own model wrote."""
 NO_PARSER = "--tool-call-parser"
-"""In a 400 of vLLM: it was started without the options for tools, so no request with tools is answered."""
+"""In vLLM's 400: the server was started without the options for tools, so it refuses every request with tools."""
 _STATUS = re.compile(r"\bHTTP (\d{3})\b")
 
 
@@ -81,12 +81,12 @@ def fault_of(event: Break) -> Fault:
 
 
 def is_unavailable(status: int | None) -> bool:
-    """True for the HTTP statuses that are infrastructure: none at all, 429, and 5xx."""
+    """True for the HTTP statuses that count as infrastructure: none, 429, and 5xx."""
     return status is None or status == 429 or status >= 500
 
 
 def refused(message: str, status: int) -> PolicyError:
-    """The error for an endpoint that answered with an error `status`. message: quotes the endpoint's words."""
+    """The error for an endpoint that answered with an error `status`. message: quotes the endpoint's text."""
     if is_unavailable(status):
         return errors.UpstreamUnavailable(message, status=status)
     unparsed = status == 400 and _UNPARSED.search(message) and NO_PARSER not in message
@@ -96,16 +96,17 @@ def refused(message: str, status: int) -> PolicyError:
 def event_of(error: BaseException, phase: AttemptPhase, *, overdue: bool = False, shared: bool = False) -> Break:
     """The facts about an error that ended an attempt.
 
-    An error of another class stands for the error of ours that it was raised from (`raise … from`). Of a group the
-    first member that is not ours counts. overdue: the sandbox was in use for longer than its lifetime. shared: other
-    attempts used the same sandbox, so nothing shows which of them ended it.
+    An error of a foreign class counts as the error of this package from which it was raised (`raise … from`). In an
+    exception group, the first member that is the agent's fault counts. overdue: the sandbox was used beyond its
+    lifetime. shared: other attempts used the same sandbox, so the attempt that ended it is unknown.
     """
     events = [_event(one, phase, overdue, shared) for one in _members(error)]
     return next((event for event in events if not fault_of(event).ours), events[0])
 
 
 def words_of(error: BaseException) -> str:
-    """`KeyError: 'x'`, as it can be stored: at most MAX_WORDS characters, whatever the error's own `__str__` does."""
+    """The error as storable text, such as `KeyError: 'x'`: at most MAX_WORDS characters. Safe even if the error's
+    `__str__` fails."""
     try:
         text = str(error)
     except Exception:  # the agent's own class
@@ -115,7 +116,8 @@ def words_of(error: BaseException) -> str:
 
 
 def fault_in(trace: Trace) -> Fault | None:
-    """Whose fault ended `trace`; None where no error did. A trace without facts is read by its error's words."""
+    """The fault that ended `trace`; None without an error. A trace without recorded facts is classified by its error's
+    text."""
     if trace.broke is not None:
         return fault_of(trace.broke)
     if trace.error is None and trace.stop_reason is not StopReason.error:
@@ -148,7 +150,7 @@ def _members(error: BaseException) -> Iterator[BaseException]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, and what it was raised from; each once."""
+    """`error` and the errors from which it was raised, each once."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
@@ -158,7 +160,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _fault_in_words(error: str) -> Fault:
-    """Of a trace of ours that was stored without facts; its error begins with the name of a class."""
+    """The fault of a trace of this package that was stored without facts; its error begins with the name of a class."""
     name = error.partition(":")[0]
     if name == "PolicyError":
         status = _STATUS.search(error)

@@ -1,12 +1,12 @@
-"""Parts -> Identity: one hash for everything that decides how something acts, by contents and never by path.
+"""Parts -> Identity: one hash for everything that determines how something acts, from contents and never from paths.
 
     identity({"policy": Value({...}), "files": FileContents(Path("mine")), "model": Outside({...}, "model 'm'")})
 
-Equal contents give an equal hash in every process and on every machine, wherever the files lie, whoever owns them and
-whenever they were written. A part that lives elsewhere (a hosted model, an MCP server at a URL) is hashed by its name
-alone and listed in `Identity.unhashed`: an equal hash then does not mean equal behaviour.
+Equal contents give equal hashes in every process and on every machine, regardless of the files' places, owners and
+times. A part that lives elsewhere (a hosted model, an MCP server at a URL) is only hashed by its name and is listed in
+`Identity.unhashed`: equal hashes then do not guarantee equal behaviour.
 
-What a version consists of is decided elsewhere (`registry/parts.py`); this module reads files and knows no settings.
+`registry/parts.py` decides which parts a version has; this module reads files and knows no settings.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from agentloop.types import content_hash
 SKIPPED = ".git"
 """Name of files and folders that are never part of a program."""
 BYTE_CODE = ("__pycache__", ".pyc")
-"""Folder and suffix of the files that Python makes from sources; they differ between machines."""
+"""Folder and suffix of the byte code that Python compiles from sources; it differs between machines."""
 FILE_BITS, FOLDER_BITS = 0o6555, 0o555
-"""Mode bits that count: who may read and run it, and set-user-ID. Write bits follow the umask of whoever copied it."""
+"""Mode bits that are hashed: read and execute permissions, set-user-ID and set-group-ID. Write bits depend on the umask
+of the person who copied the file."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +37,26 @@ class Value:
     """Settings, a prompt, a list of names: any value that JSON can express."""
 
     tag: ClassVar[str] = "Value"
-    """Its part of the hash. It stays the same, whatever the class is called."""
+    """The class's mark in the hash. It stays the same if the class is renamed."""
     value: object
 
 
 @dataclass(frozen=True)
 class FileContents:
-    """A file, or a folder with everything below it, by contents."""
+    """A file, or a folder with everything below it, hashed by contents."""
 
     tag: ClassVar[str] = "Files"
     path: Path
     follow: bool = False
-    """False hashes a symbolic link by its target's text, as a sandbox that shows only this folder resolves it.
-    True reads through links, as code that runs on this machine does."""
+    """False hashes a symbolic link by its target's text, as a sandbox that shows only this folder resolves it. True
+    reads through links, as code on this machine does."""
     belongs_to_machine: bool = False
-    """True for an interpreter and an installed package: a copy of them would not run elsewhere."""
+    """True for an interpreter and an installed package: a copy would not run elsewhere."""
 
 
 @dataclass(frozen=True)
 class Digest:
-    """Contents that were hashed elsewhere, such as weights."""
+    """The hash of contents that were hashed elsewhere, such as weights."""
 
     tag: ClassVar[str] = "Digest"
     sha256: str
@@ -63,13 +64,13 @@ class Digest:
 
 @dataclass(frozen=True)
 class Outside:
-    """A part without a content hash: its name counts, and what it does may change behind that name."""
+    """A part without a content hash: only its name is hashed, and its behaviour may change under that name."""
 
     tag: ClassVar[str] = "Outside"
     name: object
-    """As for `Value`."""
+    """See `Value`."""
     label: str
-    """For people, in a few words."""
+    """A description of a few words for people."""
 
 
 Part: TypeAlias = Value | FileContents | Digest | Outside
@@ -77,24 +78,24 @@ Part: TypeAlias = Value | FileContents | Digest | Outside
 
 @dataclass(frozen=True)
 class Identity:
-    """What `identity` returns."""
+    """The result of `identity`."""
 
     hash: str
     """64 hex digits."""
     parts: Mapping[str, str]
-    """Hash of each part, 64 hex digits, by its name."""
+    """Name of each part -> its hash, 64 hex digits."""
     unhashed: tuple[str, ...] = ()
-    """Labels of the parts that have no content hash."""
+    """Labels of the parts without a content hash."""
 
     def changed(self, other: Mapping[str, str]) -> list[str]:
-        """Names of the parts that differ from `other`, those that only one side has included."""
+        """Names of the parts that differ from `other`, including parts that only one side has."""
         return sorted(name for name in {*self.parts, *other} if self.parts.get(name) != other.get(name))
 
 
 def identity(parts: Mapping[str, Part]) -> Identity:
-    """The identity of whatever consists of `parts`; their order does not matter.
+    """The identity of a thing that consists of `parts`; their order does not matter.
 
-    Raises ConfigError for a file that cannot be read, and for one that is neither file, folder nor link.
+    Raises ConfigError for a file that cannot be read, and for an entry that is neither file, folder nor link.
     """
     hashes = {name: content_hash([part.tag, _content(part)]) for name, part in sorted(parts.items())}
     unhashed = tuple(part.label for _, part in sorted(parts.items()) if isinstance(part, Outside))
@@ -106,7 +107,7 @@ def _hash_of(hashes: Mapping[str, str]) -> str:
 
 
 def with_parts(base: Identity, parts: Mapping[str, Part], *, without: str) -> Identity:
-    """`base` with `parts` in place of those called `without` or `without.NAME`; it keeps every label of `unhashed`."""
+    """`base` with `parts` in place of those named `without` or `without.NAME`; keeps all labels of `unhashed`."""
     more = identity(parts)
     others = {name: value for name, value in base.parts.items() if name.partition(".")[0] != without}
     hashes = dict(sorted({**others, **more.parts}.items()))
@@ -115,11 +116,11 @@ def with_parts(base: Identity, parts: Mapping[str, Part], *, without: str) -> Id
 
 
 def files_hash(path: Path, *, follow: bool = False) -> str:
-    """64 hex digits of a file, or of a folder with everything below it. Files are streamed.
+    """Hash of a file, or of a folder with everything below it: 64 hex digits. Files are streamed.
 
-    Of each entry these count: name, kind, `FILE_BITS` or `FOLDER_BITS`, and bytes or link target. These do not: times,
-    owner, where `path` is and what it is called, empty folders, `.git`, and `*.pyc` in `__pycache__`.
-    follow: see `FileContents`. Raises ConfigError.
+    Hashed of each entry: name, kind, `FILE_BITS` or `FOLDER_BITS`, and bytes or link target. Not hashed: times, owner,
+    the place and name of `path` itself, empty folders, `.git`, and `*.pyc` in `__pycache__`. follow: see
+    `FileContents`. Raises ConfigError.
     """
     with boundary(ConfigError, f"{path}: cannot be read; correct its permissions or name another"):
         top = Path(os.path.realpath(path))
@@ -133,9 +134,9 @@ def files_hash(path: Path, *, follow: bool = False) -> str:
 
 
 def copy_files(path: Path, target: Path, *, follow: bool = False) -> None:
-    """Write everything of `path` that `files_hash` counts to `target`, so that both have the same hash.
+    """Copy everything in `path` that `files_hash` hashes to `target`, so that both have the same hash.
 
-    Folders that exist are filled. Raises ConfigError for what cannot be read or written.
+    Existing folders are filled. Raises ConfigError if something cannot be read or written.
     """
     with boundary(ConfigError, f"{path}: cannot be copied to {target}; make room, or correct its permissions"):
         top = Path(os.path.realpath(path))
@@ -168,7 +169,7 @@ def _content(part: Part) -> object:
 
 
 def _entries(top: Path, follow: bool) -> Iterator[tuple[bytes, Path]]:
-    """(name below `top`, path) of every file and link that counts, and of every folder that one of them is in."""
+    """(name below `top`, path) of every hashed file and link, and of every folder that contains one of them."""
     if not top.is_dir():
         yield b"", top
         return

@@ -1,9 +1,10 @@
-"""A part chosen by a `kind` of the settings: the rest of its table, checked against its constructor's annotations.
+"""A part chosen by a `kind` in the settings: the other keys of its table, checked against its constructor's
+annotations.
 
-Four annotations mean more than their type. A `Path` that is relative starts at the project's folder. A `SecretStr` may
-have `${NAME}` in it, which is then that variable. A `CodeName` names code, whose files belong to the version, and an
-`Interpreter` is a file whose version counts, too. A
-parameter `project: Path` that the table does not set is that folder itself.
+Four annotations mean more than their type. A relative `Path` starts at the project's folder. A `SecretStr` may contain
+`${NAME}`, which is replaced by that environment variable. A `CodeName` names code, whose files belong to the version.
+An `Interpreter` is a file whose version also counts. A parameter `project: Path` that the table does not set is the
+project's folder.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from agentloop.errors import PluginError, did_you_mean
 from agentloop.plugins import METHODS, installed, load_object, load_part
 
 PROJECT = "project"
-"""The parameter that gets the project's folder."""
+"""The parameter that receives the project's folder."""
 CODE = "code"
 CodeName: TypeAlias = Annotated[str, CODE]
-"""`file.py:name` or `module:name`: code of the user that the part runs."""
+"""`file.py:name` or `module:name`: the user's code that the part runs."""
 INTERPRETER = "interpreter"
 Interpreter: TypeAlias = Annotated[Path, INTERPRETER]
-"""A Python interpreter: what it resolves to and its version belong to the version, not the link that names it."""
+"""A Python interpreter: its resolved path and version are part of the version, not the link that names it."""
 
 
 def load_kind(group: str, table: str, section: KindSection, base: Path) -> Any:
-    """The part that `[table] kind` names in `agentloop.<group>`, made with the other keys of the table.
+    """The part that `[table] kind` names in `agentloop.<group>`, created with the other keys of the table.
 
     base: the project's folder. Raises PluginError for a kind that cannot be loaded, and for an option that its
-    constructor does not take or that does not fit the annotation; ConfigError for a variable that is not set.
+    constructor does not accept or that does not fit the annotation; ConfigError for a variable that is not set.
     """
     kind = section.kind
     make = _loaded(group, table, section, base)
@@ -53,23 +54,23 @@ def load_kind(group: str, table: str, section: KindSection, base: Path) -> Any:
 def load_options(
     group: str, table: str, kind: str, options: Mapping[str, Any], base: Path, ours: Mapping[str, Any]
 ) -> Any:
-    """The part `kind` of `agentloop.<group>`, made with the keys of `[table]`, which are its options alone.
+    """The part `kind` of `agentloop.<group>`, created with the keys of `[table]`, all of which are options.
 
-    ours: arguments that no table sets; the constructor gets those that it has a parameter for. Raises as `load_kind`.
+    ours: arguments that no table sets; the constructor gets those that it has a parameter for. Raises like `load_kind`.
     """
     make = load_object(group, kind, base=base)
     return load_part(group, kind, _arguments(table, kind, make, options, base, ours), base=base)
 
 
 def option_names(group: str, kind: str, base: Path) -> frozenset[str]:
-    """The options of `kind` of `agentloop.<group>`; empty where it takes whatever it is given. Raises PluginError."""
+    """The options of `kind` of `agentloop.<group>`; empty if its constructor accepts any. Raises PluginError."""
     return frozenset(_parameters(load_object(group, kind, base=base)) or ())
 
 
 def _arguments(
     table: str, kind: str, make: Callable[..., Any], options: Mapping[str, Any], base: Path, ours: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of `make`, checked. ours: what a table need not set."""
+    """The checked arguments of `make`. ours: arguments that a table need not set."""
     parameters = _parameters(make)
     arguments = dict(options)
     if parameters is None:
@@ -85,30 +86,30 @@ def _arguments(
 
 
 def path_options(group: str, table: str, section: KindSection, base: Path) -> dict[str, Path]:
-    """The options that name a file or folder, by their annotation. Raises PluginError."""
+    """The options that name a file or folder, according to their annotation. Raises PluginError."""
     parameters = _parameters(_loaded(group, table, section, base)) or {}
     paths = [name for name in section.options if Path in _members(parameters.get(name))]
     return {name: base / section.options[name] for name in paths if isinstance(section.options[name], str)}
 
 
 def code_options(group: str, table: str, section: KindSection, base: Path) -> dict[str, str]:
-    """The options that name code, by their annotation. Raises PluginError."""
+    """The options that name code, according to their annotation. Raises PluginError."""
     return {name: section.options[name] for name in _marked(CODE, group, table, section, base)}
 
 
 def secret_options(group: str, table: str, section: KindSection, base: Path) -> list[str]:
-    """Names of the options that are secrets, by their annotation. Raises PluginError."""
+    """Names of the options that are secrets, according to their annotation. Raises PluginError."""
     parameters = _parameters(_loaded(group, table, section, base)) or {}
     return [name for name in section.options if SecretStr in _members(parameters.get(name))]
 
 
 def interpreter_options(group: str, table: str, section: KindSection, base: Path) -> dict[str, Path]:
-    """The options that name an interpreter, by their annotation. Raises PluginError."""
+    """The options that name an interpreter, according to their annotation. Raises PluginError."""
     return {name: base / section.options[name] for name in _marked(INTERPRETER, group, table, section, base)}
 
 
 def _marked(mark: str, group: str, table: str, section: KindSection, base: Path) -> list[str]:
-    """Names of the options whose annotation has `mark`."""
+    """Names of the options with `mark` in their annotation."""
     parameters = _parameters(_loaded(group, table, section, base)) or {}
     names = [name for name, value in section.options.items() if isinstance(value, str)]
     marks = {name: [getattr(one, "__metadata__", ()) for one in _annotations(parameters.get(name))] for name in names}
@@ -116,7 +117,7 @@ def _marked(mark: str, group: str, table: str, section: KindSection, base: Path)
 
 
 def _loaded(group: str, table: str, section: KindSection, base: Path) -> Callable[..., Any]:
-    """What makes the part. Raises PluginError."""
+    """The class or function of the part. Raises PluginError."""
     kind = section.kind
     names = sorted({*section.built_in, *installed(group)})
     if ":" not in kind and kind not in names:
@@ -126,7 +127,7 @@ def _loaded(group: str, table: str, section: KindSection, base: Path) -> Callabl
 
 
 def _parameters(make: Callable[..., Any]) -> dict[str, Any] | None:
-    """Name -> annotation of each keyword argument; None where it takes whatever it is given."""
+    """Name -> annotation of each keyword argument; None if the constructor accepts any."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # a class of C code
@@ -145,7 +146,7 @@ def _parameters(make: Callable[..., Any]) -> dict[str, Any] | None:
 
 
 def _fitting(where: str, value: Any, annotation: Any, base: Path) -> Any:
-    """`value` as the annotation has it."""
+    """`value` converted to the annotation's type. Raises PluginError if it does not fit."""
     members = _members(annotation)
     if SecretStr in members and isinstance(value, str):
         value = from_environment(value)
@@ -163,7 +164,7 @@ def _fitting(where: str, value: Any, annotation: Any, base: Path) -> Any:
 
 
 def _annotations(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union as they are written; of anything else that alone."""
+    """The members of a union as written; any other annotation as the only member."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     if is_union:
         return typing.get_args(annotation)
@@ -171,5 +172,5 @@ def _annotations(annotation: Any) -> tuple[Any, ...]:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union; of anything else that alone."""
+    """The types of a union; any other annotation as the only member."""
     return typing.get_args(annotation) or (annotation,)

@@ -1,20 +1,19 @@
-"""Parts by name: installed entry points, `module:Class`, or `path/to/file.py:Class`.
+"""Loads parts by name: installed entry points, `module:Class`, or `path/to/file.py:Class`.
 
-Built-in parts use the same entry-point groups as everyone's. A part's options are the keyword
-arguments of its constructor. Nothing is loaded before it is asked for.
+Built-in parts use the same entry-point groups as all others. A part's options are the keyword arguments of its
+constructor. Nothing is loaded before it is requested.
 
-A name can come from a file that somebody else wrote, so it reaches only code that is meant to be a part:
+A name can come from a file that somebody else wrote, so it only reaches code that is meant to be a part:
 
 - an entry point of an `agentloop.*` group
-- a file of the project, or a module whose file belongs to the project; never one of Python's own folders
+- a file of the project, or a module whose file belongs to the project; never one in Python's own folders
 - a module of an installed package that declares an `agentloop.*` entry point
 
-Any other module is not imported. What the name stands for must be a class (or a function, for FUNCTIONS) that such
-code defines and that has the methods of its group; this is checked before it is called.
-An absolute path may name any file outside the folders of Python and of installed packages, because settings and the
-command line are yours. A caller that reads a name from somebody else's file must check an absolute path first, as
-`suites/suite.py` does with `is_of_project`.
-This does not confine a part: the code of a project or of an installed package runs as you.
+Any other module is not imported. The named object must be a class (or a function, for FUNCTIONS) that such code defines
+and that has the methods of its group; this is checked before it is called. An absolute path may name any file outside
+the folders of Python and of installed packages, because settings and the command line are yours. A caller that reads a
+name from somebody else's file must check an absolute path first, as `suites/suite.py` does with `is_of_project`. This
+does not confine a part: the code of a project or of an installed package runs with your permissions.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from agentloop.errors import AgentLoopError, PluginError, did_you_mean, extra
 T = TypeVar("T")
 _log = logging.getLogger("agentloop")
 PREFIX = "agentloop."
-"""How the names of our entry-point groups begin."""
+"""Prefix of the names of this package's entry-point groups."""
 MARKERS = ("agentloop.toml", "pyproject.toml", ".git")
-"""One of these is in the folder of a project."""
+"""A folder with one of these entries is a project folder."""
 PACKAGES = frozenset({"site-packages", "dist-packages"})
-"""Folders of these names hold installed packages, also those of another Python."""
+"""Names of folders with installed packages, including those of another Python."""
 FILE_MODULE = "agentloop_part_"
-"""How the module of a part's file is named."""
+"""Prefix of the module name of a part's file."""
 METHODS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "agents": (("run",), "async def run(self, task, policy, sandbox, *, seed, record)"),
     "exporters": (("write",), "def write(self, traces)"),
@@ -59,26 +58,25 @@ METHODS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "tools": (("open",), "def open(self, place)"),
     "verifiers": (("score", "rank"), "async def score(self, trace, sandbox)"),
 }
-"""A class of the group has one of these methods; then the usual one as it is written."""
+"""A class of the group must have one of these methods; the text is the signature to suggest."""
 FUNCTIONS = ("agents", "policies")
-"""Groups whose parts a function may make, too."""
+"""Groups whose parts may also be created by a function."""
 
 
 _PROVIDED: dict[tuple[str, str], Callable[..., Any]] = {}
-"""(group, kind) -> parts that this process itself has made; see `provide`."""
+"""(group, kind) -> parts that this process itself defined; see `provide`."""
 
 
 def provide(group: str, kind: str, make: Callable[..., Any]) -> None:
-    """Let `kind` name `make` in this process: a part of a script that runs is not loaded from its file again."""
+    """Make `kind` name `make` in this process, so that a part of a running script is not loaded from its file again."""
     _PROVIDED[group, kind] = make
 
 
 def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *, base: Path | None = None) -> Any:
-    """The part `kind` of `agentloop.<group>`, made with `options`.
+    """The part `kind` of `agentloop.<group>`, created with `options`.
 
-    base: folder that a relative `file.py:Class` starts from; the current one by default.
-    An absolute path is not checked against the project.
-    Raises PluginError for a kind that is not there and for options its constructor does not take or refuses.
+    base: folder that a relative `file.py:Class` starts from; default: the current one. An absolute path is not checked
+    against the project. Raises PluginError for an unknown kind, and for options that its constructor does not accept.
     """
     make = load_object(group, kind, base=base)
     arguments = dict(options or {})
@@ -100,8 +98,8 @@ def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *
 def load_object(group: str, kind: str, *, base: Path | None = None) -> Callable[..., Any]:
     """The class or function behind `kind`, not yet called.
 
-    base: folder of the project that names it; the current one by default. An absolute path is not checked against it.
-    Raises PluginError, also for a name that reaches something else than a part (see above).
+    base: folder of the project that names it; default: the current one. An absolute path is not checked against it.
+    Raises PluginError, also for a name that leads to something other than a part (see above).
     """
     if (group, kind) in _PROVIDED:
         return _PROVIDED[group, kind]
@@ -131,7 +129,7 @@ def load_each(names: Iterable[str], load: Callable[[str], T]) -> dict[str, T]:
 
 
 def label(group: str, kind: str) -> str:
-    """What messages call an installed part: its group and name, and the package that brings it."""
+    """The description of an installed part in messages: its group and name, and the package that provides it."""
     point = installed(group).get(kind)
     package = "" if point is None or _is_ours(point) else f" of the package {_package(point)}"
     return f"{group} {kind!r}{package}"
@@ -143,7 +141,7 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 
 def purpose(group: str, kind: str) -> str:
-    """The first line of the docstring of an installed part; what is wrong with it where it cannot be loaded."""
+    """The first line of an installed part's docstring; the error message if the part cannot be loaded."""
     try:
         described = inspect.getdoc(load_object(group, kind))
     except PluginError as error:
@@ -158,13 +156,13 @@ def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def project_folder(start: Path, default: Path | None = None) -> Path:
-    """The nearest of `start` and the folders above it that has one of MARKERS; where none has, `default` or `start`."""
+    """The nearest of `start` and the folders above it that has one of MARKERS; otherwise `default` or `start`."""
     start = start.resolve()
     return next((folder for folder in (start, *start.parents) if _is_marked(folder)), default or start)
 
 
 def is_of_project(file: Path, project: Path) -> bool:
-    """Whether `file` lies in the folder `project`, and in no folder of Python or of installed packages."""
+    """Whether `file` is in the folder `project`, and not in a folder of Python or of installed packages."""
     file = file.resolve()
     is_installed = not PACKAGES.isdisjoint(file.parts) or any(file.is_relative_to(f) for f in _python_folders())
     return file.is_relative_to(project) and not is_installed
@@ -175,7 +173,8 @@ def _is_marked(folder: Path) -> bool:
 
 
 def _python_folders() -> set[Path]:
-    """Where the standard library and installed packages are; the user's own packages are there even if they are off."""
+    """The folders of the standard library and of installed packages, including the user's own packages even if
+    disabled."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return {Path(folder).resolve() for folder in (*map(sysconfig.get_path, names), site.getusersitepackages())}
 
@@ -206,7 +205,8 @@ def _from_path(group: str, kind: str, base: Path) -> Callable[..., Any]:
 
 
 def _refuse_file(group: str, kind: str, file: Path, base: Path) -> None:
-    """A relative path must stay in the project. An absolute path is the user's: only Python's folders are refused."""
+    """Raise PluginError for a forbidden file. A relative path must stay in the project. An absolute path is the user's
+    choice: only Python's folders are refused."""
     project = Path(file.anchor) if file.is_absolute() else project_folder(base)
     if not is_of_project(base / file, project):
         raise PluginError(
@@ -216,21 +216,22 @@ def _refuse_file(group: str, kind: str, file: Path, base: Path) -> None:
 
 
 def _is_part_module(source: str, base: Path) -> bool:
-    """Whether the module `source` may be imported; found out without importing anything."""
+    """Whether the module `source` may be imported; decided without importing anything."""
     top = source.split(".")[0]
     return top in _declaring(tuple(sys.path)) or _is_project_module(top, base)
 
 
 @lru_cache(8)
 def _declaring(path: tuple[str, ...]) -> frozenset[str]:
-    """Top-level modules of installed packages that declare an entry point of ours; looked up as `_entry_points` is."""
+    """Top-level modules of installed packages that declare an `agentloop.*` entry point; cached like
+    `_entry_points`."""
     groups = entry_points().groups
     points = (point for group in groups if group.startswith(PREFIX) for point in _entry_points(group, path))
     return frozenset(point.module.split(".")[0] for point in points)
 
 
 def _is_project_module(top: str, base: Path) -> bool:
-    """Whether all files of the top-level module or package `top` are the project's."""
+    """Whether all files of the top-level module or package `top` belong to the project."""
     try:
         spec = importlib.util.find_spec(top) if top else None
     except (ImportError, ValueError):
@@ -243,7 +244,8 @@ def _is_project_module(top: str, base: Path) -> bool:
 
 
 def _refuse_other(group: str, kind: str, part: object, base: Path) -> None:
-    """Raises PluginError for what is no part of `group`: a function of a library, a constant, another class."""
+    """Raise PluginError for an object that is not a part of `group`: a library's function, a constant, another
+    class."""
     is_callable = inspect.isclass(part) or (group in FUNCTIONS and inspect.isfunction(part))
     if not is_callable or not _is_defined_by_part(part, base):
         wanted = "a class or a function" if group in FUNCTIONS else "a class"
@@ -261,7 +263,7 @@ def _is_defined_by_part(part: object, base: Path) -> bool:
 
 
 def _defining(kind: str) -> str:
-    """The file's name, or the module, that should define the part `kind`."""
+    """The file's name or the module that should define the part `kind`."""
     source = kind.rpartition(":")[0]
     if source.endswith(".py"):
         return Path(source).name
@@ -289,14 +291,15 @@ def _contained(what: str) -> Iterator[None]:
 
 
 class _FileLoader(SourceFileLoader):
-    """Compiles the file anew: Python's cache compares seconds and sizes, and an edit can keep both."""
+    """Compiles the file again on each load: Python's cache compares seconds and sizes, and an edit can leave both
+    equal."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def _file_module(path: Path) -> ModuleType:
-    """The file as a module of its own, entered in `sys.modules` because dataclasses and pickle look there."""
+    """The file as a separate module, registered in `sys.modules` because dataclasses and pickle look there."""
     name = f"{FILE_MODULE}{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path, loader=_FileLoader(name, str(path)))
     if spec is None or spec.loader is None:

@@ -1,7 +1,7 @@
 """A table of the settings whose `kind` names a part: a built-in kind, an installed one, or `file.py:Class`.
 
-A built-in kind has the keys of its section. For any other kind, the rest of the table are keyword arguments of the
-part's constructor; `plugins.load_kind` checks them there, because only the part says what it takes.
+A built-in kind has the keys of its section. For any other kind, the other keys are keyword arguments of the part's
+constructor; `options.load_kind` checks them, because only the part knows its parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import to_jsonable_python
 
 SECRET_NAMES = ("_KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS")
-"""How the names of variables and options end that have a secret."""
+"""Endings of the names of variables and options that hold a secret."""
 
 
 class Section(BaseModel):
@@ -41,7 +41,7 @@ class KindSection(Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of a kind that is not built in: the keyword arguments of its constructor."""
+        """The keyword arguments of the constructor, for a kind that is not built in."""
         return self._options
 
     @property
@@ -51,14 +51,14 @@ class KindSection(Section):
 
     @property
     def public_options(self) -> dict[str, Any]:
-        """The options as JSON, without those whose names end as a secret's does."""
+        """The options as JSON, without those whose names end like a secret's."""
         options = {name: value for name, value in self._options.items() if not is_secret(name)}
         public: dict[str, Any] = to_jsonable_python(options)
         return public
 
     @property
     def secret_options(self) -> list[str]:
-        """Texts of the options whose names end as a secret's does."""
+        """Texts of the options whose names end like a secret's."""
         return [value for name, value in self._options.items() if is_secret(name) and isinstance(value, str)]
 
     @model_validator(mode="wrap")
@@ -80,5 +80,5 @@ class KindSection(Section):
 
 
 def is_secret(name: str) -> bool:
-    """True where the name of a variable or an option ends as a secret's does."""
+    """True if the name of a variable or an option ends like a secret's."""
     return name.upper().endswith(SECRET_NAMES)

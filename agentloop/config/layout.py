@@ -1,7 +1,7 @@
-"""Folders of a project: what runs leave behind is in `.agentloop/`, beside the store under `traces/`.
+"""Folders of a project: results of runs are in `.agentloop/`, next to the store in `traces/`.
 
-Projects of an earlier layout kept versions, the fitted scorer and the reader's answers among the files that belong in
-git. `upgrade` copies them; it removes nothing, so that the earlier layout stays usable.
+Projects with an earlier layout kept versions, the fitted scorer and the reader's answers among the files that belong in
+git. `upgrade` copies them and removes nothing, so that the earlier layout remains usable.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from agentloop.output_files import make_folder
 
 STATE = Path(STATE_NAME)
 POLICIES = STATE / "policies"
-"""A folder for each version of weights."""
+"""Folder with a subfolder for each version of weights."""
 RUNS = STATE / "runs"
-"""A folder for each gate, and the results of `agentloop run` and `agentloop bank`."""
+"""Folder with a subfolder for each gate, and the results of `agentloop run` and `agentloop bank`."""
 LOGS = STATE / "logs"
 SCORER = STATE / "scorer.json"
-"""The learned scorer, as `agentloop judge fit` writes it."""
+"""The learned scorer that `agentloop judge fit` writes."""
 READER = STATE / "reader"
-"""Remembered answers of the model that reads failed runs."""
+"""Cached answers of the model that reads failed runs."""
 EARLIER = {Path("traces") / "scorer.json": SCORER, Path("traces") / "reader": READER}
 """Earlier place -> place."""
 
 
 def artifact_folder(project: Path, artifact: str) -> Path:
-    """The folder of a version's weights. artifact: as the registry has it, relative to `.agentloop/`."""
+    """The folder of a version's weights. artifact: the registry's path, relative to `.agentloop/`."""
     return project / STATE / artifact
 
 
 def refuse_earlier_layout(project: Path) -> None:
-    """Raise ConfigError where state lies in an earlier place and its present place has none."""
+    """Raise ConfigError if state exists in an earlier place and not in its current place."""
     for earlier, place in _moves(project):
         if not place.exists():
             raise ConfigError(
@@ -45,9 +45,9 @@ def refuse_earlier_layout(project: Path) -> None:
 
 
 def upgrade(project: Path) -> list[tuple[Path, Path]]:
-    """Copy state from its earlier places; each copy appears whole. Returns (original, copy) of what was copied.
+    """Copy state from its earlier places, each atomically. Returns (original, copy) for each copied item.
 
-    Raises ConfigError for a folder that is none, and where a copy cannot be written.
+    Raises ConfigError if the folder does not exist, and if a copy cannot be written.
     """
     if not project.is_dir():
         raise ConfigError(f"no folder {project}; name the folder of a project")
@@ -69,7 +69,7 @@ def upgrade(project: Path) -> list[tuple[Path, Path]]:
 
 
 def _moves(project: Path) -> Iterator[tuple[Path, Path]]:
-    """(earlier place, place) of all state that lies in an earlier place."""
+    """(earlier place, current place) of all state in an earlier place."""
     for folder in sorted((project / "policies").glob("v[0-9][0-9][0-9][0-9]")):
         yield folder, project / POLICIES / folder.name
     for earlier, place in EARLIER.items():

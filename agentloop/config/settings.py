@@ -1,6 +1,6 @@
-"""What can be set, in one tree of two levels: `agentloop.toml`, then the environment, then the command line.
+"""All settings as one tree of two levels: `agentloop.toml`, then the environment, then the command line.
 
-The tables are in `sections.py`. These two alone read the environment: `AGENTLOOP_POLICY__API_KEY` sets `[policy]
+The tables are in `sections.py`. Only these two modules read the environment: `AGENTLOOP_POLICY__API_KEY` sets `[policy]
 api_key`. Nothing happens at import.
 """
 
@@ -40,14 +40,14 @@ from agentloop.types import content_hash
 
 CONFIG_FILE = "agentloop.toml"
 STORE = Path("traces") / "store.db"
-"""Of a project or of a run's results, in its folder."""
+"""Path of a project's or a run's store, relative to its folder."""
 ENV_PREFIX = "AGENTLOOP_"
 EARLIER = {"trainer": "; it is called kind now"}
-"""Keys of `[train]` that have another name now."""
+"""Renamed keys of `[train]` -> a hint for the error message."""
 
 
 class _Settings(BaseSettings):
-    """Tables of the file, which the environment outranks."""
+    """Tables of the file, with the environment taking precedence."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -66,12 +66,12 @@ class _Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment outranks the file, which is what the constructor is given."""
+        """Give the environment precedence over the file, whose tables the constructor receives."""
         return env_settings, init_settings
 
 
 class _StoreSettings(_Settings):
-    """What a command needs to find its store: the other tables may ask for variables that it has no use for."""
+    """The settings that locate the store. Other tables may refer to variables that a command does not need."""
 
     model_config = SettingsConfigDict(extra="ignore")
 
@@ -97,11 +97,12 @@ class Config(_Settings):
     feedback: FeedbackSection = FeedbackSection()
     canary: CanarySection = CanarySection()
     prices: tuple[PriceSection, ...] = ()
-    """Tables `[[prices]]`, before any list of others' that may be there."""
+    """Tables `[[prices]]`, which take precedence over any other price list."""
 
     @property
     def hash(self) -> str:
-        """What decides a result: everything but names, prices, the sandbox's kind, secrets and how long to go on."""
+        """Hash of everything that determines a result: omits names, prices, the sandbox's kind, secrets and when to
+        stop."""
         decisive = self.model_dump(
             mode="json",
             exclude={
@@ -131,8 +132,8 @@ class Config(_Settings):
 def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
     """The settings of the project in folder `project`.
 
-    overrides: section -> its keys, from the command line; they outrank file and environment.
-    Raises ConfigError, with the file and the key, for whatever does not fit.
+    overrides: section -> its keys, from the command line; they take precedence over file and environment. Raises
+    ConfigError, with the file and the key, for an invalid setting.
     """
     path = project / CONFIG_FILE
     try:
@@ -161,10 +162,10 @@ def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
 
 
 def load_policy(path: Path) -> tuple[PolicySection, AgentSection]:
-    """`[policy]` and `[agent]` of a file that has nothing else: one of several policies that are compared.
+    """`[policy]` and `[agent]` of a file with only these tables: one of several policies to compare.
 
-    Of the environment only the key counts, where the file names none: what else it sets would make them all alike.
-    Raises ConfigError, with the file and the key, for whatever does not fit.
+    From the environment only the API key is used, if the file has none: any other variable would make all policies
+    alike. Raises ConfigError, with the file and the key, for an invalid setting.
     """
     try:
         tables = read_toml(path)
@@ -186,7 +187,7 @@ def load_policy(path: Path) -> tuple[PolicySection, AgentSection]:
 
 
 def load_agent(folder: Path, options: dict[str, Any]) -> AgentSection:
-    """`[agent]` of the settings in `folder`, where there are any; `options` outrank them. Raises ConfigError."""
+    """`[agent]` of the settings in `folder`, if any; `options` take precedence. Raises ConfigError."""
     if (folder / CONFIG_FILE).exists():
         return load_config(folder, agent=options).agent
     try:
@@ -198,14 +199,14 @@ def load_agent(folder: Path, options: dict[str, Any]) -> AgentSection:
 
 
 def load_prices(folder: Path) -> tuple[PriceSection, ...]:
-    """`[[prices]]` of the settings in `folder`, where there are any. Raises ConfigError."""
+    """`[[prices]]` of the settings in `folder`, if any. Raises ConfigError."""
     if (folder / CONFIG_FILE).exists():
         return load_config(folder).prices
     return ()
 
 
 def load_traffic(folder: Path) -> tuple[FeedbackSection, CanarySection]:
-    """`[feedback]` and `[canary]` of the settings in `folder`, where there are any. Raises ConfigError."""
+    """`[feedback]` and `[canary]` of the settings in `folder`, if any; otherwise the defaults. Raises ConfigError."""
     if (folder / CONFIG_FILE).exists():
         config = load_config(folder)
         return config.feedback, config.canary
@@ -213,9 +214,9 @@ def load_traffic(folder: Path) -> tuple[FeedbackSection, CanarySection]:
 
 
 def load_store(folder: Path) -> tuple[StoreSection, str]:
-    """`[store]` of the settings in `folder`, or of the environment alone where it has none, and the project's name.
+    """`[store]` of the settings in `folder`, otherwise of the environment alone, and the project's name.
 
-    A `url` is what is to be opened, also where a file has it. Raises ConfigError.
+    The result's `url` is resolved, even if a file contains it. Raises ConfigError.
     """
     path = folder / CONFIG_FILE
     try:
@@ -238,7 +239,7 @@ def load_store(folder: Path) -> tuple[StoreSection, str]:
 
 
 def suite_folder(project: Path, config: Config) -> Path:
-    """Where the tasks of the project in folder `project` are. Raises ConfigError where it names none."""
+    """The folder with the tasks of the project in folder `project`. Raises ConfigError if the settings name none."""
     if not config.project.suite:
         raise ConfigError(
             f'{project / CONFIG_FILE}: [project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
@@ -247,7 +248,8 @@ def suite_folder(project: Path, config: Config) -> Path:
 
 
 def place(path: Path, table: str, key: str) -> str:
-    """Where `[table] key` was set: the variable when there is one, which outranks the file at `path`."""
+    """The place where `[table] key` was set: the environment variable if it exists, because it takes precedence over
+    the file at `path`."""
     variable = f"{ENV_PREFIX}{table}__{key}".upper()
     if variable in map(str.upper, os.environ):
         return variable
@@ -255,7 +257,7 @@ def place(path: Path, table: str, key: str) -> str:
 
 
 def _where_a_project_can_be(folder: Path) -> str:
-    """The next move, which must be one that `init` accepts: it makes a project in a new or empty folder only."""
+    """The next move for the user. It must work: `init` only creates a project in a new or empty folder."""
     below = sorted(file.parent for file in folder.glob(f"*/{CONFIG_FILE}"))
     if below:
         return f"did you mean {' or '.join(map(str, below[:3]))}?"
@@ -265,7 +267,7 @@ def _where_a_project_can_be(folder: Path) -> str:
 
 
 def _first_problem(path: Path, error: ValidationError, inside: tuple[str, ...]) -> str:
-    """inside: the table that was checked, when it was not the whole tree."""
+    """The message for the first error. inside: the table that was checked, if it was not the whole tree."""
     problem = min(error.errors(), key=lambda candidate: candidate["type"] != "extra_forbidden")
     table, *keys = (*inside, *map(str, problem["loc"]))
     if len(keys) > 1:
@@ -285,7 +287,8 @@ def _first_problem(path: Path, error: ValidationError, inside: tuple[str, ...]) 
 
 
 def _inside_a_list(path: Path, table: str, keys: Sequence[str], problem: str) -> str:
-    """keys: the list, the place in it, and the key; what is there is not shown, because it may be a secret."""
+    """The message for an error inside a list. keys: the list, the index in it, and the key. The value is not shown,
+    because it may be a secret."""
     if keys[0].isdigit():
         return f"{path}: {' '.join([f'[[{table}]] number {int(keys[0]) + 1}', *keys[1:]])}: {problem}"
     where = f"[[{table}.{keys[0]}]] number {int(keys[1]) + 1}" if keys[1].isdigit() else f"[{table}] {keys[0]}"
@@ -293,7 +296,7 @@ def _inside_a_list(path: Path, table: str, keys: Sequence[str], problem: str) ->
 
 
 def _unknown(path: Path, table: str, key: str | None = None, *, is_table: bool) -> str:
-    """What to say of a table that does not exist, or of a key that its table does not have."""
+    """The message for an unknown table, or for a key that its table does not have."""
     tables = {name: PriceSection if name == "prices" else f.annotation for name, f in Config.model_fields.items()}
     sections = {name: list(cast(type[Section], table).model_fields) for name, table in tables.items()}
     if key is not None:
@@ -313,10 +316,10 @@ def _belongs_in(key: str, sections: dict[str, list[str]]) -> str:
 
 
 def known_secrets(project: Path) -> list[str]:
-    """Values that must never be stored, whatever their shape, if they are long enough to look for (`Redactor`).
+    """Values that must never be stored in any form, if they are long enough to search for (`Redactor`).
 
-    Those of variables whose names end as a secret's does, and those in the settings of the project in folder
-    `project`, if it has any. Raises ConfigError for settings that cannot be read, because they may have secrets.
+    They come from variables whose names end like a secret's, and from the settings of the project in folder `project`,
+    if any. Raises ConfigError for settings that cannot be read, because they may contain secrets.
     """
     texts_to_hide = [value for name, value in os.environ.items() if is_secret(name)]
     store, _ = load_store(project)
@@ -337,7 +340,7 @@ def known_secrets(project: Path) -> list[str]:
 
 
 def _passwords(url: str) -> list[str]:
-    """The password in a URL as it is written and as it is meant; none where it cannot be read."""
+    """The password in a URL, as written and decoded; empty if there is none or the URL cannot be parsed."""
     try:
         written = urlsplit(url).password
     except ValueError:

@@ -1,4 +1,4 @@
-"""The tables that say how live traffic is judged: `[feedback]` and `[canary]`."""
+"""The tables that define how live traffic is judged: `[feedback]` and `[canary]`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentloop.config.kinds import Section
 
 
 class FeedbackSection(Section):
-    """Whose feedback counts."""
+    """The sources whose feedback counts."""
 
     trust: tuple[str, ...] = ()
     """Sources whose scores become rewards although they come from the agent itself: `key:ID` of a key, or `otlp:NAME`
@@ -26,21 +26,22 @@ class FeedbackSection(Section):
 
 
 class CanarySection(Section):
-    """When a canary has failed or passed."""
+    """The criteria for a canary's failure and success."""
 
     delta: float = Field(default=0.05, gt=0, lt=1)
     """Drop of the mean reward that a PASS excludes."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
-    """Risk of an alarm where nothing is wrong, for each canary; and of a PASS where the canary is worse by delta, for
-    all canaries of the project together."""
+    """For each canary, the risk of an alarm if nothing is wrong. For all canaries of the project together, the risk of
+    a PASS if the canary is worse by delta."""
     max_episodes: int = Field(default=2500, ge=1)
-    """Episodes of the canary after which the comparison ends as INCONCLUSIVE: a drop of 5 points may take so many."""
+    """Episodes of the canary after which the comparison ends as INCONCLUSIVE: detecting a drop of 5 points may take so
+    many."""
     wait_hours: float = Field(default=24.0, gt=0)
-    """Hours after its beginning at which the reward of an episode is given up. A verdict can be as late as that: lower
-    it where rewards come within minutes."""
+    """Hours after the start of an episode at which its reward is given up. A verdict can be as late as that: lower it
+    if rewards come within minutes."""
     settle_s: float = Field(default=60.0, ge=0)
-    """Seconds after its beginning from which an episode counts: longer than its first call takes, because the gateway
-    records a call at its end."""
+    """Seconds after the start of an episode from which it counts. It must be longer than the first call takes, because
+    the gateway records a call at its end."""
     on_pass: Literal["ask", "promote"] = "ask"  # noqa: S105  no password
     """`promote` makes a canary live as soon as it has passed; `ask` leaves that to `agentloop policies promote`."""
 

@@ -223,7 +223,7 @@ class Grants(Routes):
 
     @asynccontextmanager
     async def granted(self, grant: Grant) -> AsyncIterator[None]:
-        """The grant's token is valid within the block. At its end, calls under way are cancelled and recorded."""
+        """The grant's token is valid within the block. At its end, calls in progress are cancelled and recorded."""
         self._grants[grant.token] = grant
         try:
             yield
