@@ -1,8 +1,8 @@
-"""The attribute names that libraries use in their spans, and which of them a row of the store has columns for.
+"""The attribute names that libraries use in their spans, and the ones that have columns in a row of the store.
 
-Sources: the GenAI conventions of OpenTelemetry up to 1.27 (`gen_ai.prompt.N`), of 1.28 to 1.36 (message events)
-and from 1.37 on (`gen_ai.input.messages`), OpenInference, OpenLLMetry (`traceloop.*`) and the AI SDK of Vercel
-(`ai.*`). An unknown attribute is stored without an interpretation. Our own attributes are `agentloop.*`.
+Sources: the GenAI conventions of OpenTelemetry up to 1.27 (`gen_ai.prompt.N`), of 1.28 to 1.36 (message events) and
+from 1.37 on (`gen_ai.input.messages`), OpenInference, OpenLLMetry (`traceloop.*`) and the AI SDK of Vercel (`ai.*`). An
+unknown attribute is stored without interpretation. Our own attributes are `agentloop.*`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ KINDS = (
     "mcp.method.name",
 )
 DECISIVE = {"gen_ai.operation.name", "llm.request.type", "ai.operationId"}
-"""The keys that name every operation: with an operation that is not in OPERATIONS, the kind is `other`."""
+"""Keys that name every kind of operation. If one of them names an operation that is not in OPERATIONS, the kind is
+`other`."""
 SESSIONS = (
     "gen_ai.conversation.id",
     "session.id",
@@ -79,12 +80,12 @@ EPISODE, TASK, VERSION, REWARD = (
 )
 """The links and the reward of a run, as attributes of a span, or of its resource for a whole process."""
 SHADOW = "agentloop.shadow"
-"""True of a call that a candidate answered beside the live version, for nobody."""
+"""True for a candidate's shadow answer to a call that the live version served."""
 NOT_FOUND = "agentloop.overlay.not_found"
-"""Names of the components of a version's overlay whose original the request does not have."""
+"""Names of the components of a version's overlay whose original text is not in the request."""
 SAMPLING = "agentloop.sampling"
-"""How an answer was drawn: the whole `types.Sampling` as JSON text, without defaults. The conventions have attributes
-for a part of it, and say nothing of keys that a request did not have."""
+"""Sampling settings of an answer: the whole `types.Sampling` as JSON text, without defaults. The conventions have
+attributes for only some of these, and none that says which keys a request lacked."""
 LARGEST_VERSION = 2**31 - 1
 MAX_INT = 2**63 - 1
 
@@ -124,7 +125,7 @@ def links_of(attributes: dict[str, Any], outer: Links = NO_LINKS) -> Links:
 
 
 def kind_of(attributes: dict[str, Any]) -> str:
-    """chat, tool, agent or other."""
+    """The kind of a span: chat, tool, agent or other."""
     for key in KINDS:
         name = attributes.get(key)
         if type(name) is str:

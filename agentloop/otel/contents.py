@@ -1,8 +1,8 @@
-"""A span's attributes, split into a small head and bodies that repeat from span to span, and joined again.
+"""Splits a span's attributes into a small head and bodies that repeat from span to span, and joins them again.
 
-A head is JSON in which {"$": n} stands for the n-th body. Other keys that begin with `$` encode values that JSON
-lacks: {"$bytes": base64}, {"$float": "nan"}, {"$map": an object that itself has such keys}, {"$json": [style,
-value]} for JSON text in that style, and {"$cat": [...]} for text with bodies in between.
+A head is JSON in which {"$": n} stands for the n-th body. Other keys that begin with `$` encode values that JSON lacks:
+{"$bytes": base64}, {"$float": "nan"}, {"$map": an object that itself has such keys}, {"$json": [style, value]} for JSON
+text in that style, and {"$cat": [...]} for text with bodies in between.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LISTS = frozenset(
         "pydantic_ai.all_messages",
     }
 )
-"""Attributes that hold messages, or JSON text of them: each message is a body."""
+"""Attributes that contain messages, or JSON text of messages: each message becomes a body."""
 WHOLE = frozenset(
     {
         "gen_ai.tool.call.arguments",
@@ -50,7 +50,7 @@ WHOLE = frozenset(
         "agentloop.logprobs",
     }
 )
-"""Attributes that are one body."""
+"""Attributes that become one body each."""
 FLAT = (
     "gen_ai.prompt.",
     "gen_ai.completion.",
@@ -69,10 +69,10 @@ MESSAGE_EVENTS = {
 }
 """Name of an event that is a message -> the role of the message."""
 LONG = 2048
-"""A text of any other attribute is a body from this length on, in characters."""
+"""Length in characters from which the text of any other attribute becomes a body."""
 MANY, SMALL = 1000, 24
-"""More than MANY messages with fewer than SMALL characters on average stay one body: to split them would cost more
-time than a hostile request of that size should get."""
+"""More than MANY messages with fewer than SMALL characters on average stay one body: splitting a hostile request of
+that kind would cost too much time."""
 MAX_DEPTH = 64
 """Maximum levels of objects and lists in one value; protobuf reads 47 at most."""
 
@@ -113,7 +113,7 @@ def split(attributes: dict[str, Any], bodies: list[bytes]) -> dict[str, Any]:
 
 
 def split_event(name: str, attributes: dict[str, Any], bodies: list[bytes]) -> dict[str, Any]:
-    """As `split`, for the attributes of an event; those of a message are one `body`."""
+    """Like `split`, for the attributes of an event; those of a message become one `body`."""
     if name in MESSAGE_EVENTS:
         return {"body": body_of(attributes, bodies)}
     return split(attributes, bodies)
@@ -122,7 +122,7 @@ def split_event(name: str, attributes: dict[str, Any], bodies: list[bytes]) -> d
 def joined(head: dict[str, Any], bodies: tuple[bytes, ...] = (), *, read: bool = False) -> dict[str, Any]:
     """The inverse of `split` and `split_event`; removes their parts from `head`.
 
-    read: return JSON text of messages as the parsed value, which is cheaper than to serialise it again.
+    read: return JSON text of messages as the parsed value, which is cheaper than serialising it again.
     """
     attributes = {}
     for key, value in head.pop("attributes", {}).items():
@@ -140,7 +140,7 @@ def joined(head: dict[str, Any], bodies: tuple[bytes, ...] = (), *, read: bool =
 
 
 def escaped(value: Any, depth: int = 0) -> Any:
-    """A value as a head or a body stores it. Raises ValueError for one that is nested too deeply."""
+    """A value in the form that heads and bodies store. Raises ValueError if it is nested too deeply."""
     kind = type(value)
     if value is None or kind in _SIMPLE:
         return value
@@ -191,7 +191,7 @@ def unescaped(value: Any, bodies: tuple[bytes, ...] = (), *, literal: bool = Fal
 
 
 def dumped(value: Any) -> bytes:
-    """JSON of `value` in a buffer of its exact size: a result of orjson itself occupies 4 KiB or more."""
+    """JSON of `value` in a buffer of its exact size: a result of orjson itself occupies at least 4 KiB."""
     return b"".join((orjson.dumps(value), b""))  # a copy
 
 

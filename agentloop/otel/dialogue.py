@@ -1,6 +1,6 @@
 """The dialogue in a span: messages, tool calls and results, in every known layout of attributes and events.
 
-Takes the fields from `genai.restored`, and passes their values to `messages.py`.
+It takes the fields from `genai.restored`, and passes their values to `messages.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ToolUse(NamedTuple):
 
 
 def chat_of(fields: dict[str, Any]) -> ChatContent:
-    """The messages of a model's call and its answer."""
+    """The messages of a model's call, and its answer."""
     attributes = _attributes(fields)
     inputs, answers, reasons = _of_events(fields["events"])
     finish: Any = attributes.get("gen_ai.response.finish_reasons") or attributes.get("llm.finish_reason")
@@ -56,7 +56,7 @@ def chat_of(fields: dict[str, Any]) -> ChatContent:
 
 
 def inputs_of(fields: dict[str, Any]) -> list[Message]:
-    """The messages that an agent started with."""
+    """The first messages of an agent."""
     return _inputs(_attributes(fields))
 
 
@@ -90,7 +90,7 @@ def tool_of(fields: dict[str, Any]) -> ToolUse:
 
 
 def _arguments(value: Any) -> Any:
-    """A function's arguments. OpenLLMetry writes {"args", "kwargs"}; a model's call has the keyword arguments only."""
+    """A function's arguments. OpenLLMetry writes {"args", "kwargs"}; a model's call has only keyword arguments."""
     table = parsed(value)
     if isinstance(table, dict) and table.keys() == {"args", "kwargs"} and not table["args"]:
         return table["kwargs"]

@@ -1,4 +1,5 @@
-"""Spans of agents as rows of the store, and the fields of a span from its row. Attribute names: `attributes.py`."""
+"""Converts spans of agents to rows of the store, and rows back to the fields of a span. Attribute names:
+`attributes.py`."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from agentloop.types import Span
 OK, ERROR = 1, 2
 """Codes of a span's status; 0 is unset."""
 MAX_ERROR, MAX_EVENTS = 2000, 50
-"""Maximum length of a span's error in a row, and events that are searched for it; the head has all of it."""
+"""Maximum length of a span's error in a row, and maximum events searched for it; the head has all of both."""
 _ID = re.compile(r'\{\s*"id"\s*:\s*"([^"\\]+)"')
 EVENT = "event"
 """Kind of a row that is a log record of a span, not a span."""
@@ -85,6 +86,7 @@ def span_of(fields: SpanFields, where: Where) -> Span:
         head["status"] = {"code": fields.code, "message": fields.message}
     head.update(fields.more)
     if end < start:
+        # Clocks of the sender may have run backwards; the original value stays in the head.
         head["end_time_unix_nano"] = end
         end = start
     head["resource"] = where.resource
@@ -126,13 +128,13 @@ def _response_id(get: Callable[[str], Any]) -> str | None:
 
 
 def where_of(resource: dict[str, Any], scope: dict[str, Any]) -> Where:
-    """The shared part for a resource and a scope, each with "attributes" and other fields; drops empty ones."""
+    """The shared part for a resource and a scope, each with "attributes" and other fields. Empty fields are dropped."""
     fragments = [orjson.Fragment(_dumps(_shared(item))) for item in (resource, scope)]
     return Where(fragments[0], fragments[1], links_of(resource["attributes"]))
 
 
 def event_of(fields: SpanFields, where: Where, nth: int = 0) -> Span:
-    """The row of a log record within a span, its parent. A hash of its content is its id.
+    """The row of a log record within a span, its parent. Its id is a hash of its content.
 
     fields.more: {"body", "event_name"...}. nth: the number of equal records before it in the request.
     """

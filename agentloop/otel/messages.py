@@ -1,6 +1,6 @@
-"""Messages and tool calls from values of any known shape: parts, texts, and JSON of these.
+"""Builds messages and tool calls from values of any known shape: parts, texts, and JSON of these.
 
-Never raises for an unknown shape: the value stays in its span, and no message is built from it.
+An unknown shape never raises: the value stays in its span, and no message is built from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REASONING = {"reasoning", "thinking"}
 
 
 def messages_of(value: Any, role: str) -> list[Message]:
-    """Messages in a value or in its JSON text. role: for messages without one."""
+    """The messages in a value or its JSON text. role: for messages without a role."""
     if isinstance(value, str):
         document = parsed(value)
         if document is None:
@@ -132,7 +132,7 @@ def _call(part: dict[str, Any], n: int) -> ToolCall:
 
 
 def _content(held: Any) -> str:
-    """Text, or the text of parts, or JSON."""
+    """The content as text: text itself, the text of parts, or JSON."""
     if isinstance(held, list) and held and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in held):
         return "".join(part["text"] for part in held)
     if isinstance(held, dict) and held.keys() == {"type", "value"}:  # the AI SDK's wrapper of a result
@@ -169,7 +169,7 @@ def parsed(text: Any) -> Any:
 
 
 def document_of(value: Any) -> Any:
-    """A text as `parsed` reads it; any other value as it is."""
+    """A text as `parsed` reads it; any other value unchanged."""
     return parsed(value) if isinstance(value, str) else value
 
 

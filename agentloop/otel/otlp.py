@@ -1,7 +1,7 @@
-"""OTLP/HTTP: what OpenTelemetry exporters send, as rows of the store.
+"""Turns OTLP/HTTP requests from OpenTelemetry exporters into rows of the store.
 
 A span that cannot be stored is rejected and counted; the others of its request are stored. Parts over a limit
-(`otlp_limits.py`) are dropped from their span and counted too.
+(`otlp_limits.py`) are dropped from their span and counted, too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class OtlpBatch(NamedTuple):
     spans: list[Span]
     n_rejected: int = 0
     problem: str = ""
-    """Why the first span was rejected, and which parts of others were dropped; empty if neither happened."""
+    """Why the first rejected span was rejected, and which parts of others were dropped; empty if neither happened."""
     dropped: Mapping[str, int] = MappingProxyType({})
-    """`attributes`, `events`, `links`, `values` over a limit -> how many."""
+    """`attributes`, `events`, `links` or `values` -> number of those dropped because of a limit."""
 
 
 def decode_traces(body: bytes, content_type: str) -> OtlpBatch:

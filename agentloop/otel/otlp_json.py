@@ -55,6 +55,7 @@ def logs(body: bytes, lost: Lost) -> Items:
 
 
 def _parse(body: bytes, what: str) -> list[Any]:
+    # Before parsing, which would already take the memory.
     if (n := body.count(b"{") + body.count(b"[")) > MAX_CONTAINERS:
         raise FormatError(f"not OTLP {what}: {n:,} objects and lists; at most {MAX_CONTAINERS:,}, send smaller batches")
     try:
@@ -84,7 +85,7 @@ def _loads(body: bytes) -> Any:
 
 
 def _walk(resources: list[Any], what: str, read: Any, lost: Lost) -> Items:
-    """Each item of a request. what: the keys of traces and logs differ in this word."""
+    """Each item of a request. what: `spans` or `logs`, which decides the keys."""
     of_scopes, items = ("scopeSpans", "spans") if what == "spans" else ("scopeLogs", "logRecords")
     try:
         for of_resource in resources:
@@ -186,7 +187,7 @@ def _record(record: dict[str, Any], lost: Lost) -> SpanFields:
 
 
 def _counted(holder: dict[str, Any], lost: Lost) -> dict[str, Any]:
-    """`attributes` within limits, and the number of those that we or the sender dropped."""
+    """`attributes` within limits, and how many were dropped here or by the sender."""
     attributes, n_dropped = _attributes(_list(holder, "attributes"), lost)
     sent = _int(holder, "droppedAttributesCount", UINT32)
     return {"attributes": attributes, "dropped_attributes_count": dropped(sent, n_dropped)}

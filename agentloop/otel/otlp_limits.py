@@ -1,8 +1,9 @@
 """Limits of one OTLP request, span and attribute, and the count of dropped parts.
 
-All limits are here except those on bytes (`agentloop/api/body_limit.py`, `inflate.py`) and on depth (`MAX_DEPTH` in
+All limits are here, except those on bytes (`agentloop/api/body_limit.py`, `inflate.py`) and on depth (`MAX_DEPTH` in
 `contents.py`; protobuf itself reads 47 levels). Parts over a limit are dropped, and counted if OTLP has a field for
-that, such as `dropped_attributes_count`; a text that was cut ends with a note. The answer to the request lists all.
+that, such as `dropped_attributes_count`. A text that was cut ends with a note. The response to the request lists all
+dropped parts.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ message of a conversation over several attributes."""
 MAX_EVENTS, MAX_LINKS = 10_000, 1_000
 """Events and links of a span. SDKs stop at 128, but a streamed answer may have an event for each piece."""
 MAX_KEY = 1_000
-"""Characters of an attribute's key. A longer key is dropped, not cut, because two cut keys could be equal."""
+"""Maximum characters of an attribute's key. A longer key is dropped, not cut, because two cut keys might be equal."""
 MAX_VALUE = 16 << 20
-"""Characters of a text, or bytes of binary data: an image in a message has some millions."""
+"""Maximum characters of a text, or bytes of binary data; an image in a message has several million."""
 MAX_CONTAINERS = 4_000_000
-"""Objects and lists in one JSON body, estimated from its brackets before it is parsed, since an object takes up to a
-hundred times its three bytes of JSON. Brackets inside texts count too."""
+"""Maximum objects and lists in one JSON body, estimated from its brackets before parsing, because an object takes up to
+a hundred times its three bytes of JSON. Brackets inside texts are counted, too."""
 
 WHY = {
     "attributes": (
@@ -36,11 +37,11 @@ WHY = {
     "links": ("link", f"over {MAX_LINKS:,} of one span"),
     "values": ("text's end", f"over {MAX_VALUE:,} characters"),
 }
-"""Kind of a dropped part -> its name in a message, and the limit."""
+"""Kind of a dropped part -> (its name in a message, the limit)."""
 
 
 def dropped(by_sender: int, by_us: int) -> int:
-    """A count of OTLP, which has 32 bits."""
+    """Both counts together, as a 32-bit number of OTLP."""
     return min(by_sender + by_us, 2**32 - 1)
 
 
@@ -55,14 +56,14 @@ class Lost:
         self._room = MAX_ITEMS
 
     def room(self, n: int) -> int:
-        """The number of the next `n` spans or records to read; counts the others."""
+        """How many of the next `n` spans or log records to read; the others are counted as dropped."""
         n_read = min(n, self._room)
         self._room -= n_read
         self.n_items += n - n_read
         return n_read
 
     def within(self, what: str, n: int, limit: int) -> int:
-        """The number of `n` parts to keep; counts the others."""
+        """How many of `n` parts to keep; the others are counted as dropped."""
         if n <= limit:
             return n
         self.n[what] += n - limit

@@ -186,7 +186,7 @@ def _attributes(pairs: Sequence[common_pb2.KeyValue], lost: Lost) -> tuple[dict[
 
 
 def _value(value: common_pb2.AnyValue, lost: Lost) -> Any:
-    """The value in Python, None if it is empty. Protobuf itself bounds its depth."""
+    """The value in Python; None if it is empty. Protobuf itself limits its depth."""
     which = value.WhichOneof("value")
     if which is None:
         return None
@@ -259,9 +259,9 @@ def _parsed(request: Any, lost: Lost) -> Items:
 
 @cache
 def _lenient() -> Any:
-    """ExportTraceServiceRequest with bytes for resources, scopes and spans, in the same wire format.
+    """ExportTraceServiceRequest with undecoded resources, scopes and spans, in the same wire format.
 
-    Each of these parts can then be decoded on its own, so one invalid text costs one span.
+    Each of these parts can then be decoded separately, so one invalid text costs one span.
     """
     file = descriptor_pb2.FileDescriptorProto(name="agentloop/otlp_lenient.proto", package="agentloop", syntax="proto3")
     field = descriptor_pb2.FieldDescriptorProto

@@ -16,7 +16,7 @@ from agentloop.types import Span
 
 
 def encode_json(spans: Sequence[Span]) -> dict[str, Any]:
-    """`request` in OTLP's JSON, which has ids in hex, whereas protobuf's own JSON has them in base64."""
+    """`request(spans)` in OTLP's JSON, which has ids in hex; protobuf's own JSON has them in base64."""
     document: dict[str, Any] = MessageToDict(request(spans), use_integers_for_enums=True)
     listed = (span for r in document.get("resourceSpans", ()) for s in r["scopeSpans"] for span in s["spans"])
     for span in listed:
@@ -28,7 +28,7 @@ def encode_json(spans: Sequence[Span]) -> dict[str, Any]:
 
 
 def request(spans: Sequence[Span]) -> ExportTraceServiceRequest:
-    """One request with all spans. Log records become events of their span; without that span they are dropped."""
+    """One request with all spans. Log records become events of their span; they are dropped if that span is missing."""
     message = ExportTraceServiceRequest()
     logs: dict[str | None, list[Span]] = {}
     for span in spans:

@@ -1,4 +1,4 @@
-"""Comparison of messages and calls that several spans repeat, each in its own spelling."""
+"""Compares messages and calls that several spans repeat, each with its own spelling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentloop.types import Message, ToolCall
 
 
 def merged(messages: Sequence[Message]) -> Message:
-    """One answer that was recorded as several messages."""
+    """One message from an answer that was recorded as several messages."""
     if len(messages) == 1:
         return messages[0]
     return Message(
@@ -23,7 +23,7 @@ def merged(messages: Sequence[Message]) -> Message:
 
 
 def key_of(message: Message) -> tuple[Any, ...]:
-    """Equal for messages with the same content; ids of calls and outer blanks do not matter."""
+    """A key that is equal for messages with the same content; call ids and surrounding whitespace do not matter."""
     if message.role == "tool":
         return ("tool", message.tool_call_id, message.content)
     return (

@@ -21,7 +21,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RunSteps:
-    """Builds steps from calls of models and of tools, which it gets in the order in which they began."""
+    """Builds steps from calls of models and tools, which it must get in the order of their beginnings."""
 
     def __init__(self) -> None:
         self.first: tuple[Message, ...] = ()
@@ -57,7 +57,7 @@ class RunSteps:
         return None if not self._steps or self._steps[-1]["bare"] else self._steps[-1]["message"]
 
     def chat(self, node: Node) -> None:
-        """A call of a model: new messages in its context are input or tool results, and its answer is a step."""
+        """Add a call of a model: new messages in its context are input or tool results, and its answer is a step."""
         fields = node.fields()
         chat = chat_of(fields)
         attributes = fields["attributes"]
@@ -84,7 +84,7 @@ class RunSteps:
             self._answer(node, chat, attributes, heard, compacted, chat.finish_reason)
 
     def end(self) -> None:
-        """No more calls follow. If the last one failed, its messages and its partial answer become a step."""
+        """Finish the last step. If the last call failed, its messages and its partial answer become a step."""
         if self.error is None or self._broken is None:
             return
         node, chat, attributes = self._broken
@@ -122,7 +122,8 @@ class RunSteps:
         )
 
     def tool(self, node: Node) -> str:
-        """A run of a tool: the result of the call that it names, or of the first call of that tool without a result.
+        """Add a run of a tool: it is the result of the call that it names, or of the first call of that tool without a
+        result.
 
         Returns the call's id. If no recorded answer can have made the call, a call is built from the tool's span.
         """
@@ -159,7 +160,7 @@ class RunSteps:
         return call.id
 
     def done(self) -> tuple[Step, ...]:
-        """The steps."""
+        """The steps so far."""
         return tuple(_step(n, step) for n, step in enumerate(self._steps))
 
     def _hear(self, chat: ChatContent, attributes: dict[str, Any], *, is_answered: bool) -> tuple[list[Message], bool]:
@@ -189,7 +190,7 @@ class RunSteps:
         return heard, compacted
 
     def _recognised(self, call: ToolCall) -> str:
-        """The id of a call in a context. Registers it as an alias if an answer has the same call under another id."""
+        """The id of a call in a context. If an answer has the same call under another id, this id becomes an alias."""
         if call.id and call.id not in self._calls and call.id not in self._strange:
             n, calls = self._last_asked()
             match = next(
@@ -213,9 +214,10 @@ class RunSteps:
         return n, self._steps[n]["calls"] if n >= 0 else []
 
     def _is_result(self, message: Message, call_ids: set[str]) -> bool:
-        """Whether it is the result of a known call. Its content is then the text that the policy got.
+        """True if it is the result of a known call. Its content is then the text that the policy got.
 
-        call_ids: of the calls in the same context. A result with any other id belongs to the first call without one.
+        call_ids: ids of the calls in the same context. A result with any other id belongs to the first call without a
+        result.
         """
         if message.role != "tool":
             return False
@@ -229,7 +231,7 @@ class RunSteps:
         return True
 
     def _is_answer(self, message: Message) -> bool:
-        """Whether it is the answer of the last step, which that step's own span did not record."""
+        """True if it is the answer of the last step, which that step's own span did not record."""
         if message.role != "assistant" or not self._steps or not self._steps[-1]["bare"]:
             return False
         step = self._steps[-1]
@@ -241,7 +243,7 @@ class RunSteps:
         return True
 
     def _is_part(self, message: Message) -> bool:
-        """Whether it is a part of an answer: some libraries split one into its text and each of its calls."""
+        """True if it is part of an answer: some libraries split one into its text and each of its calls."""
         if message.role != "assistant":
             return False
         if message.tool_calls:
@@ -329,13 +331,13 @@ def _step(n: int, step: dict[str, Any]) -> Step:
 
 
 def _latest_first(calls: Sequence[tuple[int, ToolCall]]) -> Iterator[tuple[int, list[ToolCall]]]:
-    """Calls by step, the latest step first, and the calls of a step in their order."""
+    """Calls by step, latest step first; the calls of a step stay in order."""
     for n, group in groupby(reversed(calls), key=itemgetter(0)):
         yield n, [call for _, call in group][::-1]
 
 
 def _is_of(result: dict[str, Any], call: ToolCall) -> bool:
-    """Whether a result belongs to this very call: ids may repeat."""
+    """True if a result belongs to this very call, since ids may repeat."""
     return result["call"] is call if "call" in result else result["call_id"] == call.id
 
 

@@ -1,4 +1,5 @@
-"""Spans of one trace as a tree, and the agent of each. Spans may be missing, late or duplicates, or form a cycle."""
+"""Arranges the spans of one trace as a tree, and finds the agent of each. Spans may be missing, late or duplicated, or
+form a cycle."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from agentloop.store.calls import calls_of
 from agentloop.types import Span
 
 MAX_AGENTS = 32
-"""Maximum levels of agents; deeper ones count as part of the last one."""
+"""Maximum levels of agents; deeper ones count as part of the agent at the last level."""
 
 
 class Node:
@@ -26,12 +27,13 @@ class Node:
         self.children: list[Node] = []
         self.logs: list[Span] = []
         self.run: Node | None = None
-        """The nearest agent above; None without one."""
+        """The nearest agent above; None if there is none."""
         self.tool: Node | None = None
-        """The nearest tool between this node and that agent, or the agent if it is a tool; None without one."""
+        """The nearest tool between this node and that agent, or the agent itself if it is a tool; None if there is
+        none."""
         self.is_run = False
         self.is_call = False
-        """Whether it is the first of the spans of a call of a model (`calls_of`)."""
+        """True for the first of the spans of a call of a model (`calls_of`)."""
         self.twins: list[Node] = []
         """The other spans of the same call."""
         self.depth = 0
@@ -60,7 +62,7 @@ class Node:
 
 
 def tree_of(spans: Iterable[Span]) -> list[Node]:
-    """The nodes, parents before children. Of duplicates the one that ended last counts."""
+    """The nodes, parents before children. Of duplicates, the one that ended last is used."""
     nodes: dict[str, Node] = {}
     logs: list[Span] = []
     for position, span in enumerate(spans):
@@ -88,7 +90,7 @@ def tree_of(spans: Iterable[Span]) -> list[Node]:
 
 
 def _cut_cycles(nodes: Sequence[Node]) -> None:
-    """Every cycle of parents loses the link above its earliest span."""
+    """Remove from every cycle of parents the link above its earliest span."""
     done: set[int] = set()
     for node in nodes:
         path: list[Node] = []

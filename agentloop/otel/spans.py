@@ -1,4 +1,4 @@
-"""A trace from its spans, which may be in any order. The inverse is in `spans_export.py`."""
+"""Builds a trace from its spans, which may be in any order. The inverse is in `spans_export.py`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STOPS = (
     ("timed out", StopReason.time_limit),
     ("deadline", StopReason.time_limit),
 )
-"""Words in an error -> why the run ended."""
+"""Words in an error -> reason for the end of the run."""
 
 
 def trace_of(spans: Sequence[Span]) -> Trace:
@@ -35,8 +35,8 @@ def trace_of(spans: Sequence[Span]) -> Trace:
 
     Calls of a model become steps, whose `heard` has the messages that no earlier context had. Runs of tools become
     results. Agents below the first one, and tools that call a model, become children. Spans without a known parent
-    belong to the first agent. A failed call is dropped if another one follows, because that repeats its messages; as
-    the last one it ends the trace (`Step.is_broken`). Raises FormatError if there is no span.
+    belong to the first agent. A failed call is dropped if another call follows, because that one repeats its messages;
+    a last call that failed ends the trace (`Step.is_broken`). Raises FormatError if there is no span.
     """
     nodes = tree_of(spans)
     if not nodes:
@@ -58,7 +58,7 @@ def _main(tops: Sequence[Node]) -> Node | None:
 
 
 def _run(main: Node | None, members: dict[Node | None, list[Node]], trace_id: str) -> Trace:
-    """The trace of one agent and of those below it. trace_id: its id, if the spans do not carry one of ours."""
+    """The trace of one agent and of the agents below it. trace_id: its id, if the spans contain none of ours."""
     own = members.get(main, [])
     # A sender of spans must not rewrite a trace that our gateway recorded.
     through_gateway = source_of([node.span for node in own]) == GATEWAY
@@ -155,7 +155,7 @@ def _root_error(own: Sequence[Node]) -> str | None:
 
 
 def _acts(node: Node) -> bool:
-    """Whether the agent itself made this call of a model or of a tool."""
+    """True if the agent itself made this call of a model or a tool."""
     if node.span.kind == "chat":
         return node.is_call
     return node.span.kind == "tool" and node.tool is None
@@ -181,7 +181,7 @@ def _child(
 
 
 def _wrapped(main: Node | None, inner: Node, members: dict[Node | None, list[Node]], trace_id: str) -> Trace:
-    """A run that only contains another run is replaced by that one."""
+    """The trace of a run. If the run contains only another run, that one replaces it."""
     trace = _run(inner, members, trace_id)
     update: dict[str, Any] = {}
     if main is not None:

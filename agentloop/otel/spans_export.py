@@ -1,4 +1,4 @@
-"""Spans from a trace, with attributes of the GenAI conventions; attributes that these lack are `agentloop.*`."""
+"""Turns a trace into spans with attributes of the GenAI conventions, and `agentloop.*` for fields that these lack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from agentloop.store.token_ids import REDACTED
 from agentloop.types import Message, Sampling, Span, Step, ToolCall, ToolResult, Trace
 
 MAX_CONTEXT = 256
-"""Up to this many messages, each call of a model repeats its whole context; a longer run writes new messages only."""
+"""Number of messages up to which each call of a model repeats its whole context; in a longer run, only new messages are
+written."""
 WHERE = where_of(
     {"attributes": {"service.name": "agentloop"}},
     {"name": "agentloop", "attributes": {}},

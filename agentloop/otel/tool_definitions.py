@@ -1,4 +1,4 @@
-"""The tools in the request of a model's call, as its span records them."""
+"""The tool definitions in the request of a model's call, as recorded by its span."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 KEYS = ("gen_ai.tool.definitions", "ai.prompt.tools")
-"""Where the GenAI conventions and Vercel's AI SDK keep them: a list, or JSON text; its items may be JSON text, too."""
+"""Keys of the GenAI conventions and Vercel's AI SDK: a list, or JSON text; its items may be JSON text, too."""
 
 
 def tools_of(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -24,7 +24,7 @@ FINISHES = {"tool_call": "tool_calls", "max_tokens": "length"}
 def usage_of(spans: Sequence[Span], attributes: dict[str, Any], finish: str | None) -> dict[str, Any]:
     """Fields of a Completion.
 
-    spans: those of the call; the first span with a number counts. attributes: of the first span.
+    spans: those of the call; the first span that has a number counts. attributes: those of the first span.
     """
     is_ours = "agentloop.step" in attributes
     return {
@@ -42,7 +42,7 @@ def usage_of(spans: Sequence[Span], attributes: dict[str, Any], finish: str | No
 
 
 def _sampling(text: Any) -> Sampling | None:
-    """None where nobody recorded it, or what was recorded cannot be read."""
+    """The recorded sampling settings; None if there are none or they cannot be read."""
     if not isinstance(text, str):
         return None
     try:
