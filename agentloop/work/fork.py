@@ -39,9 +39,8 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
     why = _why_not(task, steps, k)
     if why:
         raise NoFork(why)
-    pool = SandboxPool(
-        backend, min_idle=0
-    )  # of its own: what others left in a sandbox that is shared is not this run's
+    # A pool for this run alone: another one may have a shared sandbox with files of other attempts.
+    pool = SandboxPool(backend, min_idle=0)
     planned = plan([task], run=trace.id, stage=f"fork@{k}", purpose=Purpose.run, policy_version=actor.version)
     repeats = replace(actor, policy=_repeats(steps))
     try:

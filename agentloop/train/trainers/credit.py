@@ -35,9 +35,9 @@ async def credited(
 ) -> Credited:
     """Measure one failed attempt of each group whose rewards differ, by `n` continuations from each turn but the last.
 
-    Attempts that cannot be continued, such as those of programs, keep the advantage of the whole attempt. policy: the
-    policy that made the attempts. part: see `Experience.attempts`. is_scaled: divide advantages by the spread of their
-    group's rewards. Raises PolicyError, SandboxError.
+    Attempts that cannot be continued keep the advantage of the whole attempt. policy: the policy that made the
+    attempts. part: see `Experience.attempts`. is_scaled: divide advantages by the spread of their group's rewards.
+    Raises PolicyError, SandboxError.
     """
     failed = [attempt for group in groups if (attempt := _failed(group, rows)) is not None]
     tasks: list[Task] = []
