@@ -1,21 +1,21 @@
 """The way out of a sandbox: a proxy on the host, reached through the sandbox's own connection.
 
-No bridge and no route: the sandbox has a loopback and nothing else, its first process leads connections
-to 127.0.0.1:3128 here, and this decides. Names are resolved here, and what was checked is what is
-connected to, so a name that changes its address gains nothing. An entry of `allowed_hosts` is
+The sandbox has no bridge and no route, only a loopback. Its first process forwards connections to 127.0.0.1:3128 to
+this proxy, which decides about them. Names are resolved here, and the proxy connects to the very address that it
+checked, so a name that changes its address gains nothing. An entry of `allowed_hosts` is
 
     example.com          that host, at ports 80 and 443       *.example.com    the hosts below it
-    example.com:8443     that host, at that port alone        *                every public host
+    example.com:8443     that host, at that port only         *                every public host
     10.1.0.0/16          addresses, which may be private
 
-A name that leads to a private, link-local or loopback address is refused unless the address is
-listed itself. A secret is added here to requests for its host, and is never in the sandbox: a client in
-there asks for `http://host/…`, and this asks for `https://host/…`. Inside a TLS tunnel (`https://`)
-nothing is read or added. What is sent to a host that was allowed is not looked at, nor what it answers:
-one that repeats its request's headers tells the sandbox the secret.
+A name that resolves to a private, link-local or loopback address is refused unless the address itself is listed. The
+proxy adds a secret to requests for its host, so the secret is never in the sandbox: a client in the sandbox requests
+`http://host/…`, and the proxy requests `https://host/…`. Nothing in a TLS tunnel (`https://`) is read or added. The
+content of requests to allowed hosts is not inspected, nor are their responses: a host that echoes request headers
+reveals the secret to the sandbox.
 
-A request that names no host (`GET /path`) is for the gateway, where the sandbox was given one: a unix socket of this
-machine. That connection goes there unread, and leads to nothing else.
+A request that names no host (`GET /path`) goes to the gateway, if the sandbox has one: a unix socket of this machine.
+That connection is forwarded unread, and leads nowhere else.
 """
 
 from __future__ import annotations

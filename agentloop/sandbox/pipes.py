@@ -1,7 +1,7 @@
 """One command of a sandbox whose first process is a shell, and the host's ends of its named pipes.
 
-The shell opens its ends and tells so; then the names are removed, and nobody else can open them. What
-a command prints is read only while somebody takes it, so a slow reader holds up the command.
+The shell opens its ends and reports that. Then the names are removed, and nobody else can open the pipes. A command's
+output is read only while somebody consumes it, so a slow reader slows down the command.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ KILLED = 128 + signal.SIGKILL
 
 
 class PipedCommand:
-    """A command that was, or is about to be, ordered; `outgoing` and `incoming` are its channels by name."""
+    """A command that was ordered, or will be; `outgoing` and `incoming` are its channels by name."""
 
     def __init__(self, path: Path, mark: str, how: int, order: Callable[[str], None]) -> None:
-        """Makes the pipes, as `path` with endings. Raises SandboxError when that is not possible.
+        """Creates the pipes, at `path` plus a suffix each. Raises SandboxError if that is impossible.
 
-        mark: what its processes have in their environment. order: one line for the shell; raises SandboxGone.
+        mark: in the environment of all its processes. order: sends one line to the shell; raises SandboxGone.
         """
         self.path = path
         self.mark = mark
         self.started = time.monotonic()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when it has no pipe open any more."""
+        """Done when none of its pipes is open any more."""
         self._ordered = order
         self._loop = asyncio.get_running_loop()
         self._pid = self._signal = 0
         self._over = self._abandoned = self._lost = False
         self._late: asyncio.Future[None] | None = None
         self._since = 0
-        """When the latest of a session's orders came."""
+        """Time of the session's latest order, in clock ticks since boot."""
         self._fds: dict[str, int] = {}
         inward: list[str] = []
         outward = ["end", "out", "err"]
@@ -77,13 +77,13 @@ class PipedCommand:
 
     @property
     def began(self) -> bool:
-        """Whether its shell was started, as far as is known."""
+        """True if its shell is known to have started."""
         return bool(self._pid)
 
     # ----------------------------------------------------------------------- its end
 
     async def finish(self, timeout_s: float | None) -> ExecResult:
-        """Wait for its end, or bring it about; the output is on the channels. Raises SandboxGone."""
+        """Waits for its end, and ends it after the timeout. The output is on the channels. Raises SandboxGone."""
         timed_out = False
         try:
             async with asyncio.timeout(timeout_s):
@@ -99,14 +99,15 @@ class PipedCommand:
         return ExecResult(exit_code=code, stdout="", stderr="", timed_out=timed_out, duration_s=elapsed)
 
     async def _end_late(self) -> None:
-        """It has not even begun: its pipes stay until it has, or its shell would wait for somebody to open them."""
+        """Keeps the pipes of a command that has not begun until it begins; otherwise its shell would wait for somebody
+        to open them."""
         self.abandon()
         with suppress(SandboxGone):
             await self._end()
         self._finish()
 
     def _finish(self) -> None:
-        """What was printed until now is still to be read; what a surviving child writes later is nobody's."""
+        """Everything printed so far can still be read; later output of a surviving child is dropped."""
         self._over = True
         if self._abandoned:
             self._sweep()
@@ -119,7 +120,8 @@ class PipedCommand:
                 self._drain(name)
 
     async def _end(self) -> int:
-        """The exit code, which the shell tells after the pid; without one it never began, or lost who tells."""
+        """The exit code, which the shell sends after the pid. Without it, the command never began, or the process that
+        reports it is gone."""
         while data := await self.incoming["end"].read():
             for word in data.split():
                 if not word.isdigit():  # no shell says that
@@ -133,7 +135,7 @@ class PipedCommand:
         return KILLED if self._pid else CANNOT_START
 
     async def _stopped(self) -> int:
-        """Its exit code after it was asked, then made to end."""
+        """Its exit code after SIGTERM and, if necessary, SIGKILL."""
         code = KILLED
         for number, wait_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, GIVE_UP_S)):
             self.kill(number)
@@ -145,18 +147,18 @@ class PipedCommand:
         return code
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """A signal for its process group, as soon as there is one."""
+        """Sends a signal to its process group, as soon as there is one."""
         self._signal = number
         if self._pid and not self._over:
             self._order(f"kill {self._pid} {int(number)}")
 
     def _sweep(self) -> None:
-        """End what is left of it, wherever that moved to."""
+        """Ends what is left of it, even outside its process group."""
         self.kill()
         self._order(f"sweep {self.mark}")
 
     def abandon(self) -> None:
-        """End it and all that it started; whoever reads or writes its channels goes on."""
+        """Ends it and everything that it started. Readers and writers of its channels return."""
         self._abandoned = True
         if self._over:
             self.close()
@@ -177,7 +179,7 @@ class PipedCommand:
             self.kill(numbers[0])
 
     def lose(self, end: End) -> None:
-        """The sandbox is gone."""
+        """Called when the sandbox is gone."""
         self._lost = True
         for incoming in self.incoming.values():
             incoming.lose(end)
@@ -186,7 +188,7 @@ class PipedCommand:
         self.close()
 
     def close(self) -> None:
-        """Give back every pipe."""
+        """Closes every pipe."""
         for name in list(self._fds):
             self._shut(name)
         self._unlink()
@@ -206,7 +208,8 @@ class PipedCommand:
         self._fds[name] = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _entered(self) -> None:
-        """The shell has opened its ends; were ours closed before, it would have waited there."""
+        """Opens our ends for writing alone, now that the shell has opened its own. Had ours been closed before, the
+        shell would have waited there."""
         for name in [name for name in self._fds if name in self.outgoing]:
             try:
                 ours = os.open(f"{self.path}.{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -223,7 +226,7 @@ class PipedCommand:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Wait no longer than this for its end: a command can stop the one who tells it."""
+        """Limits the wait for its end: a command can stop the process that reports it."""
         if self._pid and not self._over:
             self._loop.call_later(GIVE_UP_S, self.incoming["end"].feed, b"")
 
@@ -263,7 +266,7 @@ class PipedCommand:
             pass
 
     def _read(self, name: str) -> bool:
-        """Whether there may be more."""
+        """Reads one piece. True if there may be more."""
         if name not in self._fds:
             return False
         if self._unread[name] >= WINDOW or (name == "records" and not self._printed()):
@@ -283,7 +286,7 @@ class PipedCommand:
         return True
 
     def _printed(self) -> bool:
-        """Whether all that was printed before a record is on its way."""
+        """True if everything that was printed before a record is on its way."""
         for name in ("out", "err"):
             self._drain(name)
         return all(self._unread[name] < WINDOW for name in ("out", "err") if name in self._fds)

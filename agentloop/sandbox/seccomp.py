@@ -1,11 +1,11 @@
-"""Which system calls a sandbox may not make: one list, as a BPF program for bubblewrap and as JSON for Docker.
+"""The system calls that a sandbox may not make: one list, as a BPF program for bubblewrap and as JSON for Docker.
 
-A list of what is refused, because a sandbox runs whatever an agent brings: what is left out here are
-doors of the kernel that no program in a sandbox needs and that escapes have come through. Refused calls
-give EPERM, as if a capability were missing; `clone3` gives ENOSYS, because its flags lie in memory
-that a filter cannot read, and programs then use `clone`. Namespaces cannot be made. Of sockets only
-the four families are left that programs use: the others load rarely used drivers into the kernel, or
-lead to the host of a virtual machine (AF_VSOCK), which no network namespace holds back.
+It lists refused calls, not allowed ones, because a sandbox runs whatever an agent brings. Refused are parts of the
+kernel that no program in a sandbox needs and through which escapes have come. Refused calls return EPERM, as if a
+capability were missing. `clone3` returns ENOSYS, because its flags lie in memory that a filter cannot read; programs
+then use `clone`. Namespaces cannot be created. Only the four families of sockets that programs use are allowed. The
+others load rarely used drivers into the kernel, or reach the host of a virtual machine (AF_VSOCK), which no network
+namespace prevents.
 """
 
 from __future__ import annotations
@@ -94,23 +94,23 @@ OF_A_PROCESS: dict[str, tuple[tuple[int, int], int, int]] = {
     "ioprio_set": ((251, 30), 1, FIRST_PROCESS),
     "ioprio_set of a user": ((251, 30), 0, 3),
 }
-"""Calls that change another process of the same user: (numbers, index of an argument, its value that is refused).
+"""Calls that change another process of the same user: (numbers, index of an argument, refused value of it).
 
-With them a command could take the sandbox's first process its descriptors, memory or CPU time, and so end the sandbox.
-The last words of a name are a remark.
+With them a command could take descriptors, memory or CPU time from the sandbox's first process, and so end the sandbox.
+Words after the first in a key only distinguish two entries for one call.
 """
 CLONE = (56, 220)
 CLONE3 = (435, 435)
 SOCKET = (41, 198)
 SOCKETPAIR = (53, 199)
 NEW_NAMESPACE = (0x00000080, 0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
-"""Flags of `clone`: time, mount, cgroup, host name, IPC, user, process, network."""
+"""Flags of `clone` that create a namespace: time, mount, cgroup, host name, IPC, user, process, network."""
 FAMILIES = (1, 2, 10, 16)
-"""Socket families that stay allowed: AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK."""
+"""Allowed socket families: AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK."""
 MAX_FAMILIES = 64
-"""More than any kernel has."""
+"""More socket families than any kernel has."""
 MACHINES = {"x86_64": (0, 0xC000003E, "SCMP_ARCH_X86_64"), "aarch64": (1, 0xC00000B7, "SCMP_ARCH_AARCH64")}
-"""Column of the numbers above, AUDIT_ARCH, and libseccomp's name."""
+"""Machine -> (column of the numbers above, AUDIT_ARCH, libseccomp's name)."""
 X32_BIT = 0x40000000
 EPERM = 1
 ENOSYS = 38
@@ -131,7 +131,8 @@ KILL = 0x80000000
 
 
 def program() -> bytes:
-    """The filter as an array of struct sock_filter, for this machine. Raises SandboxUnavailable on others."""
+    """The filter as an array of struct sock_filter, for this machine. Raises SandboxUnavailable on machines without
+    one."""
     column, arch, _ = _machine()
     return _program(column, arch)
 
@@ -144,6 +145,7 @@ def _program(column: int, arch: int) -> bytes:
     kill = "kill"
     steps: list[tuple[int, int, str | None, str | int | None]] = [(LOAD, ARCH, None, None), (JUMP_EQ, arch, None, kill)]
     steps += [(LOAD, NUMBER, None, None)]
+    # On x86-64, the x32 ABI has its own numbers for the same calls, which would bypass the list.
     if column == 0:
         steps += [(JUMP_GE, X32_BIT, unknown, None)]
     steps += [(JUMP_EQ, numbers[column], refuse, None) for numbers in CALLS.values() if numbers[column] is not None]  # type: ignore[misc]
@@ -164,7 +166,7 @@ def _program(column: int, arch: int) -> bytes:
         steps += [(RETURN, value, None, None)]
 
     def offset(at: int, label: str | int | None) -> int:
-        """To a label, or over so many steps."""
+        """Distance of a jump to a label, or over a number of steps."""
         return labels[label] - at - 1 if isinstance(label, str) else label or 0
 
     return b"".join(
@@ -174,7 +176,7 @@ def _program(column: int, arch: int) -> bytes:
 
 
 def program_fd() -> int:
-    """The filter in a file of its own, open at its beginning; who asked closes it."""
+    """The filter in a memory file, positioned at its beginning; the caller closes it."""
     descriptor = os.memfd_create("seccomp")
     os.write(descriptor, program())
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -182,7 +184,7 @@ def program_fd() -> int:
 
 
 def profile() -> str:
-    """The same as a seccomp profile of the Docker Engine."""
+    """The same filter as a seccomp profile for the Docker Engine."""
     arch = _machine()[2]
     masked: list[dict[str, object]] = [
         {"index": 0, "value": flag, "valueTwo": flag, "op": "SCMP_CMP_MASKED_EQ"} for flag in NEW_NAMESPACE

@@ -1,4 +1,4 @@
-"""A sandbox as one user of its image sees it: with variables of its own, and until a time."""
+"""A sandbox used as one user of its image, with that user's variables and a time limit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from agentloop.errors import CapabilityError
 from agentloop.types import ExecResult
 
 User: TypeAlias = str | int | None
-"""A name or a number of the image's; None is root."""
+"""A user's name or number in the image; None is root."""
 ROOT: tuple[User, ...] = (None, "root", 0, "0")
 MAX_OUTPUT = 65_536
-"""Bytes of each output of a command in an image of the task's own."""
+"""Maximum bytes of each output of a command in a task's own image."""
 
 
 class UserSandbox:
-    """A sandbox in which commands run in the image's own environment, as one user, until the time is over."""
+    """A sandbox in which commands run as one user, in the image's own environment, until the time is over."""
 
     def __init__(self, sandbox: WholeSandbox, user: User, env: Mapping[str, str], timeout_s: float) -> None:
-        """timeout_s: of all commands together, from now on."""
+        """timeout_s: for all commands together, counted from now."""
         self._sandbox = sandbox
         self.id = sandbox.id
         self.isolation = sandbox.isolation
@@ -35,16 +35,16 @@ class UserSandbox:
 
     @property
     def left_s(self) -> float:
-        """Of the time; next to nothing when it is over."""
+        """Seconds left of the time; 0.01 when it is over."""
         return max(0.01, self._ends_at - time.monotonic())
 
     async def exec(self, command: str, *, timeout_s: float = math.inf, max_output: int = MAX_OUTPUT) -> ExecResult:
-        """See `protocols.Sandbox`; the time that is left is the limit."""
+        """See `protocols.Sandbox`; limited to the time that is left."""
         left = min(timeout_s, self.left_s)
         return await self._sandbox.exec(self._as_its_user(command), timeout_s=left, max_output=max_output, lease="")
 
     def start(self, command: str) -> LiveProcess:
-        """See `abilities.Streams`. It ends with the sandbox, if not before."""
+        """See `abilities.Streams`. The process ends with the sandbox at the latest."""
         return self._sandbox.start(self._as_its_user(command), lease="")
 
     def _as_its_user(self, command: str) -> str:
@@ -62,17 +62,17 @@ class UserSandbox:
         return await self._sandbox.read(path, max_bytes=max_bytes)
 
     def set_gateway(self, gateway: Path | None) -> None:
-        """See `abilities.LeadsToGateway`. Raises CapabilityError where the task's sandbox leads to none."""
+        """See `abilities.LeadsToGateway`. Raises CapabilityError if the task's sandbox cannot connect to one."""
         if not isinstance(self._sandbox, LeadsToGateway):
             raise CapabilityError("this sandbox leads to no gateway, which an agent program needs; use docker")
         self._sandbox.set_gateway(gateway)
 
     async def close(self) -> None:
-        """Whoever made the sandbox closes it."""
+        """Does nothing: the creator of the sandbox closes it."""
 
 
 def words_as(user: User) -> str:
-    """The shell's words before a quoted command that `user` is to run: a name, or the number of one."""
+    """The shell's words before a quoted command that `user` runs. user: a name or a number."""
     if str(user).isdecimal():  # which `su` does not take
         return f"su -s /bin/sh \"$(sed -n 's/^\\([^:]*\\):[^:]*:{user}:.*/\\1/p' /etc/passwd)\" -c"
     return f"su -s /bin/sh {shlex.quote(str(user))} -c"
