@@ -74,7 +74,7 @@ class LiveProcess(Protocol):
         ...
 
     def kill(self) -> None:
-        """Kill it and all processes that it started. Pending reads and writes end without an error."""
+        """Kill it and everything that it started. Its outputs end, and pending reads and writes continue."""
         ...
 
 

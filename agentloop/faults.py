@@ -45,13 +45,13 @@ AGENTS = {
     "TransferLimit": FailureType.budget_limit_reached,
     "MalformedAnswer": FailureType.call_malformed,
 }
-"""Errors whose failure has a more specific type than `agent.crashed`."""
+"""Errors with a more specific failure type than `agent.crashed`."""
 CAUSES = {
     "memory": FailureType.budget_limit_reached,
     "processes": FailureType.budget_limit_reached,
     "lifetime": FailureType.budget_limit_reached,
 }
-"""What the agent did to end its sandbox -> the failure's type; any other cause is `agent.crashed`."""
+"""How the agent ended its sandbox -> the failure's type; any other cause is `agent.crashed`."""
 
 _UNPARSED = re.compile(r"pars\w*.{0,40}(?:tool|function)|(?:tool|function)\w*.{0,40}pars|tool_use_failed", re.I | re.S)
 """In a 400: the endpoint could not parse a tool call that its own model wrote."""

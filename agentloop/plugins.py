@@ -278,7 +278,7 @@ def _origin(part: object) -> str:
 
 @contextmanager
 def _contained(what: str) -> Iterator[None]:
-    """Blame what a part's code raises on the part, `sys.exit()` included; only Ctrl-C passes.
+    """Blame errors of a part's code on the part, including `sys.exit()`; only Ctrl-C passes.
 
     Raises PluginError.
     """

@@ -47,5 +47,5 @@ class CanarySection(Section):
 
     @property
     def promotes(self) -> bool:
-        """A canary that has passed becomes live by itself."""
+        """Whether a canary that has passed becomes live automatically."""
         return self.on_pass == "promote"  # noqa: S105  no password

@@ -1,4 +1,4 @@
-"""What a trace's row says of its spans, kept up to date while they arrive in any order."""
+"""The values in a trace's row that summarise its spans, updated as spans arrive in any order."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from agentloop.types import Span
 
 EVENT = "event"
-"""Kind of a row that is a log record, and no span."""
+"""Kind of a row that is a log record, not a span."""
 GATEWAY = "gateway"
-"""The `source` of a trace that our own gateway recorded."""
+"""The `source` of a trace that this package's gateway recorded."""
 _LINKS = ("session", "episode_id", "task_id", "policy_version")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SUMMED = (
@@ -19,13 +19,14 @@ SUMMED = (
     "n_completion_tokens", "cost_usd", "error", "started_at", "duration_s", "episode_id", "task_id", "policy_version",
     "reward", "reward_state", "answer",
 )  # fmt: skip
-"""The columns that follow from the spans, beside `n_spans`."""
+"""The columns that are computed from the spans, besides `n_spans`."""
 
 
 class Sums:
-    """Begins with what the row says, and adds spans that it does not know yet.
+    """Starts with the values of the row, and adds spans that are not included yet.
 
-    Tokens and cost are those of model calls: the spans of agents and workflows repeat what the calls below them used.
+    Tokens and cost are those of model calls: the spans of agents and workflows repeat the usage of the calls below
+    them.
     """
 
     def __init__(self, row: Any) -> None:
@@ -47,10 +48,10 @@ class Sums:
             self._end = self._start + round(row.duration_s * 1e9)
 
     def add(self, span: Span, answer: str | None = None, calls: Sequence[str] = ()) -> None:
-        """One more span.
+        """Add one span.
 
-        answer: of a call of a model; that of the first agent's last one counts. calls: the tools that a model called
-        through the gateway, which sees no span of a tool.
+        answer: of a model call; the first agent's last answer counts. calls: the tools that a model called through the
+        gateway, which sees no spans of tools.
         """
         self._n_tool += len(calls)
         self.facets.update(("tool", name) for name in calls)
@@ -92,7 +93,8 @@ class Sums:
             self._agent = span.agent
 
     def values(self, *, only_spans: bool) -> dict[str, Any]:
-        """New values of the row. only_spans: False for a trace that is known otherwise, whose own word counts."""
+        """New values of the row. only_spans: False for a trace that is also known otherwise; its own values take
+        precedence."""
         row = self._row
         values = {"n_spans": row.n_spans + self._n}
         if not only_spans:

@@ -1,8 +1,8 @@
-"""The storage form of the domain types: one row each, with columns only for what is searched or listed.
+"""The storage form of the domain types: one row each, with columns only for values that are searched or listed.
 
-What is only shown lives in compressed bodies beside the columns (`bodies.py`). Whoever changes a table here raises
-SCHEMA_VERSION and adds a file to `migrations/versions/`. Full text is in `body_text`, which each database makes its own
-way (`fulltext.py`).
+Values that are only shown are in compressed bodies next to the columns (`bodies.py`). When you change a table here,
+increase SCHEMA_VERSION and add a file to `migrations/versions/`. Full text is in `body_text`, which each database
+creates in its own way (`fulltext.py`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sqlmodel import Field, SQLModel
 from agentloop.types import StageKind
 
 SCHEMA_VERSION = 8
-"""Raised with every change of a table. An older file is upgraded when it is opened, an older server by
-`agentloop store upgrade` alone; a newer one is refused."""
+"""Increased with every change of a table. An older file is upgraded when it is opened, an older server only by
+`agentloop store upgrade`; a newer schema is refused."""
 
 Key = BigInteger().with_variant(Integer, "sqlite")
-"""64 bits; in SQLite the name has to be INTEGER for the column to be the row id itself."""
+"""64 bits; in SQLite the type must be INTEGER for the column to be the row id itself."""
 DEFAULT_PROJECT = "default"
-"""The tenant of those who have only one, and of a loop whose settings name no other."""
+"""The tenant if there is only one, and of a loop whose settings name no other."""
 
 
 class TraceSummary(SQLModel):
@@ -33,23 +33,24 @@ class TraceSummary(SQLModel):
     """
 
     key: int | None = Field(default=None, primary_key=True, sa_type=Key)
-    """In the order in which traces were first stored."""
+    """Increases in the order in which traces were first stored."""
     project: str = DEFAULT_PROJECT
     id: str
-    """Unique in its project."""
+    """Unique within its project."""
     source: str = "agentloop"
-    """The format it came in; `otlp` for one that was sent as spans, `gateway` for calls that went through ours."""
+    """The format in which it was received; `otlp` for spans sent by a client, `gateway` for calls recorded by our
+    gateway."""
     source_id: str | None = None
     name: str | None = None
-    """Of the root span."""
+    """Name of the root span."""
     session: str | None = None
     agent: str | None = None
     model: str | None = None
     episode_id: str | None = None
     stage: str | None = None
-    """Of a loop's, gate's or run's own attempts; None for all other traces."""
+    """Stage of an attempt of a loop, gate or run; None for all other traces."""
     superseded: str | None = None
-    """The stage of which this was an attempt until another one at the same episode took its place."""
+    """The former stage of an attempt that another attempt at the same episode replaced."""
     n: int | None = None
     """Position within the stage: reading a stage in this order repeats the run's order."""
     task_id: str | None = Field(default=None, index=True)
@@ -64,7 +65,7 @@ class TraceSummary(SQLModel):
     reward_state: str = "unscored"
     reward: float | None = None
     failure: str | None = None
-    """The critical failure's type; None for a success, and for what nobody classified."""
+    """Type of the critical failure; None for a success, and for a trace that was not classified."""
     n_steps: int = 0
     n_tool_calls: int = 0
     n_spans: int = 0
@@ -77,18 +78,18 @@ class TraceSummary(SQLModel):
     started_at: datetime | None = None
     duration_s: float = 0.0
     stored_at: datetime
-    """When something was last added to it."""
+    """Time of the last addition to the trace."""
 
 
 _LIVE = text("state = 'live'")
 _CANARY = text("state = 'canary'")
 _OURS = text("stage IS NOT NULL")
 _LINKED = text("episode_id IS NOT NULL")
-"""An episode of a loop has one trace; of others' traces several may say that they belong to one."""
+"""An episode of a loop has one trace; several traces of other sources may name the same episode."""
 
 
 class TraceRow(TraceSummary, table=True):
-    """A trace. An episode's is written once with its verdict, so none exists without the other."""
+    """A trace. An episode's trace is written once with its verdict, so neither exists without the other."""
 
     __tablename__ = "trace"
     __table_args__ = (
@@ -105,14 +106,15 @@ class TraceRow(TraceSummary, table=True):
     )
 
     body: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
-    """An episode's Trace and Verdict, whole; of an imported trace the head; None where there are only spans."""
+    """For an episode: its whole Trace and Verdict. For an imported trace: the head. None if it consists only of
+    spans."""
     bodies: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
-    """Of an imported trace: keys of the bodies that its head refers to."""
+    """For an imported trace: keys of the bodies that its head refers to."""
 
 
 _IS_CALL = text("kind = 'chat'")
 _ANSWERED = text("response_id IS NOT NULL")
-"""Calls of models alone have a place in these indexes, by which spans are found that tell of one call (`calls.py`)."""
+"""Only calls of models are in these indexes, which find the spans that report the same call (`calls.py`)."""
 
 
 class SpanRow(SQLModel, table=True):
@@ -150,18 +152,18 @@ class SpanRow(SQLModel, table=True):
 
 
 class BodyRow(SQLModel, table=True):
-    """A message, argument or result: whoever says it again refers to the same row."""
+    """A message, argument or result; everything that repeats it refers to the same row."""
 
     __tablename__ = "body"
 
     key: int | None = Field(default=None, primary_key=True, sa_type=Key)
     hash: bytes = Field(sa_column=Column(LargeBinary, nullable=False, unique=True))
-    """BLAKE2b of the content, keyed by the project: no tenant can tell what another one has."""
+    """BLAKE2b of the content, keyed by the project, so that a tenant cannot detect another tenant's contents."""
     data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
 class TraceBodyRow(SQLModel, table=True):
-    """Which traces a body is part of: for search, and to know when nobody needs it any more."""
+    """The traces that a body belongs to: for search, and to detect bodies that are no longer needed."""
 
     __tablename__ = "trace_body"
     __table_args__ = (Index("trace_body_by_body", "body_key", "trace_key"), {"sqlite_with_rowid": False})
@@ -171,7 +173,7 @@ class TraceBodyRow(SQLModel, table=True):
 
 
 class FacetRow(SQLModel, table=True):
-    """A tool, model or agent that occurs in a trace, each value once."""
+    """A tool, model or agent that occurs in a trace; each value once."""
 
     __tablename__ = "facet"
     __table_args__ = (Index("facet_by_value", "name", "value", "trace_key"), {"sqlite_with_rowid": False})
@@ -182,7 +184,7 @@ class FacetRow(SQLModel, table=True):
 
 
 class ScoreRow(SQLModel, table=True):
-    """One verifier's number on a trace, or why there is none. The last word of a source counts."""
+    """One verifier's number for a trace, or why it is missing. A source's latest score counts."""
 
     __tablename__ = "score"
     __table_args__ = (Index("score_by_verifier", "verifier", "value", "trace_key"),)
@@ -190,7 +192,8 @@ class ScoreRow(SQLModel, table=True):
     trace_key: int = Field(primary_key=True, sa_type=BigInteger)
     verifier: str = Field(primary_key=True)
     source: str = Field(primary_key=True)
-    """Who gave it: `judge` for our own verdicts, `import` for the source of a trace, or what a caller says."""
+    """Who gave it: `judge` for verdicts of this package, `import` for the source of a trace, or a name that the caller
+    sends."""
     version: str
     value: float | None
     error: str | None
@@ -198,7 +201,7 @@ class ScoreRow(SQLModel, table=True):
 
 
 class LabelRow(SQLModel, table=True):
-    """A `types.Failure` of a trace. The last word of a detector on a type and step counts."""
+    """A `types.Failure` of a trace. A detector's latest label for a type and step counts."""
 
     __tablename__ = "label"
     __table_args__ = (Index("label_by_type", "type", "trace_key"),)
@@ -207,7 +210,7 @@ class LabelRow(SQLModel, table=True):
     detector: str = Field(primary_key=True)
     type: str = Field(primary_key=True)
     step: int = Field(primary_key=True)
-    """-1 when the whole trace is meant."""
+    """-1 for the whole trace."""
     evidence: str
     confidence: float
     critical: bool
@@ -215,7 +218,7 @@ class LabelRow(SQLModel, table=True):
 
 
 class VerdictRow(SQLModel, table=True):
-    """What a trace was found to be worth at a time, and by whom; never changed, only followed by another."""
+    """A verdict on a trace at a time, and who gave it. Rows are never changed, only followed by another one."""
 
     __tablename__ = "verdict"
     __table_args__ = (Index("verdict_by_trace", "trace_key", "key"),)
@@ -229,13 +232,14 @@ class VerdictRow(SQLModel, table=True):
     state: str
     reward: float | None
     stamp: str | None
-    """Hash of the task, its verifiers' versions and the taxonomy's: what is judged by the same is not judged again."""
+    """Hash of the task and the versions of its verifiers and of the taxonomy: a trace with an equal stamp is not judged
+    again."""
     body: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
     """The Verdict, with every score's version and each failure's detector."""
 
 
 class AgreementRow(SQLModel, table=True):
-    """How far a version of a verifier agreed with people when it was last measured (`judge/agreement.py`)."""
+    """How far a version of a verifier agreed with people at its last measurement (`judge/agreement.py`)."""
 
     __tablename__ = "agreement"
 
@@ -247,7 +251,7 @@ class AgreementRow(SQLModel, table=True):
 
 
 class SettingRow(SQLModel, table=True):
-    """What a store knows of itself: the key of its hashes."""
+    """Internal values of a store: the key of its hashes."""
 
     __tablename__ = "setting"
 
@@ -264,21 +268,21 @@ class KeyRow(SQLModel, table=True):
     sha256: str
     project: str
     scopes: str
-    """Separated by blanks."""
+    """Separated by spaces."""
     made_at: datetime
     max_calls: int | None = Field(default=None, sa_type=BigInteger)
-    """What it may spend at the gateway: this, and the next three; None is no bound."""
+    """Limit at the gateway, like the next three fields; None: no limit."""
     max_tokens: int | None = Field(default=None, sa_type=BigInteger)
     max_usd: float | None = None
     max_calls_per_minute: int | None = Field(default=None, sa_type=BigInteger)
     n_calls: int = Field(default=0, sa_type=BigInteger)
-    """What it has spent: this, and the next two."""
+    """Amount used, like the next two fields."""
     n_tokens: int = Field(default=0, sa_type=BigInteger)
     cost_usd: float = 0.0
 
 
 class PolicyRow(SQLModel, table=True):
-    """A PolicyVersion. One is live, and one is a canary, in a project at most."""
+    """A PolicyVersion. A project has at most one live version and at most one canary."""
 
     __tablename__ = "policy_version"
     __table_args__ = (
@@ -322,7 +326,7 @@ class MoveRow(SQLModel, table=True):
 
 
 class FeedbackRow(SQLModel, table=True):
-    """A score or words on a trace, from outside (`feedback.py`). Rows are added and never changed."""
+    """A score or text on a trace, from outside (`feedback.py`). Rows are added and never changed."""
 
     __tablename__ = "feedback"
     __table_args__ = (Index("feedback_by_trace", "trace_key", "key"),)
@@ -336,20 +340,21 @@ class FeedbackRow(SQLModel, table=True):
     score: float | None
     text: str
     is_self_reported: bool
-    """It comes from the credential that made the trace, or from the trace's own spans, and no setting trusts it."""
+    """True if it comes from the credential that made the trace, or from the trace's own spans, and no setting trusts
+    it."""
     given_at: datetime
 
 
 class ProposalRow(SQLModel, table=True):
-    """One call of a model that rewrites text for a trainer, so that the call is never paid for twice."""
+    """One call of a model that rewrites text for a trainer, stored so that the call is never paid for twice."""
 
     __tablename__ = "proposal"
 
     project: str = Field(primary_key=True)
     id: str = Field(primary_key=True)
-    """Hash of the request, and its number among equal requests of one turn."""
+    """Hash of the request and its number among equal requests of one turn."""
     version: int
-    """The version that is being made."""
+    """Number of the version that is being made."""
     request: str
     answer: str
     cost_usd: float | None
@@ -357,19 +362,19 @@ class ProposalRow(SQLModel, table=True):
 
 
 class FigureRow(SQLModel, table=True):
-    """One figure of one step of training (`train/figures.py` has the names)."""
+    """One figure of one step of training (names: `train/figures.py`)."""
 
     __tablename__ = "figure"
 
     project: str = Field(primary_key=True)
     version: int = Field(primary_key=True)
-    """The version that the step is a part of."""
+    """Number of the version that the step is part of."""
     step: int = Field(primary_key=True)
     name: str = Field(primary_key=True)
     value: float | None
-    """None where it was not a finite number."""
+    """None if the value was not a finite number."""
     at: datetime
-    """When the step was recorded."""
+    """Time at which the step was recorded."""
 
 
 class AuditRow(SQLModel, table=True):
@@ -379,7 +384,7 @@ class AuditRow(SQLModel, table=True):
 
     project: str = Field(primary_key=True)
     id: str = Field(primary_key=True)
-    """Hash of the tasks and files that were audited, and of the cheats."""
+    """Hash of the audited tasks and files, and of the cheats."""
     body: dict[str, object] = Field(sa_column=Column(JSON, nullable=False))
     at: datetime
 
@@ -396,7 +401,7 @@ class EvalRow(SQLModel, table=True):
 
 
 class DecisionRow(SQLModel, table=True):
-    """A Decision on a candidate: there is one, and it is not taken twice."""
+    """The only Decision on a candidate."""
 
     __tablename__ = "decision"
 
@@ -406,19 +411,19 @@ class DecisionRow(SQLModel, table=True):
 
 
 class StageRow(SQLModel, table=True):
-    """A finished part of the loop. What has a row is not done again after an interruption."""
+    """A finished part of the loop. A stage with a row is not repeated after an interruption."""
 
     __tablename__ = "stage"
 
     project: str = Field(default=DEFAULT_PROJECT, primary_key=True)
     name: str = Field(primary_key=True)
     position: int = 0
-    """In the order in which stages finished; given by the store."""
+    """Order in which stages finished; assigned by the store."""
     kind: str = StageKind.other
     version: int | None = None
-    """The policy version that it made, or whose attempts it has; 0 for the control arm."""
+    """The policy version that the stage made, or whose attempts it contains; 0 for the control arm."""
     suite_hash: str | None = None
-    """State of the suite, where the stage belongs to one state."""
+    """State of the suite, if the stage belongs to one state."""
     sandbox: str | None = None
     """Name of the backend."""
     n_episodes: int = 0
@@ -426,10 +431,10 @@ class StageRow(SQLModel, table=True):
     wall_s: float = 0.0
     cpu_s: float = 0.0
     dropped: dict[str, int] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
-    """Why rows did not train -> how many."""
+    """Reason -> number of rows that did not train."""
     metrics: dict[str, float] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
 def columns(table: type[SQLModel], *, without: tuple[str, ...] = ()) -> list[Any]:
-    """The columns of `table`, to select them."""
+    """The columns of `table`, for a select."""
     return [column for column in table.__table__.columns if column.name not in without]  # type: ignore[attr-defined]

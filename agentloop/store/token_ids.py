@@ -1,7 +1,7 @@
-"""Token ids of text that held a secret: whoever decodes them reads the secret, so they are not stored.
+"""Removes token ids of text that contained a secret: decoding them would reveal the secret.
 
-Ids of a prompt repeat everything before them. From the first redacted text on, no turn keeps its ids, and each such
-turn says so (`Completion.is_redacted`).
+A prompt's ids repeat everything before them. From the first redacted text on, no turn keeps its ids, and each such turn
+is marked (`Completion.is_redacted`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOTHING = b"null"
 
 
 def clean_trace(redactor: Redactor, trace: Trace) -> tuple[Trace, bytes]:
-    """`trace` without secrets in its texts and in its token ids, and its JSON; the same object when there are none."""
+    """`trace` without secrets in its texts and token ids, and its JSON; the same object if it contains none."""
     raw = trace.model_dump_json().encode()
     redacted = redactor.json(raw)
     if redacted is raw:
@@ -42,7 +42,8 @@ def carries_ids(span: Span) -> bool:
 
 
 def span_without_ids(span: Span) -> Span:
-    """The span with a mark in place of its token ids. Bodies are numbered, so that theirs become empty."""
+    """The span with a mark instead of its token ids. Bodies are numbered, so bodies of ids become empty instead of
+    removed."""
     head = orjson.loads(span.head)
     attributes = head["attributes"]
     bodies = [_message_without_ids(body) if _KEY in body else body for body in span.bodies]
@@ -55,7 +56,7 @@ def span_without_ids(span: Span) -> Span:
 
 
 def _message_without_ids(body: bytes) -> bytes:
-    """An earlier answer in the conversation, which our own export writes with its ids."""
+    """An earlier answer in the conversation, which this package's own export writes with its ids."""
     message = orjson.loads(body)
     if isinstance(message, dict):
         message.pop("token_ids", None)

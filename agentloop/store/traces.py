@@ -1,4 +1,4 @@
-"""Whole traces from elsewhere in, and whole traces out. A loop's own attempts come in by `attempts.py`."""
+"""Stores imported traces and reads whole traces. A loop's own attempts are stored by `attempts.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores,
 from agentloop.types import Imported, RewardState, Verdict
 
 UNINDEXED = "agentloop 1"
-"""The `source` that the migration gives to episodes of schema 1, until they are made searchable."""
+"""The `source` that the migration gives to episodes of schema 1, until they are searchable."""
 STEP = 500
 _KEYS = select(col(TraceRow.id), col(TraceRow.key)).where(
     col(TraceRow.project) == bindparam("project"), col(TraceRow.id).in_(bindparam("ids", expanding=True))
@@ -42,9 +42,9 @@ _USED = ("n_prompt_tokens", "n_completion_tokens", "cost_usd")
 
 
 def index_old_episodes(database: Database, shared: SharedBodies) -> None:
-    """Make episodes of schema 1 searchable, whose verdicts and messages lay in their bodies alone.
+    """Make episodes of schema 1 searchable, whose verdicts and messages exist only in their bodies.
 
-    What was interrupted goes on when the store is opened again.
+    After an interruption, it continues when the store is opened again.
     """
     old = select(col(TraceRow.key), col(TraceRow.body)).where(col(TraceRow.source) == UNINDEXED).limit(STEP)
     while True:
@@ -76,7 +76,7 @@ def put_imported(
     items: Sequence[Imported],
     within: Connection | None = None,
 ) -> int:
-    """Write traces from elsewhere in one transaction; those that are there are left. Returns how many were new."""
+    """Write imported traces in one transaction; existing ones are not changed. Returns the number of new traces."""
     batch = shared.batch(project)
     ready = {}
     for item in items:
@@ -122,7 +122,8 @@ def put_imported(
 
 
 def _clean_ids(redactor: Redactor, item: Imported) -> Imported:
-    """`item` without token ids of secrets. Texts of a trace without ids are redacted with their bodies, once each."""
+    """`item` without token ids of secrets. If a trace has no ids, its texts are redacted later with their bodies, once
+    each."""
     if not has_ids(item.trace):
         return item
     trace, _ = clean_trace(redactor, item.trace)
@@ -130,16 +131,16 @@ def _clean_ids(redactor: Redactor, item: Imported) -> Imported:
 
 
 def read_imported(connection: Connection, row: Any) -> tuple[Imported, Verdict]:
-    """An imported trace, whole, and what is known of its worth now."""
+    """A whole imported trace, and its current verdict."""
     by_key = load_packed(connection, [row.bodies])
     bodies = tuple(by_key[key] for key in unpack_keys(row.bodies))
     return documents.join(decompress(row.body), bodies), read_verdict(connection, row)
 
 
 def read_whole(connection: Connection, key: int) -> tuple[Imported | None, Verdict]:
-    """A trace as it was written, None of one that was sent as spans; and what is known of its worth now.
+    """A trace as it was written, or None for one sent as spans; and its current verdict.
 
-    Raises NoSuchTrace for one that is gone.
+    Raises NoSuchTrace if the trace was removed.
     """
     row = connection.execute(select(TraceRow.__table__).where(col(TraceRow.key) == key)).first()  # type: ignore[attr-defined]
     if row is None:
@@ -151,7 +152,7 @@ def read_whole(connection: Connection, key: int) -> tuple[Imported | None, Verdi
 
 
 def remove_traces(connection: Connection, keys: list[int]) -> None:
-    """Traces with all that belongs to them."""
+    """Remove traces with everything that belongs to them."""
     unlink(connection, keys)
     for part in chunks(keys):
         for table in (SpanRow, FacetRow, ScoreRow, LabelRow, VerdictRow, FeedbackRow):
@@ -178,5 +179,5 @@ def put_facets(connection: Connection, redactor: Redactor, facets: Iterable[tupl
 
 
 def clean_texts(redactor: Redactor, values: dict[str, Any]) -> dict[str, Any]:
-    """Values of columns, their texts without secrets."""
+    """Values of columns, with secrets removed from texts."""
     return {k: redactor.text(v) if isinstance(v, str) else v for k, v in values.items()}

@@ -1,4 +1,4 @@
-"""Episodes of live traffic: what the gateway recorded of two versions since a time."""
+"""Episodes of live traffic: recordings by the gateway of some versions since a given time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class TrafficEpisode(NamedTuple):
     reward: float | None
     task_id: str | None
     model: str | None
-    """As the provider named it in its answers."""
+    """Model name in the provider's answers."""
     failure: str | None = None
-    """Type of its critical failure."""
+    """Type of the critical failure."""
     rewarded_at: datetime | None = None
-    """When its first reward came; None where the history of its verdicts does not tell."""
+    """Time of its first reward; None if the history of its verdicts does not contain it."""
 
 
 _FIRST_REWARD = (
@@ -37,20 +37,20 @@ _FIRST_REWARD = (
     .scalar_subquery()
 )
 _OTHERS = {"trace_id": col(TraceRow.id), "rewarded_at": _FIRST_REWARD.label("rewarded_at")}
-"""Fields that are no column of the same name."""
+"""Fields without a column of the same name."""
 _COLUMNS: tuple[Any, ...] = tuple(_OTHERS.get(n, getattr(TraceRow, n, None)) for n in TrafficEpisode._fields)
 
 
 class Traffic:
-    """The part of the store that a canary is judged by."""
+    """The part of the store from which a canary is judged."""
 
     project: str
     _database: Database
 
     def traffic(self, versions: Collection[int], since: datetime) -> list[TrafficEpisode]:
-        """Episodes of the project that began since then, in that order.
+        """Episodes of the project that began since then, in order of their start.
 
-        Attempts of a loop, gate or run are none of them, and neither are traces that only say which version they had.
+        Omits attempts of a loop, gate or run, and traces whose version is only stated by their sender.
         """
         query = select(*_COLUMNS).where(
             col(TraceRow.project) == self.project,

@@ -1,4 +1,5 @@
-"""Scores, labels and rewards of traces: with the trace, or attached later by its id. The same again changes nothing."""
+"""Scores, labels and rewards of traces: stored with the trace, or attached later by its id. Storing the same again
+changes nothing."""
 
 from __future__ import annotations
 
@@ -17,36 +18,36 @@ from agentloop.store.tables import LabelRow, ScoreRow, TraceRow, columns
 from agentloop.types import Failure, RewardState, Score
 
 JUDGE = "judge"
-"""The source of scores that came with a verdict of ours."""
+"""Source of scores from a verdict of this package."""
 IMPORT = "import"
-"""The source of those that came with a trace from elsewhere."""
+"""Source of scores that came with an imported trace."""
 API = "api"
-"""The source of those that a client of the service gave without a name."""
+"""Source of scores that a client of the service sent without a name."""
 PROGRAMS = frozenset({JUDGE, IMPORT, API})
-"""Who gave a verdict when it was no person."""
+"""Values of `by` for verdicts that no person gave."""
 LABELLED = "label:"
-"""How `by` begins in a row of the history that a person's label added; the name follows."""
+"""Prefix of `by` in a row of the history that a person's label added, followed by the person's name."""
 PERSON = "human:"
-"""How the detector of a person's label begins; the name follows."""
+"""Prefix of the detector of a person's label, followed by the person's name."""
 
 REWARDS = ("reward", "resolved", "is_correct")
-"""Names, after the source's own, of the imported score that says whether a run succeeded; the first one counts."""
+"""Names of the imported score that tells whether a run succeeded, after the source's own; the first match counts."""
 
 
 def begins(column: Any, prefix: str) -> ColumnElement[bool]:
-    """Whether a text begins with `prefix`, in the same case: LIKE ignores the case on SQLite."""
+    """Whether a text begins with `prefix`, case-sensitively: LIKE ignores case in SQLite."""
     same: ColumnElement[bool] = func.substr(column, 1, len(prefix)) == prefix
     return same
 
 
 def reward_of(scores: Iterable[Score]) -> float | None:
-    """What the source of a trace says it was worth, in [0, 1]; None where it does not say."""
+    """The reward in [0, 1] that the source of a trace gives it; None without one."""
     values = {score.verifier.partition(":")[2]: score.value for score in scores}
     return next((value for name in REWARDS if (value := values.get(name)) is not None), None)
 
 
 def trace_key(connection: Connection, project: str, trace_id: str) -> int:
-    """Raises NoSuchTrace."""
+    """The key of a trace. Raises NoSuchTrace."""
     query = select(col(TraceRow.key)).where(col(TraceRow.project) == project, col(TraceRow.id) == trace_id)
     key = connection.execute(query).scalar()
     if key is None:
@@ -55,9 +56,9 @@ def trace_key(connection: Connection, project: str, trace_id: str) -> int:
 
 
 def put_scores(connection: Connection, scores_by_trace: Iterable[tuple[int, Iterable[Score]]], source: str) -> None:
-    """Insert scores of traces, by key, or replace what the same source said of the same verifier.
+    """Insert scores of traces, by key, or replace the same source's score of the same verifier.
 
-    source: of those that name none.
+    source: for scores that name none.
     """
     now = datetime.now(UTC)
     rows = [
@@ -79,11 +80,11 @@ def put_scores(connection: Connection, scores_by_trace: Iterable[tuple[int, Iter
 def put_labels(
     connection: Connection, failures_by_trace: Iterable[tuple[int, Iterable[Failure]]], *, keep: Collection[int] = ()
 ) -> None:
-    """Insert failures of traces, by key, or replace what the same detector said of the same type and step.
+    """Insert failures of traces, by key, or replace the same detector's failure of the same type and step.
 
-    A critical one becomes the trace's, and is the only one; not in those of `keep`, which have theirs. A success has
-    no failure, whichever label is critical: the mark counts only while the reward is below 1 or unknown. A program's
-    label never takes the mark from a person's.
+    A critical failure becomes the only critical one of its trace, except for traces in `keep`, which already have
+    theirs. A success has no failure, whichever label is critical: the mark only counts while the reward is below 1 or
+    unknown. A program's label never takes the mark from a person's label.
     """
     now = datetime.now(UTC)
     rows = []
@@ -123,7 +124,7 @@ def put_labels(
 
 
 def _decided_by_persons(connection: Connection, keys: Sequence[int]) -> set[int]:
-    """The traces whose critical label is a person's."""
+    """The traces whose critical label comes from a person."""
     persons: set[int] = set()
     for part in chunks(keys):
         query = select(col(LabelRow.trace_key)).where(
@@ -134,7 +135,7 @@ def _decided_by_persons(connection: Connection, keys: Sequence[int]) -> set[int]
 
 
 def is_first(connection: Connection, key: int, failure: Failure) -> bool:
-    """Whether a trace did not succeed, and nothing else than `failure` was critical in it."""
+    """Whether a trace did not succeed and has no other critical failure than `failure`."""
     critical = select(*columns(LabelRow)).where(col(LabelRow.trace_key) == key, col(LabelRow.critical))
     name = (storable(failure.detector), failure.type.value, -1 if failure.step is None else failure.step)
     others = [row for row in connection.execute(critical) if (row.detector, row.type, row.step) != name]
@@ -143,12 +144,12 @@ def is_first(connection: Connection, key: int, failure: Failure) -> bool:
 
 
 def put_reward(connection: Connection, key: int, state: RewardState, reward: float | None) -> None:
-    """What the trace is worth as a whole."""
+    """Set the reward of the whole trace."""
     connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(reward_state=state.value, reward=reward))
 
 
 def storable(text: str) -> str:
-    """PostgreSQL has no NUL in its texts."""
+    """`text` with NUL characters replaced, because PostgreSQL does not store them."""
     return text.replace("\0", "\ufffd")
 
 

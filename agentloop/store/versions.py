@@ -1,4 +1,4 @@
-"""Policy versions, and every move that one of them made."""
+"""Policy versions, and all their moves."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from agentloop.types import Decision, Move, PolicyVersion, Proof
 
 
 class VersionRows:
-    """The part of the store that the registry writes; all of it belongs to `project`."""
+    """The part of the store that the registry writes; all rows belong to `project`."""
 
     project: str
     _database: Database
 
     def versions_in(self, project: str) -> VersionRows:
-        """The same of another project (tenant) in this store."""
+        """The same for another project (tenant) in this store."""
         other = VersionRows()
         other.project = project
         other._database = self._database
         return other
 
     def add_version(self, version: PolicyVersion, move: Move, *, within: Connection | None = None) -> None:
-        """A new version, and the move that registers it. Raises StateError where the number is taken."""
+        """Add a version, and the move that registers it. Raises StateError if the number is taken."""
         with self._database.write(within=within) as connection:
             try:
                 row = version.model_dump(mode="python") | {"project": self.project}
@@ -50,7 +50,7 @@ class VersionRows:
             return [PolicyVersion.model_validate(dict(row)) for row in rows]
 
     def moves(self, number: int | None = None) -> list[Move]:
-        """Every move, the oldest first; with `number`, those of one version."""
+        """All moves, the oldest first; with `number`, those of one version."""
         mine = select(*columns(MoveRow, without=("key", "project"))).where(col(MoveRow.project) == self.project)
         if number is not None:
             mine = mine.where(col(MoveRow.version) == number)
@@ -59,7 +59,7 @@ class VersionRows:
             return [Move.model_validate(dict(row)) for row in rows]
 
     def version_of_trace(self, project: str, trace_id: str) -> int | None:
-        """The version that answered the first call of a trace that any version answered; None without such a call."""
+        """The version that answered the first call of a trace with a version; None without such a call."""
         mine = (col(TraceRow.project) == project, col(TraceRow.id) == trace_id)
         calls = select(col(SpanRow.policy_version)).join(TraceRow, col(TraceRow.key) == col(SpanRow.trace_key))
         calls = calls.where(*mine, col(SpanRow.kind) == "chat", col(SpanRow.policy_version).is_not(None))
@@ -69,10 +69,10 @@ class VersionRows:
     def put_moves(
         self, moves: Sequence[Move], decision: Decision | None = None, *, within: Connection | None = None
     ) -> None:
-        """Carry out moves, in order, in one transaction, with the decision that they follow from.
+        """Carry out moves, in order, in one transaction, with the decision that caused them.
 
-        Raises StateError, and changes nothing, when a version is no longer in the state that its move starts from, or
-        when another version is live or a canary already.
+        Raises StateError, and changes nothing, if a version is no longer in the state from which its move starts, or if
+        another version is already live or the canary.
         """
         with self._database.write(within=within) as connection:
             for move in moves:
@@ -109,12 +109,12 @@ class VersionRows:
             put_proofs(connection, self.project, [move.proof for move in moves if move.proof is not None])
 
     def put_proof(self, proof: Proof, *, within: Connection | None = None) -> None:
-        """Store evidence that no move follows from yet, such as that of a gate."""
+        """Store evidence that no move depends on yet, such as that of a gate."""
         with self._database.write(within=within) as connection:
             put_proofs(connection, self.project, [proof])
 
     def proofs(self, candidate: str) -> list[Proof]:
-        """Those about the version with the identity `candidate`, the oldest first; those of moves are among them."""
+        """The proofs about the version with the identity `candidate`, the oldest first, including those of moves."""
         with self._database.read() as connection:
             return read_proofs(connection, self.project, candidate)
 
@@ -124,7 +124,7 @@ class VersionRows:
         connection.execute(insert(DecisionRow).values(**row))
 
     def decisions(self) -> dict[int, Decision]:
-        """Decision by candidate number."""
+        """Candidate number -> decision."""
         mine = select(col(DecisionRow.candidate), col(DecisionRow.body)).where(col(DecisionRow.project) == self.project)
         with self._database.read() as connection:
             rows = list(connection.execute(mine.order_by(col(DecisionRow.candidate))))

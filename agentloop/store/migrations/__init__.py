@@ -1,5 +1,7 @@
-"""One schema after another, by Alembic: revision `0002` is schema 2. Files when they are opened, servers by
-`agentloop store upgrade`, under a lock."""
+"""Migrates the tables from schema to schema with Alembic; revision `0002` is schema 2.
+
+Files are migrated when they are opened, servers by `agentloop store upgrade`, under a lock.
+"""
 
 from __future__ import annotations
 

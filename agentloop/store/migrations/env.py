@@ -1,4 +1,4 @@
-"""What Alembic runs: the revisions, in the transaction of the store that is being opened."""
+"""Alembic's entry point: runs the revisions in the transaction of the store that is being opened."""
 
 from __future__ import annotations
 

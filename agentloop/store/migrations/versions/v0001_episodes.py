@@ -1,4 +1,4 @@
-"""Schema 1: a loop's own episodes, versions, reports and decisions. As it was released: not to be changed."""
+"""Schema 1: a loop's own episodes, versions, reports and decisions. Released, so it must not be changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Make the tables."""
+    """Create the tables."""
     op.create_table(
         "trace",
         sa.Column("id", sa.String, primary_key=True),

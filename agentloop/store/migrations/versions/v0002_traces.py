@@ -20,7 +20,7 @@ _OWN = (
 
 
 def upgrade() -> None:
-    """Make `trace` anew, with a number for its key, and the tables that are new."""
+    """Recreate `trace` with a number as its key, and create the new tables."""
     for index in ("trace_by_pool", "trace_by_stage", "ix_trace_failure", "ix_trace_policy_version", "ix_trace_task_id"):
         op.drop_index(index, "trace")
     op.rename_table("trace", "trace_1")

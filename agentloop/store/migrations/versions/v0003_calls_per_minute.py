@@ -1,4 +1,4 @@
-"""Schema 3: keys may be bounded in calls a minute."""
+"""Schema 3: keys may have a limit of calls per minute."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Add the bound; keys that there are have none."""
+    """Add the limit; existing keys have none."""
     op.add_column("api_key", sa.Column("max_calls_per_minute", sa.BigInteger))

@@ -1,4 +1,5 @@
-"""Schema 4: versions, stages, reports and decisions belong to a project, and so does who writes."""
+"""Schema 4: versions, stages, reports and decisions belong to a project, and so does the lease of the writing
+process."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _OF_VERSION = ("number", "parent", "kind", "artifact", "sha256", "config_hash", 
 
 
 def upgrade() -> None:
-    """Make the four tables anew; what they have is of the project `default`, as all episodes of loops are."""
+    """Recreate the four tables. Existing rows belong to the project `default`, like all episodes of loops."""
     _anew(
         "policy_version",
         _OF_VERSION,
@@ -60,7 +61,7 @@ def upgrade() -> None:
 
 
 def _anew(table: str, copied: tuple[str, ...], *columns: sa.Column[Any]) -> None:
-    """A primary key cannot be changed in SQLite: the table is made again, with its rows."""
+    """Recreate a table with its rows, because SQLite cannot change a primary key."""
     op.rename_table(table, f"{table}_3")
     op.create_table(table, sa.Column("project", sa.String, primary_key=True), *columns)
     names = ", ".join(copied)

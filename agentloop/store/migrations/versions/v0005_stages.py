@@ -1,4 +1,4 @@
-"""Schema 5: a stage says in columns what its name implies: its kind, version, state of the suite and sandbox."""
+"""Schema 5: a stage has columns for what its name implies: its kind, version, state of the suite and sandbox."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ down_revision = "0004"
 
 _NAME = re.compile(r"(demonstrate|warm-start|turn|gate|control|run)(?:-v?(\d+))?(?:\.([0-9a-f]{6}))?")
 _IMPLIED = {"warm-start": 1, "control": 0}
-"""Versions that names of these kinds do not have."""
+"""Versions of stages whose names contain none."""
 _SUITE = sa.text("SELECT suite_hash FROM eval_report WHERE project = :project AND suite_hash LIKE :start")
 _FILL = sa.text(
     "UPDATE stage SET kind = :kind, version = :version, suite_hash = :suite WHERE project = :project AND name = :name"
@@ -20,7 +20,7 @@ _FILL = sa.text(
 
 
 def upgrade() -> None:
-    """Add the columns, and fill them from the names of the stages that are there."""
+    """Add the columns, and fill them from the names of existing stages."""
     op.add_column("stage", sa.Column("kind", sa.String, nullable=False, server_default="other"))
     op.add_column("stage", sa.Column("version", sa.Integer))
     op.add_column("stage", sa.Column("suite_hash", sa.String))

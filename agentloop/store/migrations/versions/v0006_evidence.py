@@ -1,4 +1,4 @@
-"""Schema 6: attempts that are made again stay, superseded; outcomes and looks of gates and banks."""
+"""Schema 6: repeated attempts are kept as superseded; outcomes and looks of gates and banks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Schema 7: versions with parts and lineage, one live and one canary a project; moves, proofs, feedback, proposals."""
+"""Schema 7: versions with parts and lineage, one live and one canary per project; moves, proofs, feedback,
+proposals."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ down_revision = "0006"
 _KEY = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 _TIME = sa.DateTime(timezone=True)
 SETTINGS_KINDS = ("remote", "scripted")
-"""Kinds of schema 6 that are versions of settings."""
+"""Kinds of schema 6 that became kind `settings`."""
 
 
 def upgrade() -> None:
-    """Versions become what they are now; of how they came to their state only the present one is known."""
+    """Convert versions. Of their history only the current state is known, and becomes their first move."""
     op.add_column("policy_version", sa.Column("parts", sa.JSON, nullable=False, server_default="{}"))
     op.add_column("policy_version", sa.Column("unhashed", sa.JSON, nullable=False, server_default="[]"))
     op.add_column("policy_version", sa.Column("lineage", sa.JSON))
@@ -35,7 +36,7 @@ def upgrade() -> None:
 
 
 def _decisions() -> None:
-    """Without p-values, of which no e-value can be made; the reasons still name them."""
+    """Remove p-values, from which no e-value can be computed; the decisions' reasons still mention them."""
     rows = sa.table("decision", sa.column("project"), sa.column("candidate"), sa.column("body", sa.JSON))
     connection = op.get_bind()
     for project, candidate, body in connection.execute(sa.select(rows)).all():

@@ -1,4 +1,4 @@
-"""Schema 8: figures of training, one row a name and step; audits of suites."""
+"""Schema 8: figures of training, one row per name and step; audits of suites."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0007"
 
 
 def upgrade() -> None:
-    """Earlier versions recorded neither, so both tables begin empty."""
+    """Create both tables, empty: earlier releases recorded neither."""
     op.create_table(
         "figure",
         sa.Column("project", sa.String, primary_key=True),
