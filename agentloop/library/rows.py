@@ -44,8 +44,9 @@ def training_rows(
 
     A row has the arrays `token_ids`, `action_mask` and `logprobs`, the `temperature`, and the `reward`, `group`, `task`
     and `trajectory` that it belongs to. Held-out and validation tasks, unscored traces and runs without a sandbox are
-    in no row. filter: as in `load`. logprobs: refuse turns without the sampler's. cache: a folder that keeps rows, so
-    that the next call decodes only what is new. Raises ConfigError for a wrong filter, and without the extra `train`.
+    in no row; a trace that names no task is not compared with the text of such tasks. filter: as in `load`. logprobs:
+    refuse turns without the sampler's. cache: a folder that keeps rows, so that the next call decodes only what is new.
+    Raises ConfigError for a wrong filter, and without the extra `train`.
     """
     try:
         from agentloop.train.data.admission import Admission
