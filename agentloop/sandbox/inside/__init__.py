@@ -1,5 +1,5 @@
-"""What runs inside a sandbox as its first process: one program, two variants.
+"""The program that runs as the first process inside a sandbox, in two variants.
 
-`pid1.py` for images with Python 3.6 or newer, standard library alone, and `pid1.sh` for the others.
-This package is mounted into the sandbox, read-only; of agentloop it imports nothing but itself.
+`pid1.py` is for images with Python 3.6 or newer and uses only the standard library; `pid1.sh` is for other images. This
+package is mounted read-only into the sandbox and imports nothing else of agentloop.
 """

@@ -1,4 +1,4 @@
-"""Starting a command, and what becomes of its output.
+"""Starts commands and handles their output.
 
 The syntax is that of Python 3.6, which is why annotations are in quotes.
 """
@@ -35,30 +35,30 @@ if TYPE_CHECKING:
 
 ENDLESS = 1 << 62
 HARD_CAP = 8
-"""A command is killed once it has printed this many times the bytes we keep, and at least FLOOD bytes."""
+"""A command is killed once it has printed this many times the bytes that are kept, and at least FLOOD bytes."""
 FLOOD = 1 << 20
 SCRATCH = "/tmp"  # noqa: S108 - the sandbox's own
 SHELL = "/bin/sh"
 DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python ignores, and a child would inherit that."""
+"""Signals that Python ignores, which a child would inherit."""
 CANNOT_START = 126
 FIXED = {"LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "0"}
-"""What would make two runs of one command differ without need."""
+"""Variables with fixed values, so that two runs of a command do not differ needlessly."""
 # As ASCII, whatever the locale: what starts a command turns it back into the same bytes.
 image_variables = {
     k.decode("ascii", "surrogateescape"): v.decode("ascii", "surrogateescape") for k, v in os.environ.items()
 }
-"""PID 1's own environment: what the image sets, nothing of the host's."""
+"""PID 1's own environment: the image's variables, none of the host's."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The kernel ends the highest score when memory runs out: processes of a command first, PID 1 and the sandbox last.
 FIRST_TO_GO = b"1000"
 LAST_TO_GO = b"0"
 own_score = []  # type: list[int]
-"""Descriptor of PID 1's own score; empty where the kernel does not let it be written."""
+"""Descriptor of PID 1's own score; empty if the kernel does not allow writing it."""
 
 
 def keep_score() -> None:
-    """Before PID 1 is undumpable: its files in /proc are not its own after that."""
+    """Opens PID 1's own score. It must happen before PID 1 becomes undumpable and no longer owns its files in /proc."""
     try:
         own_score.append(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC))
     except OSError:
@@ -66,7 +66,8 @@ def keep_score() -> None:
 
 
 def take_score(connection: "socket.socket") -> None:
-    """The first byte on a connection, which may bring PID 1's own score: in a read-only /proc it cannot be opened."""
+    """Receives the first byte on a connection. It may bring PID 1's own score, which cannot be opened in a read-only
+    /proc."""
     _, messages, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     for level, kind, data in messages:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -74,7 +75,8 @@ def take_score(connection: "socket.socket") -> None:
 
 
 def score(value: bytes) -> None:
-    """PID 1's own, which a child inherits: set around its start, because afterwards its children would be missed."""
+    """Sets PID 1's own score, which a child inherits. It is set around a child's start, because a later change would
+    miss the child's children."""
     for fd in own_score:
         try:
             os.pwrite(fd, value, 0)
@@ -83,7 +85,7 @@ def score(value: bytes) -> None:
 
 
 class BoundedOutput:
-    """Output of which the first and the last bytes are kept, and the others counted."""
+    """Keeps the first and the last bytes of an output, and counts the others."""
 
     def __init__(self, fd: int, keep: int, cap: int) -> None:
         self.fd = fd
@@ -96,7 +98,7 @@ class BoundedOutput:
 
     @property
     def room(self) -> int:
-        """Bytes it may take now; a flood is not read on, its writer is killed."""
+        """Number of bytes to read now. A flood is not read further, because its writer is killed."""
         return CHUNK if self.total <= self.cap else 0
 
     def take(self, data: bytes) -> None:
@@ -118,7 +120,7 @@ class BoundedOutput:
 
 
 class Sent:
-    """Output that is sent on as it comes, as far as the receiver has room."""
+    """Forwards output as it arrives, as far as the receiver has room."""
 
     def __init__(self, fd: int, ident: int, channel: int, send: "Callable[[int, int, bytes], None]") -> None:
         self.fd = fd
@@ -137,10 +139,10 @@ class Sent:
 
 
 class RunningCommand:
-    """A running `sh -c`, in a session and process group of its own."""
+    """A running `sh -c` in its own session and process group."""
 
     def __init__(self, ident: int, payload: bytes, send: "Callable[[int, int, bytes], None]") -> None:
-        """Starts it. Raises OSError when that is not possible, a text of 128 KiB or more included."""
+        """Starts the command. Raises OSError if that is impossible, for example for a text of 128 KiB or more."""
         timeout_ms, keep, how, rows, columns, n = REQUEST.unpack_from(payload)
         self.ident = ident
         self.lease = lease_of(payload)
@@ -183,11 +185,11 @@ class RunningCommand:
 
     @staticmethod
     def streams(payload: bytes) -> bool:
-        """Whether a request wants its output sent on, not kept."""
+        """True if a request wants its output forwarded, not kept."""
         return bool(REQUEST.unpack_from(payload)[2] & STREAM)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """The whole group, which the shell cannot leave: it leads a session."""
+        """Sends a signal to the whole group, which the shell cannot leave because it leads a session."""
         try:
             os.killpg(self.pid, number)
         except OSError:  # it is gone; or no signal has that number
@@ -221,7 +223,8 @@ class Pipes:
 
 
 class Terminal(Pipes):
-    """Both directions in one: what is written to our end is typed, what is read was shown."""
+    """A terminal, which is both directions in one: bytes written to our end are typed, bytes read from it were
+    displayed."""
 
     def __init__(self, rows: int, columns: int) -> None:
         ours, theirs = os.openpty()
@@ -232,7 +235,7 @@ class Terminal(Pipes):
 
 
 def resize(fd: int, rows: int, columns: int) -> None:
-    """Tell a terminal its size; what runs in it gets SIGWINCH. Nothing happens once all that ran there left it."""
+    """Sets the size of a terminal; its programs get SIGWINCH. Does nothing once all of them have left it."""
     try:
         fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     except OSError:
@@ -240,7 +243,7 @@ def resize(fd: int, rows: int, columns: int) -> None:
 
 
 def spawn(text: bytes, variables: "dict[str, str]", inside: "dict[int, int]", terminal: "str | None") -> int:
-    """A new `sh -c`, with `inside` as its file descriptors, or in a terminal. Raises OSError."""
+    """Starts `sh -c` with `inside` as its file descriptors, or in a terminal; its pid. Raises OSError."""
     if not hasattr(os, "posix_spawn"):
         return fork(text, variables, inside, terminal)
     actions = []  # type: list[tuple[object, ...]]
@@ -253,7 +256,7 @@ def spawn(text: bytes, variables: "dict[str, str]", inside: "dict[int, int]", te
 
 
 def fork(text: bytes, variables: "dict[str, str]", inside: "dict[int, int]", terminal: "str | None") -> int:
-    """The same without posix_spawn, which Python has since 3.8; a failure shows as exit code 126."""
+    """Like `spawn`, without posix_spawn, which Python has since 3.8. A failure becomes exit code 126."""
     pid = os.fork()
     if pid:
         return pid
@@ -270,7 +273,7 @@ def fork(text: bytes, variables: "dict[str, str]", inside: "dict[int, int]", ter
 
 
 def environment(home: str, mark: str) -> "dict[str, str]":
-    """What the image sets (nothing of the host's gets here), then ours; a lease without a home has the image's."""
+    """The image's variables (none of the host's get here), then ours. A lease without a home has the image's HOME."""
     variables = {"PATH": PATH}
     variables.update(image_variables)
     variables.update(FIXED)

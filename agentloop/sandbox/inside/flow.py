@@ -1,7 +1,7 @@
-"""Bytes between commands and the connection, as far as each side has room for them.
+"""Moves bytes between commands and the connection, as far as each side has room for them.
 
-What a command prints is read only while its receiver has granted room; what the host sends is
-granted again as the command takes it. So a slow end holds up its own channel and no other.
+A command's output is read only while its receiver has granted room. The host gets new room for its input as the command
+accepts it. So a slow end slows down its own channel and no other.
 """
 
 import _socket as socket
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class InputQueue:
-    """The host's bytes on their way into a channel."""
+    """The host's bytes that wait to be written into a channel."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -41,7 +41,7 @@ class Flow:
         self.commands = {}  # type: dict[int, RunningCommand]
 
     def watch(self, command: RunningCommand) -> None:
-        """Open the channels of a command that was started."""
+        """Opens the channels of a command that was started."""
         self.commands[command.ident] = command
         for channel, source in command.sources.items():
             self.sources[command.ident, channel] = source
@@ -51,18 +51,18 @@ class Flow:
 
     @property
     def n_connections(self) -> int:
-        """Connections from the sandbox that have not been closed by the host."""
+        """Number of connections from the sandbox that the host has not closed."""
         return sum(ident >= FROM_SANDBOX for ident in {ident for ident, _ in [*self.sources, *self.sinks]})
 
     def connect(self, ident: int, fd: int, other: int) -> None:
-        """Open the two channels of a connection that came from the sandbox; `other` is a second descriptor of it."""
+        """Opens the two channels of a connection from the sandbox. other: a second descriptor of it."""
         os.set_blocking(fd, False)
         self.sinks[ident, STDIN] = InputQueue(other)
         self.sources[ident, STDOUT] = Sent(fd, ident, STDOUT, self.send)
         self.resume(ident, STDOUT)
 
     def ready(self, fd: int) -> None:
-        """A file descriptor that can be read, or written."""
+        """Called when a file descriptor can be read or written."""
         key = self.keys.get(fd)
         if key is None:
             return
@@ -84,7 +84,7 @@ class Flow:
             self.poll.unregister(fd)
 
     def read(self, ident: int, channel: int) -> bool:
-        """Take what a channel has; False when nothing more can be taken for now."""
+        """Reads a piece from a channel. False if nothing more can be read for now."""
         source = self.sources.get((ident, channel))
         if source is None:
             return False
@@ -120,7 +120,7 @@ class Flow:
         return True
 
     def printed(self, ident: int) -> bool:
-        """Whether everything that was printed so far is on its way."""
+        """True if everything printed so far has been forwarded."""
         for channel in (STDOUT, STDERR):
             while self.read(ident, channel):
                 pass
@@ -130,7 +130,7 @@ class Flow:
         return True
 
     def grant(self, ident: int, channel: int, n: int) -> None:
-        """The receiver has room for more."""
+        """Called when the receiver has room for more."""
         source = self.sources.get((ident, channel))
         if isinstance(source, Sent):
             source.room += n
@@ -147,9 +147,10 @@ class Flow:
             self.forget(ident)
 
     def finish(self, command: RunningCommand) -> "tuple[tuple[bytes, int], tuple[bytes, int]]":
-        """The command ended: (bytes, number dropped) of stdout and stderr, nothing where they were sent on.
+        """Ends the channels of a command that ended. Returns (bytes, number dropped) of stdout and stderr, both empty
+        if they were forwarded.
 
-        What a surviving child writes later is nobody's.
+        Later output of a surviving child is dropped.
         """
         ident = command.ident
         self.over.add(ident)
@@ -172,7 +173,7 @@ class Flow:
             self.over.discard(ident)
 
     def drop(self, ident: int) -> None:
-        """Close whatever belongs to an id."""
+        """Closes everything that belongs to an id."""
         for key in [key for key in self.sources if key[0] == ident]:
             self.close(*key)
         for key in [key for key in self.sinks if key[0] == ident]:
@@ -181,7 +182,7 @@ class Flow:
     # ---------------------------------------------------------------- into the sandbox
 
     def write(self, ident: int, channel: int, data: bytes) -> None:
-        """Bytes for a channel, or its end when there are none."""
+        """Takes bytes for a channel; no bytes mark its end."""
         sink = self.sinks.get((ident, channel))
         if sink is None:
             self.send(ident, CREDIT, GRANT.pack(channel, 0))
@@ -221,12 +222,12 @@ class Flow:
 
 
 def n_waiting(fd: int) -> int:
-    """Bytes that can be read from a pipe now."""
+    """Number of bytes that can be read from a pipe now."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def half_close(fd: int) -> None:
-    """The end of one direction of a connection whose other direction goes on."""
+    """Ends one direction of a connection whose other direction stays open."""
     connection = socket.socket(fileno=fd)
     try:
         connection.shutdown(socket.SHUT_WR)

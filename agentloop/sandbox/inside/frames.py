@@ -1,18 +1,18 @@
-"""The frames between a sandbox and its host, as both ends read them.
+"""The frames between a sandbox and its host, for both ends.
 
-A frame is HEADER (id, kind, length of the payload; big-endian) and the payload. Ids are chosen by
-who opens: the host for commands, the sandbox (FROM_BOX and above) for connections to the outside.
+A frame is HEADER (id, kind, length of the payload; big-endian) and the payload. Whoever opens a channel
+chooses its id: the host for commands, the sandbox (FROM_SANDBOX and above) for connections to the outside.
 
-    READY    sandbox    nothing, or why the sandbox cannot be used
-    START    host   REQUEST, the lease's name, the command
-    DONE     sandbox    RESULT, what was kept of stdout and of stderr
-    DATA     both   a channel, then bytes; without bytes, the end of that channel
-    CREDIT   both   GRANT: that many more bytes may be sent on the channel; 0 says that nobody takes any more
-    SIGNAL   host   BYTE: a signal for the group; FOREGROUND ends what a session's latest order started
-    RESIZE   host   SIZE: rows and columns of a terminal
-    DISCARD  host   id 0: a lease, or nothing for every lease; else give up that command
-    LISTEN   host   open the way to the outside, where the proxy answers
-    OPEN     sandbox    a connection to the proxy
+    READY    sandbox  nothing, or why the sandbox cannot be used
+    START    host     REQUEST, the lease's name, the command
+    DONE     sandbox  RESULT, the kept bytes of stdout and of stderr
+    DATA     both     a channel, then bytes; without bytes, the end of that channel
+    CREDIT   both     GRANT: number of further bytes that may be sent on the channel; 0: nobody accepts any more
+    SIGNAL   host     BYTE: a signal for the group; FOREGROUND ends what a session's latest order started
+    RESIZE   host     SIZE: rows and columns of a terminal
+    DISCARD  host     id 0: a lease, or nothing for every lease; otherwise: cancel that command
+    LISTEN   host     open the way to the outside, where the proxy answers
+    OPEN     sandbox  a connection to the proxy
 """
 
 import struct
@@ -31,16 +31,16 @@ STREAM = 1
 TERMINAL = 2
 CONTROL = 4
 STDIN, STDOUT, STDERR, ORDERS, RECORDS = range(5)
-"""Channels. ORDERS and RECORDS are a session's: what its shell is to run, and how that ended."""
+"""Channels. A session has ORDERS, the commands for its shell, and RECORDS, their results."""
 FOREGROUND = 0
 NO_TIMEOUT = 0xFFFFFFFF
 FROM_SANDBOX = 1 << 31
 
 WINDOW = 1 << 18
-"""Bytes that may be under way in one channel before the receiver asks for more."""
+"""Bytes that may be in flight in one channel before the receiver grants more."""
 CHUNK = 1 << 16
 
 PROXY_PORT = 3128
-"""Where the sandbox finds the proxy, on its own loopback."""
+"""Port of the proxy on the sandbox's own loopback."""
 MARK = "AGENTLOOP_COMMAND"
-"""Variable that says which lease and which command a process belongs to."""
+"""Variable with the lease and the command that a process belongs to."""

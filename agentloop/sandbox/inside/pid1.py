@@ -1,11 +1,11 @@
 """PID 1 of a sandbox: runs commands for the host over one connection, and ends with it.
 
-Standard library only, Python 3.6 or newer. It opens no port to the outside and trusts nothing that
-a command prints: frames travel on the connection, output travels on pipes. When the host is gone,
-so is the connection, and with PID 1 the kernel ends every process of the sandbox.
+It needs only the standard library of Python 3.6 or newer. It opens no port to the outside and trusts no output of a
+command: frames travel on the connection, output travels on pipes. When the host is gone, so is the connection; PID 1
+then ends, and with it the kernel ends every process of the sandbox.
 
-All commands of a sandbox are one user. They are told apart by a mark in their environment: a process
-that cleared it and outlived its command is nobody's, and is ended at the next sweep.
+All commands of a sandbox run as one user. A mark in their environment distinguishes them. A process that cleared its
+mark and outlived its command belongs to no command, and is ended at the next sweep.
 """
 
 # The C modules, because `signal`, `socket` and `os` make classes for longer than the rest of a sandbox's start takes.
@@ -58,16 +58,16 @@ from .prepare import fill_work, keep_crashes, protect
 from .processes import end_all, sweep, ticks
 
 TERM_S = 0.1
-"""How long a command whose time is up gets to end by itself; then its group is killed."""
+"""Time in seconds for a command to end by itself after its timeout; then its group is killed."""
 MAX_WAIT_S = 86_400.0
-"""The kernel counts a wait in milliseconds, and refuses one of more than 24 days."""
+"""Maximum wait in seconds: the kernel counts it in milliseconds, and refuses more than 24 days."""
 KILLED = 128 + signal.SIGKILL
 MAX_CONNECTIONS = 128
-"""Connections to the proxy at once, each of which takes two descriptors; commands need some, too."""
+"""Maximum simultaneous connections to the proxy. Each takes two descriptors, and commands need some, too."""
 
 
 class Supervisor:
-    """Starts commands up to a limit, watches them, answers in the order in which they end."""
+    """Starts commands up to a limit, watches them, and answers in the order in which they end."""
 
     def __init__(self, connection: socket.socket, ends_at: float) -> None:
         self.connection = connection
@@ -118,7 +118,7 @@ class Supervisor:
             self.start()
 
     def patience(self) -> "float | None":
-        """Milliseconds until the next deadline, or until it is worth another look; None when there is none."""
+        """Milliseconds until the next deadline, at most MAX_WAIT_S; None if there is no deadline."""
         first = min([self.ends_at] + [command.deadline for command in self.running.values()])
         return None if first == float("inf") else 1000.0 * min(MAX_WAIT_S, max(0.0, first - time.monotonic()))
 
@@ -190,13 +190,13 @@ class Supervisor:
     # -------------------------------------------------------------------- the commands
 
     def start(self) -> None:
-        """What waits, in order, up to the limit; commands with channels of their own do not count."""
+        """Starts waiting commands in order, up to the limit. Commands with channels of their own do not count."""
         n = sum(not command.how & STREAM for command in self.running.values())
         while self.queue and n < self.limit:
             n += self.launch(*self.queue.pop(0))
 
     def launch(self, ident: int, payload: bytes) -> bool:
-        """Whether the command runs now."""
+        """Starts a command. True if it is running now."""
         try:
             command = RunningCommand(ident, payload, self.send)
         except (OSError, ValueError) as error:
@@ -217,12 +217,12 @@ class Supervisor:
             self.sweep_after(command, since=command.ordered)
 
     def sweep_after(self, command: RunningCommand, since: int = 0) -> None:
-        """End what a command started and what is nobody's; other commands' children stay."""
+        """Ends what a command started and processes that belong to no command; other commands' children stay."""
         mark = f"{command.lease}.{command.ident}"
         sweep(self.ours(), lambda other: other == mark, command.pid, since)
 
     def reap(self) -> None:
-        """Collect every child that ended, orphans too; a command is over when its shell is."""
+        """Collects every child that ended, orphans included. A command is over when its shell is."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -263,7 +263,7 @@ class Supervisor:
                 command.deadline = now + TERM_S
 
     def discard(self, lease: str) -> None:
-        """End what a lease left running and remove what it left lying; without a name, end everything."""
+        """Ends a lease's processes and removes its files; without a name, ends everything."""
         waiting = self.queue
         self.queue = []
         for ident, payload in waiting:
@@ -281,7 +281,8 @@ class Supervisor:
         self.remove(f"{SCRATCH}/{lease}")
 
     def remove(self, path: str) -> None:
-        """At once when the folder is empty, else by a child: a large or deep one must hold up nobody."""
+        """Removes a folder at once if it is empty. Otherwise a child does it, so that a large or deep folder delays
+        nobody."""
         try:
             os.rmdir(path)
         except FileNotFoundError:
@@ -297,11 +298,11 @@ class Supervisor:
             self.removers.add(spawn(text.encode(), {"PATH": PATH}, {}, None))
 
     def ours(self) -> "set[int]":
-        """Children that a sweep leaves alone, though they show no mark while they start."""
+        """Children that a sweep spares, although they show no mark while they start."""
         return set(self.running) | self.removers
 
     def cancel(self, ident: int) -> None:
-        """End one command or connection, for whose answer nobody waits any more."""
+        """Ends one command or connection whose answer nobody waits for any more."""
         self.queue = [item for item in self.queue if item[0] != ident]
         command = self.command(ident)
         if command:  # before its input ends, which it could take for the end of what was to come

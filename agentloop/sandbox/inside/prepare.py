@@ -1,4 +1,4 @@
-"""What PID 1 does before the first command: make itself safe from commands, and fill the working directory."""
+"""Prepares PID 1 before the first command: protects it from commands, and fills the working directory."""
 
 import posix as os
 
@@ -10,9 +10,9 @@ PR_SET_DUMPABLE = 4
 
 
 def protect() -> None:
-    """Keep commands, which run as the same user, out of this process's memory.
+    """Keeps commands, which run as the same user, out of this process's memory.
 
-    By the C module alone: `ctypes` itself would be a third of a sandbox's start.
+    It uses the C module alone, because importing `ctypes` would take a third of a sandbox's start.
     """
     try:
         import _ctypes
@@ -25,7 +25,8 @@ def protect() -> None:
 
 
 def keep_crashes() -> None:
-    """No crash in the sandbox starts the machine's handler of core dumps, which runs outside and as root."""
+    """Prevents crashes in the sandbox from starting the machine's handler of core dumps, which runs outside and as
+    root."""
     try:
         import resource
 
@@ -36,7 +37,7 @@ def keep_crashes() -> None:
 
 
 def fill_work() -> None:
-    """Copy the files, when there are any, into the writable /work. Raises OSError with what `cp` said about it."""
+    """Copies the files, if there are any, to the writable /work. Raises OSError with the message of `cp`."""
     if not os.access(FILES, os.F_OK):
         return
     read, write = os.pipe2(os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The other processes of the sandbox, as /proc tells them, and ending those that must not stay."""
+"""Lists the other processes of the sandbox from /proc, and ends those that must not stay."""
 
 import _signal as signal  # type: ignore[import-not-found]
 import posix as os
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
 MAX_PASSES = 10
-"""Sweeps for what is to end: each catches what was forked during the one before."""
+"""Maximum passes of a sweep: each catches the processes that were forked during the one before."""
 MAX_ENVIRON = 1 << 17
-"""Of a process's environment, bytes that are read: a sandbox full of longer ones would hold up every answer."""
+"""Maximum bytes read of a process's environment: many longer ones in a sandbox would delay every answer."""
 CLOCK_BOOTTIME = 7  # `time` has the name since Python 3.7
 
 
 def listed() -> "list[tuple[int, int]]":
-    """(pid, parent) of every living process but PID 1."""
+    """(pid, parent) of every living process except PID 1."""
     processes = []
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
@@ -27,13 +27,14 @@ def listed() -> "list[tuple[int, int]]":
                     state, parent = handle.read().rpartition(b")")[2].split()[:2]
             except (OSError, ValueError):
                 continue
+            # Zombies and dead processes cannot be killed.
             if state not in (b"Z", b"X"):
                 processes.append((int(name), int(parent)))
     return processes
 
 
 def mark_of(pid: int) -> "str | None":
-    """The mark a process was started with; None when it has none or shows none."""
+    """The mark that a process was started with; None if it has none, or shows none."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as handle:
             variables = handle.read(MAX_ENVIRON).split(b"\0")
@@ -44,11 +45,11 @@ def mark_of(pid: int) -> "str | None":
 
 
 def sweep(ours: "Container[int]", is_meant: "Callable[[str], bool]", shell: int = 1, since: int = 0) -> None:
-    """Kill what has a mark that is meant, and what has none and is an orphan or below one that is killed.
+    """Kills processes with a mark that is meant, and those without a mark that are orphans or below a killed one.
 
-    ours: spared, with or without a mark. shell: what is below it without a mark goes, too. since: ticks
-    of the clock that `started` tells; what is older is spared.
-    Should more appear than can be killed one by one, everything in the sandbox goes: a bomb spares nothing.
+    ours: processes that are spared, with or without a mark. shell: processes below it without a mark are killed, too.
+    since: in ticks, as `started` counts them; older processes are spared. If processes appear faster than they can be
+    killed one by one, everything in the sandbox is killed: a bomb spares nothing.
     """
     killed = set()  # type: set[int]
     for _ in range(MAX_PASSES):
@@ -77,7 +78,7 @@ def doomed(ours: "Container[int]", is_meant: "Callable[[str], bool]", shell: int
 
 
 def started(pid: int) -> int:
-    """When a process began, in clock ticks since boot; 0 when it is gone."""
+    """Start time of a process, in clock ticks since boot; 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as handle:
             return int(handle.read().rpartition(b")")[2].split()[19])
@@ -86,12 +87,12 @@ def started(pid: int) -> int:
 
 
 def ticks() -> int:
-    """Now, on the clock of `started`."""
+    """The present time in the ticks of `started`."""
     return int(time.clock_gettime(CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def kill(pid: int) -> None:
-    """One process, if it is still there."""
+    """Kills one process, if it still exists."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -99,7 +100,7 @@ def kill(pid: int) -> None:
 
 
 def end_all() -> None:
-    """Kill every process but PID 1, at one stroke: the kernel lets none be forked meanwhile."""
+    """Kills every process except PID 1 in one call: the kernel allows no fork meanwhile."""
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
