@@ -132,6 +132,7 @@ class Grant:
             self._end(StopReason.step_limit)
             return 402, f"the episode's calls exceed {MAX_KEPT >> 20} MiB"
         n_answered = sum(span.kind == "chat" and span.error is None for span in self.spans)
+        # Calls in progress count, or concurrent calls would exceed the limit.
         if n_answered + len(self.under_way) >= self.limits.max_steps:
             self._end(StopReason.step_limit)
             return 402, f"the episode has used its {self.limits.max_steps} turns"

@@ -253,6 +253,7 @@ class Engine:
             return {}
         measured: dict[int, RowMeasures] = {}
         units = [(row,) for row in distinct_rows([tuple(rows)])]
+        # Ids of rows differ between ranks, so the ranks exchange results by position.
         numbers = {id(row): number for number, (row,) in enumerate(units)}
         for micro in self._micros(units, {}, algorithm.scores_context):
             with self.trainable.precision():

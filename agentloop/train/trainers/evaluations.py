@@ -64,6 +64,7 @@ class Evaluations:
         self._check(len(missing))
         n_again = 0
         while missing:
+            # `n_again` is part of the name: an equal name would return the recorded attempts instead of repeating them.
             part = f"{key}/{content_hash([task.id for task in missing])[:12]}/{n_again}"
             attempts = await self.experience.attempts(missing, overlay=overlay, part=part)
             self.budget.spend(attempts)

@@ -158,6 +158,7 @@ class RolledTurn:
         if self._host.answers_in_process:
             figures = self._learn(step, taken, forks, cut)
         else:
+            # In a thread, so that groups in progress continue on the event loop during the update.
             figures = await asyncio.to_thread(self._learn, step, taken, forks, cut)
         trained_s = time.perf_counter() - started
         figures |= _figures(taken, cut)

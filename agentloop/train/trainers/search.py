@@ -77,6 +77,7 @@ class OverlaySearch:
         """
         running = asyncio.create_task(asyncio.to_thread(self._optimize, list(tasks), minibatch, seed))
         try:
+            # A thread cannot be cancelled: gepa is stopped at its next call, and the thread is awaited.
             await asyncio.shield(running)
         except asyncio.CancelledError:
             self._is_cancelled = True

@@ -83,6 +83,7 @@ class OverlayTurn:
         clock = TurnClock(self._draft.workspace / CLOCK)
         budget = Budget(clock, self._effort.max_attempts, self._effort.max_usd, self._effort.max_minutes)
         n_lessons = self._effort.n_lessons + len(self._parent.lessons)
+        # The search would otherwise spend every attempt and leave none for trying lessons.
         budget.n_reserved = min(budget.max_attempts // 4, n_lessons * n_chosen)
         evaluations = Evaluations(self._experience, self._components, self._parent, budget, aside)
         search = OverlaySearch(evaluations, self._rewriter, indices, self._evidence)
