@@ -1,18 +1,19 @@
-"""Whose fault it is that an attempt broke: ours (infrastructure) or the agent's (its outcome, with reward 0).
+"""Decides who caused the failure of an attempt: our infrastructure, or the agent (its outcome, with reward 0).
 
-One rule for the gate, the loop, `run`, mining and audits. An attempt is infrastructure only where that is provable:
+The gate, the loop, `run`, mining and audits share this rule. An attempt is infrastructure only if that is provable:
 
-- its sandbox could not be made, or ended without the agent causing it
+- its sandbox could not be created, or ended without the agent causing it
 - the model's endpoint could not be reached, or answered 429 or 5xx
 - our own store or recording failed
 
 Once the agent has started, every other error is the agent's outcome: an exception in its code, a non-zero exit of its
 program, a refused or unreadable answer of its model, a tool server that ends, memory that runs out, files that are too
 many or too large. Such an attempt is scored 0 and never repeated, or an agent could repeat an attempt that it is about
-to fail. Infrastructure is repeated, and each lost attempt is counted.
+to fail. Infrastructure failures are repeated, and each lost attempt is counted.
 
-`event_of` turns an exception into facts (`types.Break`), which the trace keeps. `fault_of` is the rule, pure. Nothing
-here reads the words of an error, except those of traces without facts: imported ones, and ours from older versions.
+`event_of` turns an exception into facts (`types.Break`), which are stored in the trace. `fault_of` is the rule, and
+pure. Nothing here reads the text of an error, except in traces without facts: imported ones, and ours from older
+versions.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _STATUS = re.compile(r"\bHTTP (\d{3})\b")
 
 
 class Fault(NamedTuple):
-    """Whose fault a broken attempt is, and the type of its failure."""
+    """The side at fault for a broken attempt, and the type of its failure."""
 
     ours: bool
     """True: infrastructure. The attempt has no reward and is repeated."""

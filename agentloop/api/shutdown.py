@@ -1,6 +1,6 @@
-"""Shutdown of the service: requests under way get some time to finish and are then cancelled, without tracebacks.
+"""Shutdown of the service: requests in progress get some time to finish and are then cancelled, without tracebacks.
 
-    Ctrl-C  ─▶  no new requests, up to ENDING_S seconds for those under way  ─▶  the rest is cancelled
+    Ctrl-C  ─▶  no new requests, up to ENDING_S seconds for those in progress  ─▶  the rest is cancelled
     again   ─▶  the rest is cancelled now
 
 A cancelled call of a model is recorded as `gateway_ended`, and its client gets an error in its own dialect.

@@ -113,7 +113,7 @@ class Upstream:
 
 
 class ServedVersion(NamedTuple):
-    """Where and how a version is served."""
+    """The model name and the upstream of a version."""
 
     number: int
     model: str

@@ -58,4 +58,4 @@ def shadow_place(live: ModelCall, version: int | None) -> CallPlacement:
 
 
 async def discard(message: Message) -> None:
-    """Discards messages, in place of a client."""
+    """Discards messages; used if there is no client."""

@@ -25,13 +25,13 @@ from agentloop.publish.server import VLLMControl
 from agentloop.types import Published
 
 RELOAD_S = 600.0
-"""Timeout of a reload, including the answers under way that it waits for."""
+"""Timeout of a reload in seconds, including the answers in progress that it waits for."""
 
 
 class FullReload:
-    """See `protocols.Publisher`: the whole model of one server, which keeps its name.
+    """See `protocols.Publisher`: replaces the whole model of one server, which keeps its name.
 
-    Answers under way finish with the weights that they began with, and new ones wait. Answers between the reload and
+    Answers in progress finish with the weights that they began with, and new ones wait. Answers between the reload and
     the end of its check, some milliseconds, come from weights that the check may reject.
     """
 

@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 RETRIES = 2
 """Number of retries of requests that change nothing at the server."""
 OLDEST = (0, 32)
-"""First version of vLLM that accepts a prompt as ids beside its messages (`policies/vllm.py`)."""
+"""First version of vLLM that accepts a prompt as ids in addition to its messages (`policies/vllm.py`)."""
 NO_ROUTE = "Not Found"
 """Answer of a server that was started without a route."""
 NOT_FINITE = "Out of range float values"

@@ -40,7 +40,7 @@ from agentloop.store.tables import FacetRow, LabelRow, ScoreRow, SpanRow, TraceB
 MAX_CHARACTERS = 4000
 MAX_TERMS = 50
 MAX_VALUES = 200
-"""Of a filter. Each of its values is a level of an expression, of which SQLite reads 1,000."""
+"""Maximum values of a filter. Each value is a level of an expression, of which SQLite reads 1,000."""
 
 Condition = ColumnElement[bool]
 
@@ -189,12 +189,13 @@ def _started(term: Term, now: datetime) -> Condition:
 
 
 def _named(column: Any, term: Term, dialect: str) -> Condition:
-    """Equal to a name, or like one with `*`, which is a wildcard also within quotes; a comma is none there."""
+    """The column equals a name, or matches one with `*`. The wildcard also works within quotes; a comma does not
+    separate there."""
     return or_(*(_like(column, name, dialect) if "*" in name else column == name for name in _values(term)))
 
 
 def _says(column: Any, term: Term) -> Condition:
-    """The same of words for people, whose case nobody remembers."""
+    """The column matches a text for people, without regard to case."""
     return or_(*(column.ilike(_pattern(words), escape="\\") for words in _values(term)))
 
 

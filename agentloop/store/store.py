@@ -97,7 +97,7 @@ class Store(
             with self._database.explained():
                 self._database.keep_private()
                 self.schema_before = migrate(self._database, create=create, upgrade=upgrade)
-                """The schema from which this opening upgraded it, 0 for a new store; None where it was up to date."""
+                """The schema before this opening upgraded it, 0 for a new store; None if it was up to date."""
                 self._shared = SharedBodies(Redactor(self._hash_key(), secrets))
             if self.path is not None or upgrade:
                 traces.index_old_episodes(self._database, self._shared)
@@ -283,17 +283,17 @@ class Store(
     def forgettable(
         self, *, before: datetime | None = None, max_bytes: int | None = None, project: str | None = None
     ) -> retention.Forgotten:
-        """What `forget` would remove, by size about."""
+        """What `forget` would remove; exact by age, estimated by size."""
         return retention.forgettable(self._database, before=before, max_bytes=max_bytes, project=project)
 
     def check(self) -> None:
-        """Raises StoreError when it cannot be written."""
+        """Raise StoreError if the store cannot be written."""
         same = update(SettingRow).where(col(SettingRow.name) == "hash_key").values(value=SettingRow.value)
         with self._database.write() as connection:
             connection.execute(same)
 
     def missing(self) -> list[str]:
-        """Tables, and columns as `table.column`, that are not there: of a store that was changed by hand."""
+        """Missing tables, and missing columns as `table.column`, of a store that was changed by hand."""
         with self._database.read() as connection:
             inspector = inspect(connection)
             tables = {
@@ -310,7 +310,7 @@ class Store(
     # ------------------------------------------------------------------ inside
 
     def _hash_key(self) -> bytes:
-        """What secrets are hashed with before they are forgotten: made once for a store."""
+        """The key with which secrets are hashed before they are removed; created once per store."""
         query = select(SettingRow.value).where(SettingRow.name == "hash_key")
         with self._database.read() as connection:
             key = connection.execute(query).scalar()

@@ -16,11 +16,11 @@ from agentloop.store.tables import SCHEMA_VERSION
 
 
 def migrate(database: Database, *, create: bool = True, upgrade: bool = False) -> int | None:
-    """Bring the tables to this version's schema.
+    """Bring the tables to this package's schema.
 
-    create: False leaves an empty server empty. upgrade: also a server's older tables, which others may be using.
-    Returns the schema that was there, 0 for an empty store, or None when there was nothing to do. Raises StoreError
-    for a newer one, which is left as it is, and for what is not to be done.
+    create: False leaves an empty server empty. upgrade: also migrate a server's older tables, which others may be
+    using. Returns the earlier schema, 0 for an empty store, or None if nothing had to be done. Raises StoreError for a
+    newer schema, which stays unchanged, and for a migration that these arguments do not allow.
     """
     with database.read() as connection:
         before = _schema(connection, database)
@@ -48,7 +48,8 @@ def migrate(database: Database, *, create: bool = True, upgrade: bool = False) -
 
 
 def _schema(connection: Connection, database: Database) -> int:
-    """The number of the schema; SQLite keeps it in its header, where the first agentloop looks for it too."""
+    """The number of the schema. SQLite keeps it in the file's header, where the first release of agentloop also
+    looks."""
     tables = set() if database.is_sqlite else set(inspect(connection).get_table_names())
     if database.is_sqlite:
         number = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
