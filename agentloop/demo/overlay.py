@@ -56,5 +56,5 @@ def prepare_overlay_demo(folder: Path, seed: int) -> bool:
     tasks = [task for split, n in N_TASKS.items() for task in world.tasks(split, n)]
     write_suite(folder / "evals" / "shop", "shop", tasks)
     write_text(folder / INSTRUCTIONS_FILE, SYSTEM)
-    write_text(path, settings)  # last: a folder with settings is whole
+    write_text(path, settings)  # last, because a folder with settings counts as complete
     return True

@@ -69,7 +69,7 @@ def prepare_demo(folder: Path, seed: int, algorithm: str | None = None) -> bool:
 
 
 def make_project(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Create a project that `fill` writes, atomically. Raises ConfigError for a folder in use."""
+    """Create a project that `fill` writes, completely or not at all. Raises ConfigError for a folder in use."""
     if (folder / CONFIG_FILE).exists():
         raise ConfigError(f"{folder} holds a project already; `agentloop loop {folder}` runs it")
     if folder.exists() and not folder.is_dir():

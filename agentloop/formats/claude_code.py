@@ -173,7 +173,7 @@ def _raw(chain: list[Line]) -> dict[str, Any]:
     last: dict[str, Any] = {}
     begun: set[str | None] = set()
     for line in chain:
-        if line.kind != "assistant" or line.message_id in begun:  # else it is when the step started
+        if line.kind != "assistant" or line.message_id in begun:  # otherwise it is the step's start
             line.raw["timestamp"] = line.record.get("timestamp")
         begun |= {line.message_id} - {None}
         for path, value in line.raw.items():

@@ -123,7 +123,7 @@ def _object(child: Fields, role: str) -> Iterator[LooseMessage]:
             for one in _object(inner, role):
                 one.finish = one.finish or finish
                 yield one
-            child.take("text")  # the message once more
+            child.take("text")  # repeats the message
             return
     if inner := child.optional("content"):
         yield from _object(inner, role)
@@ -165,7 +165,7 @@ def _message(child: Fields, role: str) -> LooseMessage:
             child.take(key)
             inner = unwrapped(value)
             if role == "assistant" and isinstance(inner, list) and inner and all(_is_call(item) for item in inner):
-                child.keep("tool_calls", inner)  # the calls as the text of the message
+                child.keep("tool_calls", inner)  # the text consists of the calls
             else:
                 one.texts.append(_text(value))
     for holder in (child, child.optional("additional_kwargs")):

@@ -93,7 +93,7 @@ class Fields:
                 time = datetime.fromisoformat(value)
                 return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
             seconds = float(value)
-            if not math.isfinite(seconds):  # which no division makes smaller
+            if not math.isfinite(seconds):  # no division would make it smaller
                 raise ValueError
             while seconds > LATEST_S / 10:  # no run has happened after the year 2770
                 seconds /= 1000

@@ -17,7 +17,7 @@ class ModelEvents:
         events = list_at(sample.peek("events") or sample.peek("transcript", "events"))
         record = {key: sample.peek(key) for key in ("attachments", "transcript")}
         answers = [event for event in events if at(event, "event") == "model"]
-        if not answers and sample.peek("output"):  # what the last answer was, in a log without events
+        if not answers and sample.peek("output"):  # a log without events has the last answer there
             answers = [{"output": sample.peek("output")}]
         self._answers = [resolve({**event, "input": None, "call": None}, attached_texts(record)) for event in answers]
 

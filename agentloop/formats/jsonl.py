@@ -83,7 +83,7 @@ def _is_ours(record: Any) -> bool:
 
 
 def _check_range(where: str, value: float | None) -> None:
-    if value is not None and not 0 <= value <= 1:  # which NaN is not either
+    if value is not None and not 0 <= value <= 1:  # true for NaN, too
         raise FormatError(f"{where}: got {value:g}, expected a number from 0 to 1")
 
 
@@ -98,7 +98,7 @@ def _imported(fields: Fields, _: Any) -> Imported:
     raw = fields.take("raw") or {}
     if not isinstance(raw, dict):
         raise FormatError(f"{fields.where}: raw: got {type(raw).__name__}, expected an object")
-    for derived in ("summary", "span_ids"):  # of a document of the API: they follow from the trace
+    for derived in ("summary", "span_ids"):  # in documents from the API; they follow from the trace
         fields.take(derived)
     return Imported(
         trace=trace, verdict=verdict.model_copy(update={"trace_id": trace.id}), raw={**fields.left(), **raw}

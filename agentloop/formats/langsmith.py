@@ -121,7 +121,7 @@ def _run(fields: Fields) -> RecordedRun:
 def _usage(outputs: Any) -> dict[str, Any]:
     """The token counts, from whichever place the model's output has them in."""
     waiting = [outputs]
-    for _ in range(64):  # they stand near the top
+    for _ in range(64):  # the counts are near the top
         if not waiting:
             break
         value = waiting.pop(0)

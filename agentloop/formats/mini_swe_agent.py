@@ -100,8 +100,7 @@ class MiniSweAgentFormat:
 
 
 def _with_command(message: Message, extra: Fields) -> Message:
-    """The message with its fenced block as a call. Unchanged if it has tool calls, or several blocks, which the agent
-    rejects."""
+    """The message with its fenced block as a call. Unchanged with tool calls, or unless it has exactly one block."""
     fences = FENCED.findall(message.content)
     if message.tool_calls or len(fences) != 1:
         return message

@@ -155,7 +155,7 @@ class _Run:
         action = event.text("action")
         observation = event.text("observation")
         kind = action or observation or ""
-        if not (action and source == "agent"):  # else it is when the step started
+        if not (action and source == "agent"):  # otherwise it is the step's start
             event.keep("timestamp", record.get("timestamp"))
         if kind in SILENT:
             event.keep("kind", kind)
@@ -205,7 +205,7 @@ class _Run:
             extra_call = ToolCall(id=call_id, name=name, **arguments(Fields({"arguments": args.left()}, event.where)))
             message = message.model_copy(update={"tool_calls": (*message.tool_calls, extra_call)})
         answer = response.peek("id")
-        if not isinstance(answer, str) or (answer, call_id) not in self.seen:  # else it is in an answer already
+        if not isinstance(answer, str) or (answer, call_id) not in self.seen:  # otherwise an answer has it already
             self.steps.answer(message, started_at=at, **usage, cost_usd=self._cost(event))
             self.n_steps += 1
             self.seen |= {(str(answer), call.id) for call in message.tool_calls}
@@ -233,7 +233,7 @@ class _Run:
     def _observation(self, event: Fields, kind: str) -> None:
         call_metadata = event.fields("tool_call_metadata")
         text = content(event)
-        call_metadata.take("model_response")  # the action's
+        call_metadata.take("model_response")  # the action has it
         call_metadata.take("total_calls_in_response")
         call_id = call_metadata.text("tool_call_id") or self.calls.get(_id(event, "cause") or "")
         name = call_metadata.text("function_name")
@@ -249,7 +249,7 @@ class _Run:
             return
         if not isinstance(succeeded, bool):
             succeeded = code in (None, 0)
-        ends: dict[str, Any] = {"timed_out": code == -1}  # a command that still runs
+        ends: dict[str, Any] = {"timed_out": code == -1}  # the command is still running
         if code is not None and code >= 0:
             ends["exit_code"] = code
         self.steps.result(call_id, text, name=name, ok=succeeded and kind != "error", **ends)

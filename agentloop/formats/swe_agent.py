@@ -123,7 +123,7 @@ class _Run:
             self._answer(message, own_turn)
         elif self.last_turn[1] and not demo:
             ids = message.items("tool_call_ids")
-            if ids != self.last_turn[1]:  # those of a text action are our own
+            if ids != self.last_turn[1]:  # the ids of text actions are our own
                 message.keep("tool_call_ids", ids)
             self._observe(content(message))
         else:

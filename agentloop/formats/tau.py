@@ -225,7 +225,7 @@ def _hashable(task: dict[str, Any]) -> bool:
 
 
 def _is_tau(item: Any) -> bool:
-    if not isinstance(item, dict) or "records" in item:  # other people's data made from tau-bench runs
+    if not isinstance(item, dict) or "records" in item:  # data that others made from tau-bench runs
         return False
     results = {"info", "tasks"} <= item.keys() and isinstance(item["info"], dict) and "environment_info" in item["info"]
     simulation = {"id", "task_id", "termination_reason"} <= item.keys() and bool({"messages", "ticks"} & item.keys())

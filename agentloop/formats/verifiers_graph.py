@@ -95,7 +95,9 @@ def _tokens(node: Fields, sampled: bool) -> tuple[tuple[int, ...], int, tuple[fl
     n_before = len(mask)
     if sampled and True in mask:
         n_before = mask.index(True)
-    if mask != [False] * n_before + [True] * (len(ids) - n_before):  # another shape, so no token is surely sampled
+    if mask != [False] * n_before + [True] * (
+        len(ids) - n_before
+    ):  # another shape, so no token is certain to be sampled
         node.keep("mask", mask)
         return ids, len(ids), ()
     return ids, n_before, numbers(node, "logprobs")

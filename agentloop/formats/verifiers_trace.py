@@ -106,7 +106,7 @@ def _calls(fields: Fields) -> dict[int, dict[str, Any]]:
         calls[node] = {
             "model": call.text("model"),
             "finish_reason": call.text("finish_reason"),
-            "n_prompt_tokens": (usage.integer("prompt_tokens") or 0) + cached,  # their count is without the cached ones
+            "n_prompt_tokens": (usage.integer("prompt_tokens") or 0) + cached,  # verifiers does not count cached ones
             "n_cached_tokens": cached,
             "n_completion_tokens": usage.integer("completion_tokens") or 0,
             "cost_usd": usage.number("cost"),

@@ -127,7 +127,7 @@ class _Brought:
             path = "/" + entry.name.strip("/")
             if path not in self._wanted or any(str(above) in self._links for above in PurePosixPath(path).parents):
                 continue
-            self._wanted.discard(path)  # once
+            self._wanted.discard(path)  # an archive may repeat a path
             if entry.issym():
                 self._links.add(path)
                 self.links.append(entry)
@@ -157,7 +157,7 @@ async def _listing(sandbox: WholeSandbox) -> Files:
         files: Files = {}
         for line in listing:
             numbers, _, path = line.rstrip(b"\n").partition(b" /")
-            with suppress(ValueError):  # a name that is no text, or more than a line
+            with suppress(ValueError):  # a name that is not UTF-8, or has a line break
                 name = "/" + path.decode()
                 mode, *others = numbers.split()
                 about = (int(mode, 16), *map(int, others))

@@ -108,7 +108,7 @@ class Trust:
 
     def __post_init__(self) -> None:
         on_path = {str(PurePosixPath(folder)) for folder in self.path.split(":") if folder.startswith("/")}
-        # An interpreter of its own, such as /opt/venv/bin: with its libraries, unless that is where the work is.
+        # A separate interpreter, such as /opt/venv/bin, counts with its libraries, unless the work is there.
         prefixes = {str(PurePosixPath(folder).parent) for folder in on_path if folder.endswith(("/bin", "/sbin"))}
         off_path = {match[1] for path in self.paths if (match := INTERPRETER.match(path))}
         prefixes |= {folder for folder in off_path if not below(folder, (self.workdir,))}

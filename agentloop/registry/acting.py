@@ -81,10 +81,10 @@ def base_of(version: PolicyVersion, project: Path, config: Config) -> Base:
     own = own_parts(folder, read_overlay(folder))
     has_agent = not version.parts or any(name.partition(".")[0] == "agent" for name in version.parts)
     present = Base(config.policy, config.agent, project, has_agent)
-    if not version.parts:  # of an earlier agentloop, which kept no copies and hashed weights by file
+    if not version.parts:  # from an earlier agentloop, which kept no copies and hashed weights by file
         _check_earlier(version, present)
         return present
-    with suppress(ConfigError, PluginError):  # files of the present settings need not be there for an old version
+    with suppress(ConfigError, PluginError):  # an old version does not need the files of the present settings
         if present.identity(own).hash == version.sha256:
             return present
     if version.artifact is None or not folder.is_dir():
@@ -200,7 +200,7 @@ def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyV
         except ConfigError as error:
             _log.warning("v%d is not served: %s", version.number, error)
             return None
-        names = {*parts, OVERLAY_PART}  # the agent's own files act elsewhere
+        names = {*parts, OVERLAY_PART}  # the agent's own files are not served here
         if any(parts.get(name) != version.parts.get(name) for name in names):
             _log.warning("v%d is not served: %s was changed by hand; %s", version.number, folder, RESTORE)
             return None
@@ -311,6 +311,6 @@ def _packages(base: Base, tasks: Sequence[Task]) -> tuple[str, ...]:
 
 def is_of_base(base: Identity, version: PolicyVersion) -> bool:
     """True if `version` consists of the base with this identity and of what a trainer added to it."""
-    if not version.parts:  # of an earlier agentloop, which hashed weights alone
+    if not version.parts:  # from an earlier agentloop, which hashed only weights
         return version.kind is not VersionKind.settings or base.hash == version.sha256
     return {name: value for name, value in version.parts.items() if name not in OWN_PARTS} == dict(base.parts)

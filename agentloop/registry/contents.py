@@ -29,8 +29,8 @@ class Contents(NamedTuple):
 
 
 def read_contents(version: PolicyVersion, project: Path) -> Contents:
-    """Contents of a version of the project; empty if it has no folder by design. Raises ConfigError if its folder is
-    missing or broken."""
+    """Contents of a version of the project; empty for one without an artifact. Raises ConfigError for a broken
+    folder."""
     if version.artifact is None:
         return Contents({}, Overlay(), ())
     folder = artifact_folder(project, version.artifact)

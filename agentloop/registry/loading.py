@@ -116,7 +116,7 @@ async def put_adapter(
         try:
             await publisher.publish(name, folder / ADAPTER, probe)
         except PublishError:
-            if not await publisher.serves(name):  # else another process has loaded it in the meantime
+            if not await publisher.serves(name):  # otherwise another process has loaded it meanwhile
                 raise
         else:
             return name

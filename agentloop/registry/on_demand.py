@@ -53,7 +53,7 @@ class OnDemand:
             task = asyncio.create_task(self._load(number, upstream))
             self._loading[key] = task
             task.add_done_callback(lambda _: self._loading.pop(key, None))
-        await asyncio.shield(task)  # a client that goes away takes the load from nobody else
+        await asyncio.shield(task)  # a client that disconnects must not cancel it for the others
 
     async def _load(self, number: int, upstream: Upstream) -> None:
         key = number, upstream.base_url

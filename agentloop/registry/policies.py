@@ -59,7 +59,7 @@ def script(tasks: Sequence[Task], folder: Path, name: str | None, suite: str) ->
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
     """Delays Ctrl-C to the end of the block: if torch is interrupted while it loads, it reports an ImportError."""
-    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+    if threading.current_thread() is not threading.main_thread():  # signals arrive only in the main thread
         yield
         return
     pressed: list[int] = []

@@ -67,7 +67,7 @@ def _needed(registry: Registry, versions: list[PolicyVersion], n_newest: int) ->
     undecided = [version for version in versions if version.state is PolicyState.candidate]
     numbers = {version.number for version in (*in_use, *undecided)}
     numbers |= {version.parent for version in in_use if version.parent is not None}
-    # The last but one is where a rollback goes.
+    # The live version, and the one that a rollback would restore.
     numbers |= set(live_stack(registry.moves())[-2:])
     newest = sorted(version.number for version in versions)
     return numbers | set(newest[max(0, len(newest) - n_newest) :])

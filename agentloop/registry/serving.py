@@ -71,7 +71,7 @@ def serve_model(options: ServeOptions, say: Callable[[str], None]) -> None:
     trained = Trained(folder, options.project, at, say)
     server.wanted = trained.adapters
     server.check = trained.check
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: whoever ends us ends the server, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that the server ends with us
     supervise(server, say, Patience(start_s=settings.start_timeout_s))
 
 

@@ -146,7 +146,7 @@ class MemoryExperience:
         planned = plan(tasks, run="memory", stage=stage, purpose=Purpose.train, policy_version=1, group_size=group_size)
         for one in planned:
             id = one[1].id
-            if id not in self.done:  # one after the other, so that a scripted policy is asked in the order of the plan
+            if id not in self.done:  # one after the other, so that a scripted policy is called in plan order
                 [self.done[id]] = await self._work.all(Ask(stage, (one,), actor))
         return [self.done[episode.id] for _, episode in planned]
 

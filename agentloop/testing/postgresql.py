@@ -61,5 +61,5 @@ def database(of: str, template: str = "template0") -> Iterator[str]:
 
 def _run(*command: object) -> None:
     words = [str(word) for word in command]
-    as_somebody = ["runuser", "-u", "postgres", "--", *words] if os.geteuid() == 0 else words  # it refuses root
+    as_somebody = ["runuser", "-u", "postgres", "--", *words] if os.geteuid() == 0 else words  # PostgreSQL refuses root
     subprocess.run(as_somebody, check=True, stdout=subprocess.DEVNULL, cwd="/")

@@ -252,7 +252,7 @@ class Session:
         run = f"pytest/{self.options.seed}/{actor.identity.hash[:16]}/{suite.evals.hash[:16]}"
 
         def make(sides: Mapping[Side, Actor]) -> Trials:
-            # The store may have the attempts of an earlier session in the same folder: these are made anew.
+            # The store may have the attempts of an earlier session in the same folder; they are made again.
             tasks = suite.suite.tasks
             return Trials(tasks, sides, self._work, run=run, stage="pytest", anew=True, on_end=self._note)
 
@@ -391,7 +391,9 @@ def _is_broken(test: TestRun, rewards: Sequence[float], run: SuiteSession) -> bo
     """True if the trials prove that a must-pass case is broken; see `eprocess.Case`."""
     settings = Settings()
     evals = run.suite.evals
-    n_cases = len(evals.tasks) if test.spec.must_pass else 2 * len(evals.must_pass)  # half is the mean's
+    n_cases = (
+        len(evals.tasks) if test.spec.must_pass else 2 * len(evals.must_pass)
+    )  # the mean has the other half of the risk
     banked = [o.reward for o in run.bank.outcomes if o.task_id == test.task] if run.bank else []
     case = Case(
         reliability([reward for reward in banked if reward is not None], settings.reliability),

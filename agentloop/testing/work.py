@@ -199,7 +199,7 @@ def _traces(attempts: Sequence[Attempt]) -> list[tuple[str, object]]:
 async def _until(is_so: Callable[[], bool], why_not: str) -> None:
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while not is_so():  # noqa: ASYNC110 - what is waited for may be in another process
+            while not is_so():  # noqa: ASYNC110 - it may happen in another process
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(why_not) from None

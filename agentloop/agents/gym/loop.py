@@ -103,7 +103,7 @@ class Play:
         """The return so far, correctly rounded; NaN if the rewards have no sum."""
         try:
             return math.fsum(self._rewards)
-        except (OverflowError, ValueError):  # an infinity of each sign
+        except (OverflowError, ValueError):  # infinities of both signs, or too large a sum
             return math.nan
 
     async def call(self, call: ToolCall) -> ToolResult:
@@ -210,7 +210,7 @@ def _spaces(description: str) -> tuple[Any, Any]:
         raise ConfigError(f"environment {spec.id!r} needs gymnasium; {extra('gym')}") from None
     try:
         environment = gymnasium.make(spec.id, **spec.options)
-    except Exception as error:  # it raises its own kinds, and those of whatever the environment imports
+    except Exception as error:  # its own errors, or any that the environment's imports raise
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ConfigError(f"environment {spec.id!r} cannot be made: {why}; correct its id and options") from None
     environment.close()

@@ -58,7 +58,7 @@ class TextPlay:
         """The return so far; NaN if the rewards have no sum."""
         try:
             return math.fsum(self._rewards)
-        except (OverflowError, ValueError):  # an infinity of each sign
+        except (OverflowError, ValueError):  # infinities of both signs, or too large a sum
             return math.nan
 
     def prompt(self, observation: str) -> list[Message]:
