@@ -31,7 +31,8 @@ CodeName: TypeAlias = Annotated[str, CODE]
 """`file.py:name` or `module:name`: the user's code that the part runs."""
 INTERPRETER = "interpreter"
 Interpreter: TypeAlias = Annotated[Path, INTERPRETER]
-"""A Python interpreter: its resolved path and version are part of the version, not the link that names it."""
+"""A Python interpreter: the file to which it resolves and its version are part of the policy version, not the link that
+names it."""
 
 
 def load_kind(group: str, table: str, section: KindSection, base: Path) -> Any:

@@ -28,8 +28,8 @@ CHEATS = Path(__file__).with_name("cheats.toml")
 N_ORACLE = 3
 RUN = "audit"
 MIN_CHEAT_S, SLOWER = 10.0, 3.0
-"""A cheat's time limit: this many seconds, plus this many times the slowest attempt of the solution, nobody and
-chance."""
+"""A cheat's time limit: this many seconds, plus this many times the slowest attempt of the solution, the do-nothing
+agent and the random agent."""
 
 
 class Cheat(Frozen):
@@ -56,7 +56,8 @@ def refuse_no_sandbox(backend: SandboxBackend) -> None:
 def patience_s(attempts_s: Sequence[float]) -> float:
     """Time limit of a cheat's attempt in seconds.
 
-    attempts_s: durations of the attempts of the solution, nobody and chance in seconds, verification included.
+    attempts_s: durations of the attempts of the solution, the do-nothing agent and the random agent in seconds,
+    verification included.
     """
     return MIN_CHEAT_S + SLOWER * max(attempts_s, default=0.0)
 

@@ -1,9 +1,8 @@
-"""Tests whether the rewards of tasks can be trusted: solutions, nobody, chance and cheats attempt them, judged as
-usual.
+"""Tests whether rewards can be trusted: runs the solution, a do-nothing agent, a random agent and cheats on each task.
 
-Most verifiers only read the answer, so most cheats are answers. If a verifier takes files out of the agent's sandbox,
-or tests the sandbox itself as a Harbor task does, the commands of `audit/cheats.toml` are tried, too. A verifier that
-calls a paid judge model costs money here as well.
+Attempts are judged as in the loop. Most verifiers only read the answer, so most cheats are answers. If a verifier takes
+files out of the agent's sandbox, or tests the sandbox itself as a Harbor task does, the commands of `audit/cheats.toml`
+are tried, too. A verifier that calls a paid judge model costs money here as well.
 """
 
 from __future__ import annotations
@@ -95,9 +94,9 @@ async def audit(
 ) -> list[TaskAudit]:
     """The result of each task, in their order; calls `on_done` once per task.
 
-    n_concurrent: maximum concurrent attempts. quick: only run the solutions and nobody. cheats: replace the known ones.
-    on_start: called with `TASK: AGENT` when an attempt begins. Raises CapabilityError for a backend without isolation
-    unless `quick` is set, and SandboxError if no sandbox starts for a task.
+    n_concurrent: maximum concurrent attempts. quick: only run the solutions and the do-nothing agent. cheats: replace
+    the known ones. on_start: called with `TASK: AGENT` when an attempt begins. Raises CapabilityError for a backend
+    without isolation unless `quick` is set, and SandboxError if no sandbox starts for a task.
     """
     if not quick or any(task.setup is not None for task in tasks):
         refuse_no_sandbox(backend)
@@ -147,7 +146,7 @@ class _Trials:
 
 
 async def _audited(task: Task, trials: _Trials, n_oracle: int, cheats: Sequence[Cheat] | None) -> TaskAudit:
-    """cheats: None only runs the solution and nobody."""
+    """cheats: None only runs the solution and the do-nothing agent."""
     result = TaskAudit(task.id)
     tried: list[TimedAttempt] = []
     if task.solution:

@@ -12,7 +12,8 @@ from agentloop.types import Attempt
 
 @dataclass
 class Budget:
-    """Limits, and how much of them is spent. A fork counts as an attempt and is charged at the mean price of forks."""
+    """Limits, and how much is spent. A fork counts as an attempt; the cost of further forks is estimated from earlier
+    ones."""
 
     clock: TurnClock
     max_attempts: int

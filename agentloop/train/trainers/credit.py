@@ -1,4 +1,4 @@
-"""Which turn of a failed attempt lost the reward: found by continuing from each turn and comparing the rewards."""
+"""Finds the turn of a failed attempt that lost the reward: continues from each turn and compares the rewards."""
 
 from __future__ import annotations
 

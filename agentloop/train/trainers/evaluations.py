@@ -1,7 +1,7 @@
 """Candidates -> rewards, by recorded attempts: the same candidate at the same task is run once.
 
-Only a reward counts as a number. An attempt without one is repeated; if it still has none, the turn stops with an
-infrastructure failure.
+Candidates are compared by rewards only. An attempt without a reward is repeated; if it still has none, the turn stops
+with an infrastructure failure.
 """
 
 from __future__ import annotations
