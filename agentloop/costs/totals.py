@@ -83,10 +83,9 @@ def by_table(table: PriceSection, completion: Completion) -> float | None:
 
 
 def completions(trace: Trace) -> Iterator[Completion]:
-    """Every answer generated in a trace and its children. Copied turns are skipped, because another trace paid for
-    them.
+    """Every answer generated in a trace and its children.
 
-    A failed call counts only if it has token counts.
+    Copied turns are skipped, because another trace paid for them. A failed call counts only if it has token counts.
     """
     for step in trace.steps:
         completion = step.completion
@@ -168,8 +167,10 @@ class Sum:
 
 
 def tabulate(episodes: Iterable[EpisodeCost], by: str, price: Price) -> dict[str, dict[str, Any]]:
-    """Figures per `version`, `task`, `episode` or `model`, in order; `-` has the episodes without one. Keeps only one
-    episode in memory."""
+    """Figures per `version`, `task`, `episode` or `model`, in order; `-` has the episodes without one.
+
+    Keeps only one episode in memory.
+    """
     sums: dict[Any, Sum] = defaultdict(Sum)
     for episode in episodes:
         if by == "model":

@@ -38,8 +38,7 @@ N_AT_ONCE = 4
 
 
 async def serve_customers(folder: Path, store: Store, first: int, n: int) -> None:
-    """Run one episode for each of n customers, in which an agent handles the customer's order and the customer rates
-    it.
+    """Run an episode for each of n customers: an agent handles the customer's order, and the customer rates it.
 
     folder: the demo's project. first: number of the first customer. Each has an order that no task of the suite has.
     """

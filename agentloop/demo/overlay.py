@@ -42,8 +42,10 @@ wait_hours = 0.1       # customers answer at once
 
 
 def prepare_overlay_demo(folder: Path, seed: int) -> bool:
-    """Write the project if the folder has none. True if it is new. Raises ConfigError if the folder has another
-    project."""
+    """Write the project if the folder has none.
+
+    True if it is new. Raises ConfigError if the folder has another project.
+    """
     settings = SETTINGS.format(seed=seed)
     path = folder / CONFIG_FILE
     if path.exists():

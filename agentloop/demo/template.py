@@ -184,8 +184,10 @@ def prepare_template(folder: Path) -> None:
 
 
 def make_tasks(files: Path) -> list[Task]:
-    """Three questions about each of 150 notes, written to `files` by split. A sandbox contains only the notes of its
-    split."""
+    """Three questions about each of 150 notes, written to `files` by split.
+
+    A sandbox contains only the notes of its split.
+    """
     rng = random.Random("notes")
     drawn = rng.sample(NAMES, N_HELDOUT + N_VALIDATION)
     splits = dict.fromkeys(NAMES, Split.train)

@@ -131,8 +131,10 @@ def _answer(step: Step, children: list[SubTrace]) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """ATIF accepts only objects as arguments. Any other text, and an object that would change, also goes into
-    `extra`."""
+    """ATIF accepts only objects as arguments.
+
+    Any other text, and an object that would change, also goes into `extra`.
+    """
     arguments: dict[str, Any] = {}
     with suppress(ValueError, RecursionError):
         arguments = object_at(json.loads(call.arguments))

@@ -252,8 +252,10 @@ def score(fields: Fields, key: str, verifier: str) -> list[Score]:
 
 
 def scores(fields: Fields, source: str, names: Iterable[str]) -> tuple[Score, ...]:
-    """The fields with true, false or a number in [0, 1] as scores. Others stay in `left`, because a Score cannot hold
-    them."""
+    """The fields with true, false or a number in [0, 1] as scores.
+
+    Others stay in `left`, because a Score cannot hold them.
+    """
     named = []
     for name in names:
         if isinstance(fields.peek(name), bool):

@@ -101,8 +101,10 @@ def load_formats(only: str | None = None) -> dict[str, Format]:
 
 
 def walk(paths: Iterable[Path]) -> list[Path]:
-    """The files in `paths` and in the folders among them, in order. Raises ConfigError for a missing path, a pipe or a
-    device."""
+    """The files in `paths` and in the folders among them, in order.
+
+    Raises ConfigError for a missing path, a pipe or a device.
+    """
     all_files: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -134,8 +136,10 @@ def take(
 
 
 def recognise(source: SourceFile, formats: Mapping[str, Format]) -> Format | None:
-    """The format of a file; None if no format recognises it. Raises FormatError if it is unreadable or several formats
-    recognise it."""
+    """The format of a file; None if no format recognises it.
+
+    Raises FormatError if it is unreadable or several formats recognise it.
+    """
     claims, problem = _claims(source, formats)
     if problem and not claims:
         raise problem

@@ -1,8 +1,8 @@
-"""Inspect logs: an `.eval` archive of `header.json` and `samples/*.json`, or one `.json` with everything. Each sample
-is a trace.
+"""Inspect logs: an `.eval` archive of `header.json` and `samples/*.json`, or one `.json` with everything.
 
-Source: inspect_ai, src/inspect_ai/log/_log.py. Each sample also gets the fields that its log has for all samples. Usage
-and times come from the model events, which stay in `raw`.
+Each sample becomes a trace, with the fields that its log has for all samples. Usage and times come from the model
+events, which stay in `raw`.
+Source: inspect_ai, src/inspect_ai/log/_log.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""NeMo Gym rollouts: one line `{"responses_create_params", "response", "reward", ...}` each, with the verifier's
-results.
+"""NeMo Gym rollouts: lines `{"responses_create_params", "response", "reward", ...}` with the verifier's results.
 
 Source: the rollouts beside the environments of NVIDIA-NeMo/Gym. Request and response are those of the Responses API;
 each environment adds its own keys.

@@ -1,4 +1,4 @@
-"""Exports traces as OTLP: each line is one ExportTraceServiceRequest in JSON, as any collector accepts it at `POST
+"""Exports traces as OTLP: each line is an ExportTraceServiceRequest in JSON, the body of a collector's `POST
 /v1/traces`.
 
 A trace that arrived as spans keeps its ids and attributes. Any other trace is converted, and its first span has the

@@ -1,5 +1,5 @@
-"""Reads spans from a file: one ExportTraceServiceRequest in OTLP's JSON per line, as our `otlp` export and collectors
-write it.
+"""Reads spans from a file: one ExportTraceServiceRequest per line in OTLP's JSON, from our `otlp` export or a
+collector.
 
 The spans of a trace may be on any lines, so the reader holds them until the file ends or MAX_HELD is reached. A trace
 has no place for much of a foreign span, so `raw` has those spans complete; our own spans lose nothing.
@@ -24,8 +24,10 @@ from agentloop.protocols import Records
 from agentloop.types import Imported, RewardState, Span, Verdict
 
 MAX_HELD = 256 << 20
-"""Maximum bytes of spans held. Above it, the reader returns the trace that has waited longest for a span, even if it is
-incomplete."""
+"""Maximum bytes of spans held.
+
+Above it, the reader returns the trace that has waited longest for a span, even if it is incomplete.
+"""
 SEND = "send the lines to /v1/traces instead"
 
 

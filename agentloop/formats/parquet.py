@@ -62,8 +62,10 @@ class ParquetTable:
 
 
 def row(stored: ExportedTrace) -> dict[str, Any]:
-    """One trace. `messages` is the conversation in order, without sub-agents; the token lists have one item per
-    step."""
+    """One trace.
+
+    `messages` is the conversation in order, without sub-agents; the token lists have one item per step.
+    """
     trace = stored.trace
     facts = stored.facts
     untaught = Completion(message=Message(role="assistant"), finish_reason=BROKEN)

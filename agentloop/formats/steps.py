@@ -95,8 +95,10 @@ class Steps:
         step["results"].append(ToolResult(call_id=call.id, name=name or call.name, content=content, **values))
 
     def _call(self, call_id: str | None) -> tuple[dict[str, Any], ToolCall] | None:
-        """(step, call) that a result belongs to; the call is no longer open. Calls are found by id, because runs have
-        thousands of them."""
+        """(step, call) that a result belongs to; the call is no longer open.
+
+        Calls are found by id, because runs have thousands of them.
+        """
         while self._waiting and not self._waiting[-1][1]:
             self._waiting.pop()
         if call_id is None and self._waiting:

@@ -53,8 +53,10 @@ class TauFormat:
                 yield self._read(record, where, {})
 
     def _results(self, record: dict[str, Any], where: str, source: Records) -> Iterator[Imported | FormatError]:
-        """The simulations of a run, in its file or in the folder beside it. Each gets the fields of its run and its
-        task."""
+        """The simulations of a run, in its file or in the folder beside it.
+
+        Each gets the fields of its run and its task.
+        """
         try:
             results = Fields(record, where)
             tasks = {

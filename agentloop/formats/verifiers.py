@@ -1,4 +1,4 @@
-"""The `verifiers` library: `results.jsonl` of 0.1, one rollout per line, and `traces.jsonl` since 0.2, one episode per
+"""The `verifiers` library: `results.jsonl` of 0.1, a rollout per line, and `traces.jsonl` since 0.2, an episode per
 line.
 
 Source: `verifiers/utils/save_utils.py` of 0.1.14; `v1/episode.py`, `v1/trace.py` and `v1/graph.py` of 0.4.0. The

@@ -28,8 +28,10 @@ STOPS = {
 
 
 def stop_of(condition: object) -> StopReason:
-    """The stop reason for a condition. The condition itself stays in `left`, because an environment may define
-    others."""
+    """The stop reason for a condition.
+
+    The condition itself stays in `left`, because an environment may define others.
+    """
     word = text_at(condition) or ""
     if word.endswith("_timeout"):
         return StopReason.time_limit

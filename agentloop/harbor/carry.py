@@ -218,8 +218,10 @@ async def _remove(sandbox: WholeSandbox, gone: list[str]) -> None:
 
 
 def _within_limits(wanted: list[str], about: Files) -> tuple[list[str], str]:
-    """The paths to copy, sorted so that folders come first, and a message about what is left behind. Small files have
-    priority."""
+    """The paths to copy, sorted so that folders come first, and a message about what is left behind.
+
+    Small files have priority.
+    """
     paths: list[str] = []
     total = 0
     for path in sorted(wanted, key=lambda path: about[path][3] if len(about[path]) > 3 else 0):

@@ -1,5 +1,4 @@
-"""Images of Harbor tasks for backends that build none: a container engine makes each once, and it is unpacked to a
-folder."""
+"""Images of Harbor tasks for backends that build none: a container engine makes each once, to unpack it to a folder."""
 
 from __future__ import annotations
 

@@ -210,8 +210,10 @@ def find_tasks(paths: list[Path]) -> list[HarborTask]:
 
 
 def load_task(folder: Path) -> HarborTask:
-    """The task in `folder`. Raises ConfigError, one line with file and key; CapabilityError for features that we
-    lack."""
+    """The task in `folder`.
+
+    Raises ConfigError, one line with file and key; CapabilityError for features that we lack.
+    """
     path = folder / TASK
     with boundary(ConfigError, f"{path}: cannot be read"):
         tables = read_toml(path)

@@ -188,6 +188,6 @@ def _name(path: str) -> str:
 
 
 def _module(entry: str) -> str:
-    """The module name of an entry in a site folder; for a distribution's records, the entry itself, which is no module
-    name."""
+    """The module name of an entry in a site folder; for a distribution's records the entry itself, which names no
+    module."""
     return entry if entry.endswith((".dist-info", ".egg-info")) else entry.partition(".")[0]

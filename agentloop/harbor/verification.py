@@ -71,8 +71,7 @@ async def verified(task: HarborTask, sandbox: WholeSandbox, backend: SandboxBack
 
 
 async def _check_owner(task: HarborTask, sandbox: WholeSandbox) -> None:
-    """Raises ConfigError unless the verifier's user can run, and own the logs, in a sandbox without the agent's
-    files."""
+    """Raises ConfigError if the verifier's user cannot run, or own the logs, in a sandbox without the agent's files."""
     user = task.verifier.user
     command = f"chmod a+rX {LOGS}{_owned(task)}"
     if user not in ROOT:

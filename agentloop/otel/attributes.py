@@ -42,8 +42,10 @@ KINDS = (
     "mcp.method.name",
 )
 DECISIVE = {"gen_ai.operation.name", "llm.request.type", "ai.operationId"}
-"""Keys that name every kind of operation. If one of them names an operation that is not in OPERATIONS, the kind is
-`other`."""
+"""Keys that name every kind of operation.
+
+If one of them names an operation that is not in OPERATIONS, the kind is `other`.
+"""
 SESSIONS = (
     "gen_ai.conversation.id",
     "session.id",

@@ -1,5 +1,7 @@
-"""Converts spans of agents to rows of the store, and rows back to the fields of a span. Attribute names:
-`attributes.py`."""
+"""Converts spans of agents to rows of the store, and rows back to the fields of a span.
+
+Attribute names: `attributes.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Arranges the spans of one trace as a tree, and finds the agent of each. Spans may be missing, late or duplicated, or
-form a cycle."""
+"""Arranges the spans of one trace as a tree, and finds the agent of each.
+
+Spans may be missing, late or duplicated, or form a cycle.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,7 @@ class Node:
         self.run: Node | None = None
         """The nearest agent above; None if there is none."""
         self.tool: Node | None = None
-        """The nearest tool between this node and that agent, or the agent itself if it is a tool; None if there is
-        none."""
+        """The nearest tool between this node and that agent, or the agent itself if it is a tool; None without one."""
         self.is_run = False
         self.is_call = False
         """True for the first of the spans of a call of a model (`calls_of`)."""

@@ -15,8 +15,7 @@ from agentloop.store.token_ids import REDACTED
 from agentloop.types import Message, Sampling, Span, Step, ToolCall, ToolResult, Trace
 
 MAX_CONTEXT = 256
-"""Number of messages up to which each call of a model repeats its whole context; in a longer run, only new messages are
-written."""
+"""Up to this many messages, each call of a model repeats its whole context; a longer run has only new messages."""
 WHERE = where_of(
     {"attributes": {"service.name": "agentloop"}},
     {"name": "agentloop", "attributes": {}},

@@ -72,8 +72,8 @@ def acting(
 
 
 def base_of(version: PolicyVersion, project: Path, config: Config) -> Base:
-    """The settings and files of `version`, verified: the project's own if they still match, otherwise the copies in its
-    folder.
+    """The settings and files of `version`, verified: the project's own if they still match, otherwise its folder's
+    copies.
 
     Raises ConfigError if neither matches the version.
     """

@@ -29,8 +29,10 @@ class Contents(NamedTuple):
 
 
 def read_contents(version: PolicyVersion, project: Path) -> Contents:
-    """Contents of a version of the project; empty for one without an artifact. Raises ConfigError for a broken
-    folder."""
+    """Contents of a version of the project; empty for one without an artifact.
+
+    Raises ConfigError for a broken folder.
+    """
     if version.artifact is None:
         return Contents({}, Overlay(), ())
     folder = artifact_folder(project, version.artifact)

@@ -76,8 +76,10 @@ def write_edits(edits: list[FileEdit]) -> None:
 
 
 def write_folder(version: PolicyVersion, project: Path, folder: Path) -> list[Path]:
-    """Write the overlay and one file per component to `folder`, and return their paths. Raises ConfigError if it is not
-    empty."""
+    """Write the overlay and one file per component to `folder`, and return their paths.
+
+    Raises ConfigError if it is not empty.
+    """
     overlay = words_of(version, project)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty; name a folder that is new or empty")

@@ -84,11 +84,10 @@ def freeze(
     pairs: Iterable[tuple[str, str]] = (),
     secrets: Iterable[str] = (),
 ) -> Identity:
-    """Write the settings and files of `base` to `draft`, beside what a trainer left there. Returns the version's
-    identity.
+    """Write the settings and files of `base` to `draft`, beside what a trainer left there.
 
-    place: the draft's final place. pairs: (trace id, verdict key) pairs that it was trained on. secrets: values that
-    must not be stored. Raises ConfigError for files that cannot be copied.
+    Returns the version's identity. place: the draft's final place. pairs: (trace id, verdict key) pairs that it was
+    trained on. secrets: values that must not be stored. Raises ConfigError for files that cannot be copied.
     """
     copies = _Copies(base.folder, place / FILES)
     parts = base.parts()

@@ -39,8 +39,10 @@ def fixed_policy(
 
 
 def script(tasks: Sequence[Task], folder: Path, name: str | None, suite: str) -> ScriptedPolicy:
-    """The scripted policy called `name`; None: one that plays the tasks' own solutions. folder: where its path
-    starts."""
+    """The scripted policy called `name`; None: one that plays the tasks' own solutions.
+
+    folder: where its path starts.
+    """
     if name is None:
         unsolved = [task.id for task in tasks if not task.solution]
         if unsolved:

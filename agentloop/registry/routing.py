@@ -77,8 +77,10 @@ def _salt(beginning: Move) -> str:
 
 
 def _draw(canary: int, moves: Sequence[Move]) -> tuple[float, str, bool]:
-    """(share, salt, whether it is a shadow) of a canary. The salt stays the same, so a growing share keeps its
-    episodes."""
+    """(share, salt, whether it is a shadow) of a canary.
+
+    The salt stays the same, so a growing share keeps its episodes.
+    """
     began = next(i for i in reversed(range(len(moves))) if _begins(moves[i]))
     share = next((move.share for move in reversed(moves[began:]) if move.share is not None), 0.0)
     return share, _salt(moves[began]), moves[began].is_shadow

@@ -152,10 +152,9 @@ class Registry:
         note: str,
         lineage: Lineage | None = None,
     ) -> PolicyVersion:
-        """Register a new version: live if it is the first, otherwise a candidate. Adding the same version again changes
-        nothing.
+        """Register a new version: live if it is the first, otherwise a candidate.
 
-        Raises StateError if the number exists with another hash.
+        Adding the same version again changes nothing. Raises StateError if the number exists with another hash.
         """
         registered = self.get(number)
         if registered:
@@ -197,10 +196,10 @@ class Registry:
     def promotion(
         self, version: PolicyVersion, *, by: str, why: str, proof: Proof | None = None, is_override: bool = False
     ) -> list[Move]:
-        """The moves that make `version` live. They end a canary, because the version that it was compared with is no
-        longer live.
+        """The moves that make `version` live.
 
-        The live version comes first in every such list, so that two processes never deadlock on each other's rows.
+        They end a canary, because the version that it was compared with is no longer live. The live version comes first
+        in every such list, so that two processes never deadlock on each other's rows.
         """
         moves = []
         place = f"v{version.number} took the place of the live version"

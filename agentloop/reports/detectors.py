@@ -76,8 +76,10 @@ def _of_rule(row: DetectorCounts) -> dict[str, Any]:
 
 
 def scorer_rows(scorer: Scorer) -> list[dict[str, Any]]:
-    """Rows for the step and the type. The step is named in every run and compared with chance; types are compared with
-    the promised precision."""
+    """Rows for the step and the type.
+
+    The step is named in every run and compared with chance; types are compared with the promised precision.
+    """
     rows = []
     if scorer.steps is not None:
         rows.append(_of_head("step", scorer.steps.trust, scorer.steps.names, scorer.steps.chance))

@@ -56,8 +56,10 @@ _APART = "\u200b"
 def markdown(
     result: GateResult, limit: int = SUMMARY_LIMIT, *, report: str | None = None, url: str | None = None
 ) -> str:
-    """At most `limit` bytes of UTF-8. report: name of the HTML report, if there is one. url: the CI run that stores
-    it."""
+    """At most `limit` bytes of UTF-8.
+
+    report: name of the HTML report, if there is one. url: the CI run that stores it.
+    """
     for n_rows in ROWS:
         text = "\n\n".join(_blocks(result, n_rows, _where(report, url))) + "\n"
         if len(text.encode()) <= limit:
@@ -66,8 +68,10 @@ def markdown(
 
 
 def code(text: str) -> str:
-    """`text` as a code span on one line, inside or outside a table. A bar, which would end a cell, becomes a broken
-    bar."""
+    """`text` as a code span on one line, inside or outside a table.
+
+    A bar, which would end a cell, becomes a broken bar.
+    """
     line = clip(" ".join(clean(text).split()), MAX_CELL).replace("\n", " ").replace("|", "¦") or "(nothing)"
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence = "`" * (longest + 1)

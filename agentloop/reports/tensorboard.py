@@ -48,10 +48,9 @@ class EventFiles:
             writer.close()
 
     def write(self, steps: Iterable[TrainingStep]) -> None:
-        """Add figures, at the time and step of their recording. They are on disk when this returns. Raises
-        AgentLoopError.
+        """Add figures, at the time and step of their recording.
 
-        A value that was not finite leaves a gap.
+        They are on disk when this returns. Raises AgentLoopError. A value that was not finite leaves a gap.
         """
         with boundary(AgentLoopError, "cannot write TensorBoard files; name another folder", folder=self.folder):
             for step in steps:

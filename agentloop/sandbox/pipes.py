@@ -99,8 +99,7 @@ class PipedCommand:
         return ExecResult(exit_code=code, stdout="", stderr="", timed_out=timed_out, duration_s=elapsed)
 
     async def _end_late(self) -> None:
-        """Keeps the pipes of a command that has not begun until it begins; otherwise its shell would wait for somebody
-        to open them."""
+        """Keeps the pipes of a command until it has begun; otherwise its shell would wait for somebody to open them."""
         self.abandon()
         with suppress(SandboxGone):
             await self._end()

@@ -131,8 +131,10 @@ KILL = 0x80000000
 
 
 def program() -> bytes:
-    """The filter as an array of struct sock_filter, for this machine. Raises SandboxUnavailable on machines without
-    one."""
+    """The filter as an array of struct sock_filter, for this machine.
+
+    Raises SandboxUnavailable on machines without one.
+    """
     column, arch, _ = _machine()
     return _program(column, arch)
 

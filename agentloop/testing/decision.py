@@ -1,5 +1,4 @@
-"""Decides how a pytest session ends from the outcomes of its tests: a gate's verdict, or a stored baseline and
-recording.
+"""Decides how a pytest session ends from its tests' outcomes: a gate's verdict, or a stored baseline and recording.
 
 The gate takes the outcomes in the order of its schedule, whichever worker finished first. Every test ran a fixed number
 of trials, so the baseline's outcomes are divided evenly among them, and a recorded session can become a baseline.

@@ -23,10 +23,9 @@ def binaries() -> Path | None:
 
 @contextmanager
 def server(*settings: str) -> Iterator[str]:
-    """The server's URL, with NAME as a placeholder for the database. Raises FileNotFoundError if PostgreSQL is not
-    installed.
+    """The server's URL, with NAME as a placeholder for the database.
 
-    settings: the server's, such as `fsync=off`.
+    settings: the server's, such as `fsync=off`. Raises FileNotFoundError if PostgreSQL is not installed.
     """
     programs = binaries()
     if programs is None:

@@ -1,5 +1,7 @@
-"""The contract of `protocols.Publisher`. Each law takes a publisher, a version with its probe, and another version's
-probe."""
+"""The contract of `protocols.Publisher`.
+
+Each law takes a publisher, a version with its probe, and another version's probe.
+"""
 
 from __future__ import annotations
 

@@ -192,8 +192,10 @@ class Session:
         return self._suites[name]
 
     def task_ids(self, spec: Spec) -> list[str]:
-        """The tasks that a gate runs. Raises ConfigError, before anything runs, for every problem that would stop it
-        later."""
+        """The tasks that a gate runs.
+
+        Raises ConfigError, before anything runs, for every problem that would stop it later.
+        """
         evals = self.suite(spec.suite).evals
         read_quarantine(evals.folder, evals.tasks)
         if spec.gate == BASELINE and self.options.baseline is None:
@@ -213,8 +215,10 @@ class Session:
         return None if self.options.baseline in (None, NONE) else bank_path(evals, str(self.options.baseline))
 
     def ready(self, name: str, n_trials: int) -> SuiteSession:
-        """The suite with its baseline, recording and policy. Raises ConfigError if one of them is missing or does not
-        fit."""
+        """The suite with its baseline, recording and policy.
+
+        Raises ConfigError if one of them is missing or does not fit.
+        """
         run = self._runs.get(name)
         if run is not None and (run.bank is None or run.bank.head.trials >= n_trials):
             return run

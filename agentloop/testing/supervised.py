@@ -68,8 +68,7 @@ def lacks(backend: SandboxBackend, *abilities: type) -> AssertionError:
 
 
 async def streams_go_both_ways(backend: SandboxBackend, folder: Path) -> None:
-    """Output arrives while a command runs, input reaches it, and more than any buffer holds passes both ways at
-    once."""
+    """Output arrives while a command runs, input reaches it, and both directions carry more than any buffer holds."""
     async with opened(backend) as sandbox:
         if not isinstance(sandbox, Streams):
             raise lacks(backend, Streams)
@@ -115,8 +114,10 @@ async def a_terminal_is_one(backend: SandboxBackend, folder: Path) -> None:
 
 
 async def a_session_keeps_its_state(backend: SandboxBackend, folder: Path) -> None:
-    """A session keeps its folder, variables and exit codes, even after a timeout. A shell that ends is replaced and
-    reported."""
+    """A session keeps its folder, variables and exit codes, even after a timeout.
+
+    A shell that ends is replaced and reported.
+    """
     async with opened(backend) as sandbox:
         if not isinstance(sandbox, Sessions):
             raise lacks(backend, Sessions)

@@ -35,8 +35,8 @@ HASH_DIGITS = 64
 
 
 async def it_has_a_name(case: TrainerCase) -> None:
-    """A trainer has a name and a version, which lineages record as `name@version`, and `makes`, the kind of its
-    versions."""
+    """A trainer has a name and a version, which lineages record as `name@version`, and its versions' kind as
+    `makes`."""
     trainer = case.make()
     expect(isinstance(trainer.name, str) and trainer.name, f"its name is {trainer.name!r}")
     expect(isinstance(trainer.version, str) and trainer.version, f"its version is {trainer.version!r}")

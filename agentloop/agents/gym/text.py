@@ -77,8 +77,10 @@ class TextPlay:
         return self._window is not None and len(self._turns) >= self._window
 
     async def act(self, observation: str, done: Completion) -> tuple[str, ToolResult]:
-        """Take the action in the policy's answer to `observation`. Returns (the next observation, the result to
-        record)."""
+        """Take the action in the policy's answer to `observation`.
+
+        Returns (the next observation, the result to record).
+        """
         started = time.perf_counter()
         self._turns.append((observation, done.message))
         call_id = f"turn-{len(self._turns)}"

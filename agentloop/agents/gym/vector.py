@@ -97,8 +97,10 @@ class Together:
         self._is_broken = False
 
     async def step(self, index: int, action: Any) -> Transition:
-        """Step together with all episodes that step in the same turn of the event loop. Raises SandboxError if it
-        breaks."""
+        """Step together with all episodes that step in the same turn of the event loop.
+
+        Raises SandboxError if it breaks.
+        """
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._step)
         future: asyncio.Future[Transition] = asyncio.get_running_loop().create_future()
@@ -181,8 +183,10 @@ class Seat(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
         self._begun = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset only once. The vector would reset an ended environment by itself, without a policy that called for
-        it."""
+        """Reset only once.
+
+        The vector would reset an ended environment by itself, without a policy that called for it.
+        """
         if not self._begun:
             self._last, _ = self.env.reset(seed=seed, options=options)
             self._begun = True
@@ -205,8 +209,10 @@ class Seat(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
 
 
 def broke(spec: EnvironmentSpec, where: str, error: str | Exception) -> SandboxError:
-    """The error for an environment that raised. It counts as infrastructure: the episode is retried and never
-    scored."""
+    """The error for an environment that raised.
+
+    It counts as infrastructure: the episode is retried and never scored.
+    """
     if isinstance(error, Exception):
         error = f"{type(error).__name__}: {error}"
     return SandboxError(f"environment {spec.id!r} raised in {where}: {' '.join(error.split())[:300]}")

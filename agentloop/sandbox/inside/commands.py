@@ -66,8 +66,10 @@ def keep_score() -> None:
 
 
 def take_score(connection: "socket.socket") -> None:
-    """Receives the first byte on a connection. It may bring PID 1's own score, which cannot be opened in a read-only
-    /proc."""
+    """Receives the first byte on a connection.
+
+    It may bring PID 1's own score, which cannot be opened in a read-only /proc.
+    """
     _, messages, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     for level, kind, data in messages:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -223,8 +225,7 @@ class Pipes:
 
 
 class Terminal(Pipes):
-    """A terminal, which is both directions in one: bytes written to our end are typed, bytes read from it were
-    displayed."""
+    """A terminal, which is both directions in one: bytes written to our end are typed, bytes read were displayed."""
 
     def __init__(self, rows: int, columns: int) -> None:
         ours, theirs = os.openpty()

@@ -281,8 +281,10 @@ class Supervisor:
         self.remove(f"{SCRATCH}/{lease}")
 
     def remove(self, path: str) -> None:
-        """Removes a folder at once if it is empty. Otherwise a child does it, so that a large or deep folder delays
-        nobody."""
+        """Removes a folder at once if it is empty.
+
+        Otherwise a child does it, so that a large or deep folder delays nobody.
+        """
         try:
             os.rmdir(path)
         except FileNotFoundError:

@@ -25,8 +25,7 @@ def protect() -> None:
 
 
 def keep_crashes() -> None:
-    """Prevents crashes in the sandbox from starting the machine's handler of core dumps, which runs outside and as
-    root."""
+    """Prevents crashes in the sandbox from starting the machine's core dump handler, which runs outside and as root."""
     try:
         import resource
 
