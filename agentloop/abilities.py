@@ -104,8 +104,7 @@ class LeasedStreams(Protocol):
     """`Streams` of a sandbox that several episodes share."""
 
     def start(self, command: str, *, lease: str = "sandbox") -> LiveProcess:
-        """See `Streams`. lease: name of the scratch folder; "": no scratch folder, with the environment that the image
-        sets."""
+        """See `Streams`. lease: name of the scratch folder; "": no scratch folder, and the environment of the image."""
         ...
 
 
@@ -249,8 +248,7 @@ class BringsFiles(Protocol):
 
 @runtime_checkable
 class RunsProgram(Protocol):
-    """An agent that is a program with its own tools; their results are known only from the messages sent to the
-    model."""
+    """An agent that is a program with its own tools; their results are only known from messages to the model."""
 
     @property
     def program(self) -> bool: ...

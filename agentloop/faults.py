@@ -106,8 +106,8 @@ def event_of(error: BaseException, phase: AttemptPhase, *, overdue: bool = False
 
 
 def words_of(error: BaseException) -> str:
-    """The error as storable text, such as `KeyError: 'x'`: at most MAX_WORDS characters. Safe even if the error's
-    `__str__` fails."""
+    """The error as storable text, such as `KeyError: 'x'`, of at most MAX_WORDS characters, even if its `__str__`
+    fails."""
     try:
         text = str(error)
     except Exception:  # the agent's own class
@@ -117,8 +117,7 @@ def words_of(error: BaseException) -> str:
 
 
 def fault_in(trace: Trace) -> Fault | None:
-    """The fault that ended `trace`; None without an error. A trace without recorded facts is classified by its error's
-    text."""
+    """The fault that ended `trace`; None without an error. A trace without facts is classified by its error's text."""
     if trace.broke is not None:
         return fault_of(trace.broke)
     if trace.error is None and trace.stop_reason is not StopReason.error:

@@ -1,5 +1,4 @@
-"""A part chosen by a `kind` in the settings: the other keys of its table, checked against its constructor's
-annotations.
+"""A part chosen by a `kind` in the settings. The table's other keys are checked against its constructor's annotations.
 
 Four annotations mean more than their type. A relative `Path` starts at the project's folder. A `SecretStr` may contain
 `${NAME}`, which is replaced by that environment variable. A `CodeName` names code, whose files belong to the version.
@@ -31,8 +30,7 @@ CodeName: TypeAlias = Annotated[str, CODE]
 """`file.py:name` or `module:name`: the user's code that the part runs."""
 INTERPRETER = "interpreter"
 Interpreter: TypeAlias = Annotated[Path, INTERPRETER]
-"""A Python interpreter: the file to which it resolves and its version are part of the policy version, not the link that
-names it."""
+"""A Python interpreter. The file behind the link and its version are part of the policy version; the link is not."""
 
 
 def load_kind(group: str, table: str, section: KindSection, base: Path) -> Any:

@@ -173,8 +173,7 @@ def _is_marked(folder: Path) -> bool:
 
 
 def _python_folders() -> set[Path]:
-    """The folders of the standard library and of installed packages, including the user's own packages even if
-    disabled."""
+    """Folders of the standard library and of installed packages, including the user's own packages even if disabled."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return {Path(folder).resolve() for folder in (*map(sysconfig.get_path, names), site.getusersitepackages())}
 
@@ -223,7 +222,7 @@ def _is_part_module(source: str, base: Path) -> bool:
 
 @lru_cache(8)
 def _declaring(path: tuple[str, ...]) -> frozenset[str]:
-    """Top-level modules of installed packages that declare an `agentloop.*` entry point; cached like
+    """Top-level modules of installed packages that declare an `agentloop.*` entry point. Cached: see
     `_entry_points`."""
     groups = entry_points().groups
     points = (point for group in groups if group.startswith(PREFIX) for point in _entry_points(group, path))
@@ -244,8 +243,7 @@ def _is_project_module(top: str, base: Path) -> bool:
 
 
 def _refuse_other(group: str, kind: str, part: object, base: Path) -> None:
-    """Raise PluginError for an object that is not a part of `group`: a library's function, a constant, another
-    class."""
+    """Raise PluginError for an object that is no part of `group`: a library's function, a constant, another class."""
     is_callable = inspect.isclass(part) or (group in FUNCTIONS and inspect.isfunction(part))
     if not is_callable or not _is_defined_by_part(part, base):
         wanted = "a class or a function" if group in FUNCTIONS else "a class"
@@ -291,8 +289,7 @@ def _contained(what: str) -> Iterator[None]:
 
 
 class _FileLoader(SourceFileLoader):
-    """Compiles the file again on each load: Python's cache compares seconds and sizes, and an edit can leave both
-    equal."""
+    """Compiles the file on each load: Python's cache compares seconds and sizes, and an edit can leave both equal."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)

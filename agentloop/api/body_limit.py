@@ -22,8 +22,7 @@ BODY_S = 30.0
 
 
 class BodyLimit:
-    """ASGI middleware: a route that reads too many bytes, or for too long, gets an HTTPException with status 413 or
-    408."""
+    """ASGI middleware: a route that reads too many bytes, or for too long, gets an HTTPException 413 or 408."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -20,8 +20,7 @@ READY_S = 2.0
 BELIEVED_S = 1.0
 """Seconds for which the result of a check stays valid: anyone may call without a key, and each check is a commit."""
 FAILED_S = 10.0
-"""Seconds for which a failed commit counts, whatever a check reports: a full disk may still have room for a small
-write."""
+"""Seconds for which a failed commit counts, whatever checks report: a full disk may have room for a small write."""
 
 
 class Readiness:

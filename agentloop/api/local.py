@@ -39,8 +39,7 @@ class LocalToken:
         path.chmod(0o600)
 
     def matches(self, words: str) -> bool:
-        """Whether `words` equal the token in the file; the file is read on each call, so a new token is valid at
-        once."""
+        """Whether `words` equal the token in the file; the file is read each time, so a new token is valid at once."""
         try:
             token = self.path.read_text().strip()
         except (OSError, UnicodeDecodeError):

@@ -39,8 +39,7 @@ class Cheat(Frozen):
     tries: str
     """One line of description."""
     run: str
-    """Shell commands. They use $PATHS, the files that the task wants created, and $WORK, the folder in which commands
-    start."""
+    """Shell commands. $PATHS: the files that the task wants created. $WORK: the folder in which commands start."""
     endless: bool = False
     """True if verification of what the cheat leaves may never end, so that a cut-off there is no fault of the task."""
 

@@ -61,8 +61,7 @@ LOOK = {"every-file": ALL, "every-word": f"{ALL} | tr -s ' \\n' '\\n' | sort -u"
 N_RANDOM = 8
 """Number of random commands in a Harbor task, whose work is in the sandbox."""
 CHEAT_S = 5.0
-"""Time limit in seconds of a cheat's command in a Harbor task. After it, the task is judged by what the command
-left."""
+"""Time limit in seconds of a cheat's command in a Harbor task. Then the task is judged by what the command left."""
 
 Turns = tuple[Message, ...]
 NOTHING: Turns = (Message(role="assistant", content=""),)

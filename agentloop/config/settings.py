@@ -101,8 +101,7 @@ class Config(_Settings):
 
     @property
     def hash(self) -> str:
-        """Hash of everything that determines a result: omits names, prices, the sandbox's kind, secrets and when to
-        stop."""
+        """Hash of everything that determines a result: omits names, prices, sandbox kind, secrets and when to stop."""
         decisive = self.model_dump(
             mode="json",
             exclude={

@@ -34,8 +34,7 @@ class CanarySection(Section):
     """For each canary, the risk of an alarm if nothing is wrong. For all canaries of the project together, the risk of
     a PASS if the canary is worse by delta."""
     max_episodes: int = Field(default=2500, ge=1)
-    """Episodes of the canary after which the comparison ends as INCONCLUSIVE: detecting a drop of 5 points may take so
-    many."""
+    """Episodes of the canary after which the comparison ends as INCONCLUSIVE: a drop of 5 points may take so many."""
     wait_hours: float = Field(default=24.0, gt=0)
     """Hours after the start of an episode at which its reward is given up. A verdict can be as late as that: lower it
     if rewards come within minutes."""

@@ -233,8 +233,7 @@ class Calls:
         reply: Reply,
         headers: dict[str, str],
     ) -> None:
-        """Handle a call from the upstream's answer to the end of the client's answer. The call is recorded in every
-        case."""
+        """Handle a call from the upstream's answer to the end of the client's. The call is recorded in every case."""
         upstream = call.target.upstream
         wire = dialect if dialect.name in upstream.dialects else chat
         is_streamed = bool(body.get("stream"))

@@ -12,8 +12,7 @@ class UpstreamFailed(Exception):
     """The upstream gave no answer or broke off."""
 
     def __init__(self, kind: str, why: str, status: int = 502) -> None:
-        """kind: for records. why: continues the sentence `upstream NAME ...`. status: of the error that the client
-        gets."""
+        """kind: for records. why: continues the sentence `upstream NAME ...`. status: of the error for the client."""
         super().__init__(why)
         self.kind = kind
         self.status = status

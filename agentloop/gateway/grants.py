@@ -1,5 +1,4 @@
-"""Grants for episodes of this process to call models through the gateway, with a token in the path,
-`/e/{token}/v1/...`.
+"""Grants for episodes of this process to call models through the gateway, by a token in the path, `/e/{token}/v1/...`.
 
 The token is the only credential of an agent in a sandbox. A request without a valid token gets a 404, so no sandbox can
 call as another episode or write into its trace. Calls stay in memory until their episode ends.
@@ -69,8 +68,8 @@ class Grant:
     n_begun: int = 0
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
     last: asyncio.Task[Any] | None = None
-    """The task of the first call beyond the turn limit. Its request is recorded, because it contains the results of the
-    last turn."""
+    """The task of the first call beyond the turn limit. Its request is recorded: it contains the last turn's
+    results."""
     mismatch: str | None = None
     """The first difference between the episode and the turns that it continues."""
 
@@ -106,8 +105,7 @@ class Grant:
 
     @property
     def failed(self) -> Span | None:
-        """The last call, if its upstream was unreachable or answered 429 or 5xx; calls that were cut off do not
-        count."""
+        """The last call, if its upstream was unreachable or answered 429 or 5xx; calls that were cut do not count."""
         calls = [span for span in self.spans if span.kind == "chat" and _kind(span) not in CUT]
         last = max(calls, key=lambda span: span.start_ns, default=None)
         kind = _kind(last) if last is not None else None
@@ -213,8 +211,7 @@ class _InTurn:
 
 
 class Grants(Routes):
-    """An ASGI app: a gateway, the routes of its calls, and the memory in which they are recorded; for one event
-    loop."""
+    """An ASGI app: a gateway, the routes of its calls, and the memory that records them; for one event loop."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -285,8 +282,7 @@ class Grants(Routes):
 
 
 async def _read(receive: Receive) -> None:
-    """Read the rest of a refused request: if the answer came before its end, the client would see a broken
-    connection."""
+    """Read the rest of a refused request: if the answer came earlier, the client would see a broken connection."""
     n = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(BODY_S):

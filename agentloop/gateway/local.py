@@ -96,8 +96,7 @@ async def served_on_port(app: ASGIApp) -> AsyncIterator[str]:
 async def _serving(
     app: ASGIApp, listen: Callable[[Callable[[], asyncio.Protocol]], Awaitable[asyncio.Server]]
 ) -> AsyncIterator[asyncio.Server]:
-    """Serve `app`. Not with `uvicorn.Server`, which takes over the process' signals and needs a tenth of a second to
-    end."""
+    """Serve `app`. `uvicorn.Server` would take over the process' signals and need a tenth of a second to end."""
     config = uvicorn.Config(
         app, ws="none", lifespan="off", log_config=None, access_log=False,
         server_header=False, date_header=False, timeout_keep_alive=KEPT_S,

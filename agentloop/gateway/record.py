@@ -118,8 +118,7 @@ class ModelCall:
 
     @property
     def charged(self) -> tuple[int, int]:
-        """Like `usage`; for an answer that broke off without usage, an estimate of four characters of JSON per
-        token."""
+        """Like `usage`; for an answer that broke off without usage, an estimate: four characters of JSON per token."""
         if self.answer is None or any(self.usage):
             return self.usage
         return _estimated(self.request.get("messages")), _estimated(self.message)

@@ -1,5 +1,4 @@
-"""Passes an answer on between two dialects: reads it, translates it for the client, and holds its end until the
-record."""
+"""Passes an answer on between two dialects: reads it, translates it, and holds its end until the call is recorded."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ MAX_NAME = 200
 """Maximum characters of the unknown name in an error message."""
 WILD = set("*?[")
 FRESH_S = 1.0
-"""Seconds for which a reading of the registry stays valid. A move takes effect within 2 s, including the time of a slow
-read."""
+"""Seconds for which a reading of the registry stays valid. A move takes effect within 2 s, even after a slow read."""
 LIVE = "live"
 NO_SERVER = "{name}: no upstream serves versions; set `serves_versions = true` for one upstream"
 PREFIX = "policy/"

@@ -1,5 +1,4 @@
-"""Calls that a candidate answers in addition to the live version: recorded in their own traces, and served to no
-client.
+"""Calls that a candidate answers in addition to the live version: recorded in separate traces, served to no client.
 
 A shadow call is made after the client has its answer, without streaming and without the client's key, so it costs the
 client neither time nor budget. Calls beyond MAX_AT_ONCE are skipped. The trace has no episode, because no episode

@@ -89,8 +89,7 @@ class Upstreams:
                 response.close()
 
     async def gives_tokens(self, upstream: Upstream) -> bool:
-        """Whether it returns exact tokens. If the settings do not specify it, the list of models does; it is read
-        once."""
+        """Whether it returns exact tokens. If the settings do not say so, its list of models does, read once."""
         if upstream.gives_tokens is not None or upstream.via != "http":
             return bool(upstream.gives_tokens)
         gives, until = self._kinds.get(upstream.name, (False, 0.0))

@@ -74,8 +74,7 @@ class Mined:
 
 @dataclass
 class Mine:
-    """Turns candidates into cases. failing, fixed: the actor that failed, and the one that passes now; None if
-    unknown."""
+    """Turns candidates into cases. failing, fixed: the actor that failed, and one that passes; None if unknown."""
 
     out: Path
     store: Store
@@ -317,8 +316,7 @@ def _not_again(mined: Mined) -> Check | None:
 
 
 def _majority(checks: Sequence[Check], failure: FailureType) -> tuple[FailureType, int, int] | None:
-    """(most frequent failure type of the replays, its count, number of failed replays) if fewer than half have
-    `failure`."""
+    """(most frequent failure type of the replays, its count, number of failed replays) if under half have `failure`."""
     numbers = next(check.numbers for check in checks if check.name == "reproduces")
     types = numbers.get("types")
     if not types or 2 * numbers["same_type"] >= numbers["failed"]:
@@ -330,8 +328,7 @@ def _majority(checks: Sequence[Check], failure: FailureType) -> tuple[FailureTyp
 
 
 def _renamed(case: MinedCase, majority: tuple[FailureType, int, int]) -> MinedCase:
-    """The case, renamed after the most frequent failure of its replays. Its own failure and step stay those of the
-    trace."""
+    """The case, renamed after its replays' most frequent failure. Its own failure and step stay those of the trace."""
     most, n, n_failed = majority
     words = f"{case.sentence} Its replays fail mostly by {most.value} ({n} of {n_failed})."
     return case.model_copy(update={"id": case_id(case.task, most, case.trace), "sentence": words})

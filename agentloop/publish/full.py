@@ -38,8 +38,8 @@ class FullReload:
     name = "full"
 
     def __init__(self, base_url: str, model: str, folder: Path, *, api_key: SecretStr | None = None) -> None:
-        """model: its name at the server. folder: of its current weights. Raises PublishError for a server that is not
-        on loopback."""
+        """model: its name at the server. folder: of its current weights. Raises PublishError unless the server is on
+        loopback."""
         host = urlsplit(base_url).hostname
         if host not in LOOPBACK:
             raise PublishError(
@@ -82,8 +82,7 @@ class FullReload:
             )
 
     async def _reload(self, folder: Path) -> None:
-        """Raises PublishError if the server lacks these routes or cannot read the folder. The server resumes in both
-        cases."""
+        """Raises PublishError if the server lacks these routes or cannot read the folder. The server always resumes."""
         try:
             await self.server.post("pause?mode=wait")
         except PublishError as error:

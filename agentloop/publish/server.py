@@ -1,5 +1,4 @@
-"""Client of a running vLLM server for publishers: its models, its adapters, and its log-probabilities of given
-tokens."""
+"""Client of a running vLLM server for publishers: models, adapters, and log-probabilities of given tokens."""
 
 from __future__ import annotations
 
@@ -126,8 +125,7 @@ class VLLMControl:
     async def _ask(
         self, method: str, url: str, body: Mapping[str, Any] | None = None, *, retries: int = RETRIES
     ) -> Any:
-        """The answer as JSON, or its text. Raises PublishError with the server's message; ServerBusy without an
-        answer."""
+        """The answer as JSON or text. Raises PublishError with the server's message; ServerBusy without an answer."""
         problem = ""
         kind = PublishError
         for _ in range(retries + 1):

@@ -189,7 +189,7 @@ def _started(term: Term, now: datetime) -> Condition:
 
 
 def _named(column: Any, term: Term, dialect: str) -> Condition:
-    """The column equals a name, or matches one with `*`. The wildcard also works within quotes; a comma does not
+    """The column equals a name, or matches one with `*`, which is a wildcard even within quotes. A comma does not
     separate there."""
     return or_(*(_like(column, name, dialect) if "*" in name else column == name for name in _values(term)))
 

@@ -38,8 +38,7 @@ class TraceSummary(SQLModel):
     id: str
     """Unique within its project."""
     source: str = "agentloop"
-    """The format in which it was received; `otlp` for spans sent by a client, `gateway` for calls recorded by our
-    gateway."""
+    """The format of its source; `otlp` for spans sent by a client, `gateway` for calls recorded by our gateway."""
     source_id: str | None = None
     name: str | None = None
     """Name of the root span."""
@@ -106,8 +105,7 @@ class TraceRow(TraceSummary, table=True):
     )
 
     body: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
-    """For an episode: its whole Trace and Verdict. For an imported trace: the head. None if it consists only of
-    spans."""
+    """For an episode: its Trace and Verdict. For an imported trace: the head. None if it consists only of spans."""
     bodies: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
     """For an imported trace: keys of the bodies that its head refers to."""
 
@@ -192,7 +190,7 @@ class ScoreRow(SQLModel, table=True):
     trace_key: int = Field(primary_key=True, sa_type=BigInteger)
     verifier: str = Field(primary_key=True)
     source: str = Field(primary_key=True)
-    """Who gave it: `judge` for verdicts of this package, `import` for the source of a trace, or a name that the caller
+    """Who gave it: `judge` for verdicts of this package, `import` for a trace's source, or a name that the caller
     sends."""
     version: str
     value: float | None
@@ -232,7 +230,7 @@ class VerdictRow(SQLModel, table=True):
     state: str
     reward: float | None
     stamp: str | None
-    """Hash of the task and the versions of its verifiers and of the taxonomy: a trace with an equal stamp is not judged
+    """Hash of the task and the versions of its verifiers and taxonomy: a trace with an equal stamp is not judged
     again."""
     body: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
     """The Verdict, with every score's version and each failure's detector."""
@@ -340,8 +338,7 @@ class FeedbackRow(SQLModel, table=True):
     score: float | None
     text: str
     is_self_reported: bool
-    """True if it comes from the credential that made the trace, or from the trace's own spans, and no setting trusts
-    it."""
+    """True if it comes from the credential that made the trace, or from the trace's spans, and no setting trusts it."""
     given_at: datetime
 
 

@@ -42,8 +42,7 @@ def carries_ids(span: Span) -> bool:
 
 
 def span_without_ids(span: Span) -> Span:
-    """The span with a mark instead of its token ids. Bodies are numbered, so bodies of ids become empty instead of
-    removed."""
+    """The span with a mark instead of its token ids. Bodies are numbered, so bodies of ids become empty."""
     head = orjson.loads(span.head)
     attributes = head["attributes"]
     bodies = [_message_without_ids(body) if _KEY in body else body for body in span.bodies]

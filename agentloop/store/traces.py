@@ -122,8 +122,7 @@ def put_imported(
 
 
 def _clean_ids(redactor: Redactor, item: Imported) -> Imported:
-    """`item` without token ids of secrets. If a trace has no ids, its texts are redacted later with their bodies, once
-    each."""
+    """`item` without token ids of secrets. The texts of a trace without ids are redacted later, with their bodies."""
     if not has_ids(item.trace):
         return item
     trace, _ = clean_trace(redactor, item.trace)

@@ -1,5 +1,4 @@
-"""Scores, labels and rewards of traces: stored with the trace, or attached later by its id. Storing the same again
-changes nothing."""
+"""Scores, labels and rewards of traces, stored with the trace or attached later by its id. Repeats change nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The training step that all algorithms share: micro-batches, a loss, accumulated gradients, one update of the
-weights."""
+"""The training step that all algorithms share: micro-batches, a loss, accumulated gradients, one weight update."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ class Engine:
             return cast(ActorCritic, self.algorithm).with_values(scored, cast(list[Floats], values))
 
     def step(self, units: Sequence[Unit], rate: float = 1.0, algorithm: Algorithm | None = None) -> dict[str, float]:
-        """One update on `units` at `rate` times the learning rate; returns the figures of the algorithm and of the
-        step.
+        """One update on `units` at `rate` times the learning rate; returns the algorithm's figures and the step's own.
 
         algorithm: replaces the engine's algorithm for this update, with the same optimiser. A loss or gradient that is
         not finite changes nothing and is counted as `skipped`. Raises TrainingError for the fifth such step in a row,

@@ -1,5 +1,4 @@
-"""Groups of attempts for a trainer, rolled out while it trains: decides which start, which are used, and which are too
-old.
+"""Groups of attempts for a trainer, rolled out while it trains: decides which start, are used, or are too old.
 
 A group is identified by its number in the plan, so that a restarted trainer requests the same groups. Admission: AReaL,
 arXiv:2505.24298 §5.1. With `max_lag` 0 and no over-commit, every step waits for exactly its own groups, and a run is as
@@ -47,8 +46,8 @@ class GroupStream(Generic[G]):
         consumed: Iterable[int] = (),
         dropped: Iterable[int] = (),
     ) -> None:
-        """roll(number, version): rolls out a group; returns the version that sampled it, which is older if the group
-        was on disk, and the group.
+        """roll(number, version): rolls out a group; returns (version that sampled it, group). That version is older if
+        the group was already on disk.
 
         n_groups: groups of a step. max_lag: updates that a group may be behind when it is trained on. over_commit:
         groups that may be in progress beyond those that the steps need. max_running: maximum groups in progress; None:
@@ -104,8 +103,7 @@ class GroupStream(Generic[G]):
         return chosen
 
     async def drop_before(self, version: int) -> None:
-        """Drop groups of policies with fewer than `version` updates, including groups in progress: they only become
-        older.
+        """Drop groups of policies with fewer than `version` updates, even groups in progress: they only become older.
 
         Call it before such a policy becomes unavailable. Errors of dropped groups are not raised.
         """

@@ -16,8 +16,7 @@ ONCE = ("id", "created", "model", "system_fingerprint", "service_tier", "prompt_
 
 
 class ChatListener:
-    """Assembles an answer. For each token it stores only numbers: `token_ids` and `logprobs.content` are arrays of
-    numbers.
+    """Assembles an answer. It stores only numbers per token: `token_ids` and `logprobs.content` are arrays of numbers.
 
     An answer may have hundreds of thousands of tokens, and a server's JSON for them takes ten times the memory.
     """

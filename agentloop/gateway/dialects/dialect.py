@@ -44,8 +44,7 @@ class Encoder(Protocol):
         """The events that close the answer, so that a client accepts it as complete."""
 
     def fail(self, status: int, message: str, kind: str | None = None) -> bytes:
-        """The dialect's error event, which replaces `end` if the upstream breaks off. Arguments: see
-        `Dialect.error`."""
+        """The dialect's error event, which replaces `end` if the upstream breaks off. See `Dialect.error`."""
 
 
 class Listener(Protocol):
@@ -78,8 +77,7 @@ class Dialect(Protocol):
         """
 
     def overlaid(self, body: Json, rewriting: Rewriting, lessons: str) -> Overlaid:
-        """The request with the text of an overlay, and the overlay's components that it does not contain
-        (`overlaid.py`)."""
+        """The request with the text of an overlay, and the overlay's components that it lacks (`overlaid.py`)."""
 
     def from_chat(self, answer: Json, body: Json) -> Json:
         """A chat completion as this dialect's complete answer. body: the request in this dialect. Raises BadAnswer."""

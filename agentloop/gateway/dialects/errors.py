@@ -33,8 +33,7 @@ def openai_error(status: int, message: str, kind: str | None = None) -> Json:
 
 
 def anthropic_error(status: int, message: str, kind: str | None = None) -> Json:
-    """Messages: `type` follows from the status; `details.error_code` is `kind`, which the SDK exposes as
-    `error_code`."""
+    """Messages: `type` follows from the status; `details.error_code` is `kind`; the SDK exposes it as `error_code`."""
     named = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     body: Json = {"type": named, "message": message}
     if kind:

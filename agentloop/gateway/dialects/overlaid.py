@@ -94,8 +94,7 @@ def _n_leading(messages: Sequence[Any]) -> int:
 
 
 def _texts(table: Json, path: Path) -> Iterator[tuple[Path, str]]:
-    """(place, text) of each text in a content, which is a single text or a list of parts. path: ends with the content's
-    key."""
+    """(place, text) of each text in a content: a single text or a list of parts. path: ends with the content's key."""
     content = table.get(str(path[-1]))
     if isinstance(content, str):
         yield path, content

@@ -32,8 +32,7 @@ def arguments_of(words: str, field: str) -> str:
 
 
 def input_of(arguments: str) -> str:
-    """The text argument; the model's output unchanged if it is not the expected object, so that the tool can report
-    it."""
+    """The text argument; the model's output unchanged if it is not the expected object, for the tool to report."""
     try:
         value = orjson.loads(arguments)
     except ValueError:

@@ -31,8 +31,7 @@ ROLES = {"user": "user", "assistant": "assistant", "system": "system", "develope
 
 
 def messages_of(body: Json, keep: Keep) -> list[Json]:
-    """All messages of the request. Leading instructions are merged into one message, because many templates accept only
-    one."""
+    """All messages of the request. Leading instructions become one message, because many templates accept only one."""
     chat = Messages(keep)
     if isinstance(body.get("input"), str):
         chat.add(body["input"], "input")

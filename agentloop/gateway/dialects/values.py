@@ -73,8 +73,7 @@ def file_part(data_url: str, name: str) -> Json:
 
 
 def joined(parts: list[Json]) -> str | list[Json]:
-    """A message's content. If all parts are text, they become one text, which every server accepts, joined as vLLM does
-    it."""
+    """A message's content. Text parts alone become one text, which every server accepts, joined as vLLM does it."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts

@@ -48,8 +48,7 @@ def migrate(database: Database, *, create: bool = True, upgrade: bool = False) -
 
 
 def _schema(connection: Connection, database: Database) -> int:
-    """The number of the schema. SQLite keeps it in the file's header, where the first release of agentloop also
-    looks."""
+    """The number of the schema. SQLite keeps it in the file's header, where agentloop's first release also looks."""
     tables = set() if database.is_sqlite else set(inspect(connection).get_table_names())
     if database.is_sqlite:
         number = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())

@@ -12,8 +12,7 @@ from agentloop.types import Attempt
 
 @dataclass
 class Budget:
-    """Limits, and how much is spent. A fork counts as an attempt; the cost of further forks is estimated from earlier
-    ones."""
+    """Limits, and how much is spent. A fork counts as an attempt; its cost is estimated from earlier forks."""
 
     clock: TurnClock
     max_attempts: int
@@ -52,7 +51,7 @@ class Budget:
         return self.attempts_usd / max(1, self.n_attempts + self.n_lost)
 
     def why_over(self, n: int, usd: float = 0.0, *, are_forks: bool = False) -> str | None:
-        """The limit that `n` more attempts would exceed; None if they fit. usd: money spent elsewhere, such as on the
+        """The limit that `n` more attempts would exceed; None if they fit. usd: money spent elsewhere, as on the
         rewriter."""
         if self.n_attempts + self.n_forks + n > self.max_attempts - self.n_reserved:
             return f"max_attempts = {self.max_attempts}"

@@ -87,8 +87,7 @@ async def forked(
 
 
 def last_good_step(attempt: Attempt) -> int:
-    """The step that lost the reward: the one that the verdict names, otherwise the last. Attempts continue before
-    it."""
+    """The step that lost the reward: the one that the verdict names, otherwise the last. Forks start before it."""
     critical = attempt.verdict.critical
     if critical is not None and critical.step is not None:
         return critical.step

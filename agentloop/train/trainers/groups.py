@@ -35,13 +35,11 @@ class Groups(Protocol):
         ...
 
     async def take(self, step: int) -> list[Group]:
-        """The groups of the round `step`, from 0, in plan order. Raises PolicyError or SandboxError if most were
-        lost."""
+        """The groups of the round `step`, from 0, in plan order. Raises PolicyError, SandboxError if most were lost."""
         ...
 
     async def drop_before(self, step: int) -> None:
-        """Drop groups of policies with fewer than `step` updates of this turn: these policies will soon be
-        unavailable."""
+        """Drop groups of policies with fewer than `step` updates of this turn, which will soon be unavailable."""
         ...
 
     def announce(self, step: int) -> None:
@@ -67,8 +65,7 @@ class Plan:
         rng: Callable[..., random.Random],
         learning: Learning,
     ) -> None:
-        """rates: the curriculum's rates before the turn and after each of its rounds so far; the list grows during the
-        turn."""
+        """rates: the curriculum's rates before the turn and after each of its rounds so far; grows during the turn."""
         self._tasks = tasks
         self._rates = rates
         self._rng = rng
@@ -185,8 +182,7 @@ class Stream:
 
 
 def sampled_by(attempt: Attempt, newest: int, name: Callable[[int], str]) -> int:
-    """Number of updates of the policy that sampled an attempt: `newest`, or fewer if the attempt was stored before an
-    interruption.
+    """Updates of the policy that sampled an attempt: `newest`, or fewer if it was stored before an interruption.
 
     name: number of updates -> name of the model that answers.
     """

@@ -39,8 +39,7 @@ class Host(Protocol):
         ...
 
     def models(self, number: int) -> frozenset[str]:
-        """Names under which the policy answered before the end of the turn that makes version `number`; see
-        `Admission.models`."""
+        """Names under which the policy answered before version `number` was complete; see `Admission.models`."""
         ...
 
     def policy(self, name: str) -> Policy:

@@ -207,8 +207,7 @@ class OverlaySearch:
         return evidence_of_each(attempts, self._evaluations.components)
 
     def _is_over(self, gepa_state: GEPAState[Any, Any]) -> bool:
-        """Whether every validation task succeeded, many iterations made no new attempt, or the rewriter gives no
-        texts."""
+        """Whether every validation task succeeded, many iterations made no attempt, or the rewriter gives no texts."""
         self.n_iterations += 1
         spent = self._evaluations.budget.n_attempts
         self._idle = self._idle + 1 if spent == self._spent else 0

@@ -1,5 +1,4 @@
-"""The model of one turn with its optimiser, and the turn's progress. Both are written to disk after each update,
-atomically."""
+"""The model of one turn with its optimiser, and the turn's progress. Each update is written to disk, atomically."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ class Training:
         self.alarms = AlarmWatch(limits, self.state.watched, self.state.n_returns)
 
     def _restore(self, parent: Path | None) -> bool:
-        """Continue from the checkpoint of an interrupted process (returns True), or from the parent's optimiser
-        moments.
+        """Continue from the checkpoint of an interrupted process (returns True), or from the parent's moments.
 
         Raises TrainingError for a broken state.
         """
@@ -144,7 +142,7 @@ class Training:
         return raised
 
     def _go_back(self, mark: int) -> None:
-        """Return to the newest checkpoint of at most `mark` optimiser steps, otherwise the oldest; later ones are
+        """Return to the newest checkpoint of at most `mark` optimiser steps, or to the oldest; later ones are
         removed."""
         places = checkpoints(self._draft.workspace)
         older = [path for path in places if int(path.name) <= mark]

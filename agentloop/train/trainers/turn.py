@@ -100,8 +100,7 @@ class OverlayTurn:
         return self._finish(best, evaluations)
 
     async def unproven(self) -> str | None:
-        """One rewriting of each component that stored failures concern; for projects in which no attempt is
-        possible."""
+        """One rewriting of each component that stored failures concern, for projects that cannot make attempts."""
         texts: dict[str, str] = {}
         for name, evidence in by_component(self._evidence).items():
             text = await self._rewriter.text(self._components[name], evidence)

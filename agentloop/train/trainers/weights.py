@@ -119,8 +119,7 @@ class WeightsTrainer:
         return f"{self.name.upper()}, {note}, {counted(training.state.n_updates, 'update')}"
 
     async def _tools(self, draft: Draft, experience: Experience) -> Sequence[ToolSpec]:
-        """The tools that the agent is offered, which are part of the served prompt, for traces that do not record
-        them."""
+        """The tools that the agent is offered and that the served prompt has, for traces that do not record them."""
         if self._host.answers_in_process or not isinstance(experience, ShowsTools):
             return ()  # the tiny policy's format has no tools
         tools = await experience.tools()

@@ -1,5 +1,4 @@
-"""Schema 4: versions, stages, reports and decisions belong to a project, and so does the lease of the writing
-process."""
+"""Schema 4: versions, stages, reports and decisions belong to a project, and so does the lease of the writer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Schema 7: versions with parts and lineage, one live and one canary per project; moves, proofs, feedback,
-proposals."""
+"""Schema 7: versions with parts and lineage, one live and one canary a project; moves, proofs, feedback, proposals."""
 
 from __future__ import annotations
 
