@@ -38,7 +38,7 @@ WHY_ROLLBACK = "customers complain"
 
 
 class CustomerTally(NamedTuple):
-    """How many customers of one version were content in a phase of the story."""
+    """Number of customers of one version, and of the content ones among them, in a phase of the story."""
 
     version: int
     n: int
@@ -84,7 +84,7 @@ class Story:
         return self._moves.registry.moves()[-2:]
 
     def ask_without_proof(self) -> str:
-        """Why the candidate cannot be promoted; empty if it was live already."""
+        """The reason for which the candidate cannot be promoted; empty if it was live already."""
         if self._was_live:
             return ""
         try:

@@ -1,4 +1,4 @@
-"""What `agentloop init` makes: a small project to edit, complete enough to run as it is."""
+"""The project that `agentloop init` makes: small, to be edited, and complete enough to run unchanged."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def _call(call: Fields, n: int) -> ToolCall:
 
 
 def _end(extra: Fields) -> dict[str, Any]:
-    """How the call ended, from the keys that Harbor's agents put into its `extra`."""
+    """The end of the call, from the keys that Harbor's agents put into its `extra`."""
     exit_code = extra.peek("exit_code")
     is_error = extra.peek("is_error")
     if isinstance(exit_code, int) and not isinstance(exit_code, bool):

@@ -40,7 +40,7 @@ class ExportReport:
     gone: int = 0
     """Traces that were removed while the export ran."""
     excluded: dict[str, int] = field(default_factory=dict)
-    """Reason -> number of things that the format left out for it."""
+    """Reason -> number of things that the format excluded for it."""
     bytes: int = 0
     seconds: float = 0.0
 

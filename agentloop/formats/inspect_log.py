@@ -103,7 +103,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> Any:
 
 
 def resolved(sample: Any) -> Any:
-    """The sample with the attachments' text in place of references to them in its messages."""
+    """The sample; references to attachments in its messages are replaced by the attachments' text."""
     if not isinstance(sample, dict):
         return sample
     attached = attached_texts(sample)
@@ -116,7 +116,7 @@ def attached_texts(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve(value: Any, attached: dict[str, Any], depth: int = 0) -> Any:
-    """`value` with the attachments' text in place of references to them, down to MAX_DEPTH levels."""
+    """`value`; references to attachments are replaced by their text, down to MAX_DEPTH levels."""
     if depth > MAX_DEPTH:
         return value
     if isinstance(value, str) and value.startswith(ATTACHED):

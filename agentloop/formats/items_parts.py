@@ -40,8 +40,7 @@ def are_items(values: list[Any]) -> bool:
 
 
 def _is_item(value: dict[str, Any]) -> bool | None:
-    """True for an item that only this API has, False for a message that a chat may have, too, None for anything
-    else."""
+    """True for an item that only this API has, False for a message that a chat may have, None for anything else."""
     kind = value.get("type", "message")
     if kind == "message" and isinstance(value.get("role"), str) and "content" in value:
         return any(str(at(part, "type")) in PARTS for part in list_at(value, "content"))

@@ -1,8 +1,7 @@
-"""Exports traces as OTLP: each line is an ExportTraceServiceRequest in JSON, the body of a collector's `POST
-/v1/traces`.
+"""Exports traces as OTLP: each line is an ExportTraceServiceRequest in JSON, as collectors accept it.
 
-A trace that arrived as spans keeps its ids and attributes. Any other trace is converted, and its first span has the
-reward (`agentloop.reward`). Scores and failures are not exported.
+They accept it at `POST /v1/traces`. A trace that arrived as spans keeps its ids and attributes. Any other trace is
+converted, and its first span has the reward (`agentloop.reward`). Scores and failures are not exported.
 """
 
 from __future__ import annotations

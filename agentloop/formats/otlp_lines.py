@@ -1,8 +1,8 @@
-"""Reads spans from a file: one ExportTraceServiceRequest per line in OTLP's JSON, from our `otlp` export or a
-collector.
+"""Reads spans from a file: one ExportTraceServiceRequest per line in OTLP's JSON.
 
-The spans of a trace may be on any lines, so the reader holds them until the file ends or MAX_HELD is reached. A trace
-has no place for much of a foreign span, so `raw` has those spans complete; our own spans lose nothing.
+Our `otlp` export and collectors write such files. The spans of a trace may be on any lines, so the reader holds them
+until the file ends or MAX_HELD is reached. A trace has no place for much of a foreign span, so `raw` has those spans
+complete; our own spans lose nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The `verifiers` library: `results.jsonl` of 0.1, a rollout per line, and `traces.jsonl` since 0.2, an episode per
-line.
+"""The `verifiers` library: rollouts in `results.jsonl` (0.1) and episodes in `traces.jsonl` (since 0.2), one per line.
 
 Source: `verifiers/utils/save_utils.py` of 0.1.14; `v1/episode.py`, `v1/trace.py` and `v1/graph.py` of 0.4.0. The
 `answer` column is the expected answer, and stays in `raw`.

@@ -127,7 +127,7 @@ class Collect(Table):
 
 
 class Verification(Phase):
-    """How the result is verified."""
+    """The verification of the result."""
 
     environment_mode: VerifierMode = VerifierMode.shared
     environment: TaskEnvironment | None = None

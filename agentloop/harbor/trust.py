@@ -84,7 +84,7 @@ PACKAGES = frozenset({"/var/lib/dpkg/status", "/lib/apk/db/installed", "/usr/lib
 
 
 class Fate(Enum):
-    """What happens to a change."""
+    """The fate of a change."""
 
     carried = "carried"
     kept_back = "kept back"
@@ -121,7 +121,7 @@ class Trust:
         set_(self, "_modules", frozenset(modules - {"site-packages", "dist-packages", "__pycache__"}))
 
     def fate(self, path: str, *, is_link: bool = False) -> Fate:
-        """What happens to a file, folder or link that the agent made or changed at the absolute `path`."""
+        """The fate of a file, folder or link that the agent made or changed at the absolute `path`."""
         if below(path, LEFT_OUT) or path in ("/", "/logs"):
             return Fate.ignored
         is_program = below(path, self._folders) and not DATA.match(path)
@@ -155,10 +155,10 @@ class Trust:
 
 
 def fate_by_content(path: str, read: Callable[[], bytes]) -> Fate:
-    """What happens to a file whose name is allowed: Python, pytest and git load code that some files name.
+    """The fate of a file whose name is allowed: Python, pytest and git load code that some files name.
 
     The entry points of pytest plugins are ignored, because many packages bring one (anyio does) and no tests need those
-    that the image lacks. A `.pth` file that runs code is kept back and counts as a change, except that of setuptools.
+    that the image lacks. A `.pth` file that runs code stays behind and is reported, except that of setuptools.
     """
     if path.endswith("/entry_points.txt") and b"pytest11" in read():
         return Fate.ignored
@@ -188,6 +188,5 @@ def _name(path: str) -> str:
 
 
 def _module(entry: str) -> str:
-    """The module name of an entry in a site folder; for a distribution's records the entry itself, which names no
-    module."""
+    """The module name of an entry in a site folder; for a distribution's records, the entry, which names no module."""
     return entry if entry.endswith((".dist-info", ".egg-info")) else entry.partition(".")[0]

@@ -27,7 +27,7 @@ class OtlpBatch(NamedTuple):
     spans: list[Span]
     n_rejected: int = 0
     problem: str = ""
-    """Why the first rejected span was rejected, and which parts of others were dropped; empty if neither happened."""
+    """The reason for the first rejected span, and the parts dropped from other spans; empty if there are neither."""
     dropped: Mapping[str, int] = MappingProxyType({})
     """`attributes`, `events`, `links` or `values` -> number of those dropped because of a limit."""
 

@@ -56,14 +56,14 @@ class Lost:
         self._room = MAX_ITEMS
 
     def room(self, n: int) -> int:
-        """How many of the next `n` spans or log records to read; the others are counted as dropped."""
+        """Number of the next `n` spans or log records to read; the others are counted as dropped."""
         n_read = min(n, self._room)
         self._room -= n_read
         self.n_items += n - n_read
         return n_read
 
     def within(self, what: str, n: int, limit: int) -> int:
-        """How many of `n` parts to keep; the others are counted as dropped."""
+        """Number of the `n` parts to keep; the others are counted as dropped."""
         if n <= limit:
             return n
         self.n[what] += n - limit

@@ -122,7 +122,7 @@ class RunSteps:
         )
 
     def tool(self, node: Node) -> str:
-        """Add a run of a tool, the result of the call that it names, or of the first call of that tool without a
+        """Add a run of a tool. It is the result of the call that it names, or of the tool's first call without a
         result.
 
         Returns the call's id. If no recorded answer can have made the call, a call is built from the tool's span.

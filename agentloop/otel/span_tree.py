@@ -63,7 +63,7 @@ class Node:
 
 
 def tree_of(spans: Iterable[Span]) -> list[Node]:
-    """The nodes, parents before children. Of duplicates, the one that ended last is used."""
+    """The nodes, parents before children. The duplicate that ended last is used."""
     nodes: dict[str, Node] = {}
     logs: list[Span] = []
     for position, span in enumerate(spans):

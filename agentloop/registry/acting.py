@@ -72,10 +72,9 @@ def acting(
 
 
 def base_of(version: PolicyVersion, project: Path, config: Config) -> Base:
-    """The settings and files of `version`, verified: the project's own if they still match, otherwise its folder's
-    copies.
+    """The settings and files of `version`, verified: the project's own if they still match, otherwise the copies.
 
-    Raises ConfigError if neither matches the version.
+    The copies are in the version's folder. Raises ConfigError if neither matches the version.
     """
     folder = version_folder(version, project)
     own = own_parts(folder, read_overlay(folder))

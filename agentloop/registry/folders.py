@@ -61,7 +61,7 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def draft_of(folder: Path) -> Path:
-    """Where the version that belongs in `folder` is written first."""
+    """The draft folder in which the version that belongs in `folder` is written first."""
     return folder.with_name(f".{folder.name}.draft")
 
 

@@ -56,7 +56,7 @@ class Moves:
 
     registry: Registry
     by: str
-    """Who makes the moves: a person's name, a key, or a command."""
+    """Author of the moves: a person's name, a key, or a command."""
     check: Callable[[PolicyVersion], None] = no_check
     """Raises ConfigError for a version that cannot act: its folder was changed by hand, or its base is gone."""
     ask: Callable[[PolicyVersion], None] = no_check
@@ -262,7 +262,7 @@ def deciding(
 
 
 def objection(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, suite_hash: str | None) -> str | None:
-    """Why `proof` does not make `candidate` replace `live`, with the next step; None if it does."""
+    """The reason for which `proof` does not let `candidate` replace `live`, with the next step; None if it does."""
     about_others = _about_others(proof, candidate, live, suite_hash)
     if about_others is not None:
         return about_others

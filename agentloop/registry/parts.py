@@ -1,4 +1,4 @@
-"""What a version consists of: everything that decides how an agent acts, as parts for `identity.py`.
+"""The parts of a version: everything that decides how an agent acts, in the form of `identity.py`.
 
 `agentloop loop` makes a new version, and `gate`, `bank` and recordings see a different policy, exactly when this
 identity changes. It covers the settings of `[policy]` and `[agent]`, the contents of the files that they name, the
@@ -64,7 +64,7 @@ class Base:
 
 
 def plays(tasks: Sequence[Task]) -> bool:
-    """Whether `tasks` are played in an environment."""
+    """True if `tasks` are played in an environment."""
     return bool(tasks) and tasks[0].environment is not None
 
 

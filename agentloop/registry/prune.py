@@ -18,7 +18,7 @@ REMOVED = ".removed"
 
 
 class Pruned(NamedTuple):
-    """What is removed, or would be."""
+    """The result of pruning, or of a dry run."""
 
     numbers: tuple[int, ...]
     """Versions whose folders are removed."""

@@ -37,7 +37,7 @@ LOG = "vllm.log"
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What to serve, and where."""
+    """The model to serve, and its address."""
 
     ref: str | None
     """Folder of a model, or a version of the project: `live` or its number."""

@@ -39,9 +39,9 @@ MOVES: dict[PolicyState, frozenset[PolicyState]] = {
     PolicyState.retired: frozenset({PolicyState.live}),
 }
 REF = re.compile(r"v?([0-9]+)")
-"""How people write a version: `v3` or `3`."""
+"""A version as people write it: `v3` or `3`."""
 LOOP = "agentloop loop"
-"""Who made a move, if the loop did."""
+"""Author of the moves that the loop makes."""
 
 
 def move_of(

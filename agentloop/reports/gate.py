@@ -29,7 +29,7 @@ SIZES = ((8, MAX_ROWS), (4, MAX_ROWS), (2, 100), (1, 50), (0, 20))
 
 
 class ReportEvidence(Frozen):
-    """What a report shows besides the result. None of it affects the verdict."""
+    """The contents of a report besides the result. They do not affect the verdict."""
 
     attempts: dict[str, TraceVerdict] = Field(default_factory=dict)
     """Trace id -> the trace with its verdict, for the traces that are available."""

@@ -21,9 +21,9 @@ SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 NEEDED_ETC = ("/etc/alternatives", "/etc/ld.so.cache")
 SUPERVISOR = Path(__file__).with_name("inside")
 INSIDE = "/run/agentloop"
-"""Where the sandbox finds its supervisor and its socket folder."""
+"""Folder in the sandbox with its supervisor and its socket folder."""
 AGENT = "/agent"
-"""Where the sandbox finds the agent's own files."""
+"""Folder in the sandbox with the agent's own files."""
 PYTHON = f"import sys; sys.path.insert(0, {INSIDE!r}); from inside.pid1 import main; main()"
 
 

@@ -46,11 +46,11 @@ class Findings:
 
     finds: tuple[Find, ...]
     no_docker: str | None
-    """Why the engine was not asked; None if it answered."""
+    """Reason for which the engine was not queried; None if it answered."""
 
     @property
     def orphans(self) -> list[Find]:
-        """What the next sweep removes."""
+        """The finds that the next sweep removes."""
         return [find for find in self.finds if find.is_orphan]
 
 

@@ -21,7 +21,7 @@ from agentloop.sandbox.stock import MIN_IDLE, Stock
 from agentloop.types import SandboxSpec
 
 Sharing: TypeAlias = asyncio.Task[SharedSandbox | None]
-"""Creation of a sandbox for a spec; None if the backend's sandboxes cannot be shared."""
+"""Task that creates the shared sandbox for a spec; its result is None if the backend's sandboxes cannot be shared."""
 MAX_SANDBOXES = 8 * (os.cpu_count() or 1)
 """Maximum number of concurrent leases of fresh sandboxes; further leases wait."""
 MAX_STARTS = 2 * (os.cpu_count() or 1)

@@ -30,7 +30,7 @@ class End:
 
 
 class Incoming:
-    """Bytes from the sandbox. What is not read here is, beyond a window, not read in the sandbox either."""
+    """Bytes from the sandbox. If they are not read here, the sandbox stops reading them, too, after one window."""
 
     def __init__(self, grant: Callable[[int], None]) -> None:
         """grant: allows the sandbox to send that many more bytes."""

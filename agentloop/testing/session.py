@@ -1,4 +1,4 @@
-"""What the pytest plugin does with a suite: it runs trials of its tasks in one process. Nothing here depends on pytest.
+"""Runs trials of a suite's tasks for the pytest plugin, in one process. Nothing here depends on pytest.
 
 Each xdist worker has its own session and returns outcomes as properties of its reports. `decision.py` decides about all
 outcomes together.

@@ -35,8 +35,7 @@ HASH_DIGITS = 64
 
 
 async def it_has_a_name(case: TrainerCase) -> None:
-    """A trainer has a name and a version, which lineages record as `name@version`, and its versions' kind as
-    `makes`."""
+    """A trainer has a name and a version, recorded in lineages as `name@version`, and the kind that it `makes`."""
     trainer = case.make()
     expect(isinstance(trainer.name, str) and trainer.name, f"its name is {trainer.name!r}")
     expect(isinstance(trainer.version, str) and trainer.version, f"its version is {trainer.version!r}")
