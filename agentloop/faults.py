@@ -106,8 +106,7 @@ def event_of(error: BaseException, phase: AttemptPhase, *, overdue: bool = False
 
 
 def words_of(error: BaseException) -> str:
-    """The error as storable text, such as `KeyError: 'x'`, of at most MAX_WORDS characters, even if its `__str__`
-    fails."""
+    """The error as storable text, such as `KeyError: 'x'`: at most MAX_WORDS characters, even if `__str__` fails."""
     try:
         text = str(error)
     except Exception:  # the agent's own class

@@ -222,8 +222,7 @@ def _is_part_module(source: str, base: Path) -> bool:
 
 @lru_cache(8)
 def _declaring(path: tuple[str, ...]) -> frozenset[str]:
-    """Top-level modules of installed packages that declare an `agentloop.*` entry point. Cached: see
-    `_entry_points`."""
+    """Top-level modules of installed packages with an `agentloop.*` entry point. Cached: see `_entry_points`."""
     groups = entry_points().groups
     points = (point for group in groups if group.startswith(PREFIX) for point in _entry_points(group, path))
     return frozenset(point.module.split(".")[0] for point in points)

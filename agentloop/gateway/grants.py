@@ -68,8 +68,7 @@ class Grant:
     n_begun: int = 0
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
     last: asyncio.Task[Any] | None = None
-    """The task of the first call beyond the turn limit. Its request is recorded: it contains the last turn's
-    results."""
+    """The task of the first call beyond the turn limit. Its request is recorded: it has the last turn's results."""
     mismatch: str | None = None
     """The first difference between the episode and the turns that it continues."""
 

@@ -89,7 +89,8 @@ class Upstreams:
                 response.close()
 
     async def gives_tokens(self, upstream: Upstream) -> bool:
-        """Whether it returns exact tokens. If the settings do not say so, its list of models does, read once."""
+        """Whether it returns exact tokens. If the settings leave it open, its list of models decides; it is read
+        once."""
         if upstream.gives_tokens is not None or upstream.via != "http":
             return bool(upstream.gives_tokens)
         gives, until = self._kinds.get(upstream.name, (False, 0.0))

@@ -189,8 +189,8 @@ def _started(term: Term, now: datetime) -> Condition:
 
 
 def _named(column: Any, term: Term, dialect: str) -> Condition:
-    """The column equals a name, or matches one with `*`, which is a wildcard even within quotes. A comma does not
-    separate there."""
+    """The column equals a name, or matches one with `*`, a wildcard even within quotes. A comma in quotes is plain
+    text."""
     return or_(*(_like(column, name, dialect) if "*" in name else column == name for name in _values(term)))
 
 

@@ -93,8 +93,7 @@ class Sums:
             self._agent = span.agent
 
     def values(self, *, only_spans: bool) -> dict[str, Any]:
-        """New values of the row. only_spans: False if the trace is also known otherwise; its own values take
-        precedence."""
+        """New values of the row. only_spans: False for a trace also known otherwise; its own values take precedence."""
         row = self._row
         values = {"n_spans": row.n_spans + self._n}
         if not only_spans:

@@ -190,8 +190,7 @@ class ScoreRow(SQLModel, table=True):
     trace_key: int = Field(primary_key=True, sa_type=BigInteger)
     verifier: str = Field(primary_key=True)
     source: str = Field(primary_key=True)
-    """Who gave it: `judge` for verdicts of this package, `import` for a trace's source, or a name that the caller
-    sends."""
+    """Who gave it: `judge` for our verdicts, `import` for a trace's source, or a name that the caller sends."""
     version: str
     value: float | None
     error: str | None
@@ -230,8 +229,7 @@ class VerdictRow(SQLModel, table=True):
     state: str
     reward: float | None
     stamp: str | None
-    """Hash of the task and the versions of its verifiers and taxonomy: a trace with an equal stamp is not judged
-    again."""
+    """Hash of the task and the versions of its verifiers and taxonomy: no trace with an equal stamp is judged again."""
     body: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
     """The Verdict, with every score's version and each failure's detector."""
 

@@ -64,8 +64,7 @@ class Ranks:
         return module.no_sync()
 
     def check(self, n_own: int, n_whole: int) -> None:
-        """Raise TrainingError unless the ranks' own tokens add up to those of the whole step: their units differ
-        then."""
+        """Raise TrainingError unless the ranks' own tokens add up to the whole step's: their units differ then."""
         if self.size == 1:
             return
         total = torch.tensor([n_own])

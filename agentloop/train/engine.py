@@ -147,8 +147,8 @@ class Engine:
             return [replace(row, old_logprobs=measures[id(row)].logprobs) for row in rows]
 
     def mismatch(self, rows: Sequence[Row], tolerance: Tolerance | None = None) -> Mismatch:
-        """Difference between the model's log-probabilities and the sampler's on fresh rows, and the first token beyond
-        tolerance.
+        """Compares the model's log-probabilities with the sampler's on fresh rows, and finds the first token that
+        differs.
 
         Rows that are already scored are not scored again. tolerance: the default depends on the data type of the
         computation.

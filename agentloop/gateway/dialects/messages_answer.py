@@ -33,8 +33,7 @@ FINISHES = {
     "refusal": "content_filter",
 }
 UNREADABLE = "unreadable_arguments"
-"""The only key of a call's input if the model wrote no JSON object. Its value is the model's text, for the tool to
-refuse."""
+"""The only key of a call's input if the model wrote no JSON object. The value is its text, for the tool to refuse."""
 DEEPEST = 250
 """Maximum levels of JSON that orjson writes."""
 

@@ -51,8 +51,7 @@ class Budget:
         return self.attempts_usd / max(1, self.n_attempts + self.n_lost)
 
     def why_over(self, n: int, usd: float = 0.0, *, are_forks: bool = False) -> str | None:
-        """The limit that `n` more attempts would exceed; None if they fit. usd: money spent elsewhere, as on the
-        rewriter."""
+        """The limit that `n` more attempts would exceed; None if they fit. usd: spent elsewhere, as on the rewriter."""
         if self.n_attempts + self.n_forks + n > self.max_attempts - self.n_reserved:
             return f"max_attempts = {self.max_attempts}"
         mean_usd = self.forks_usd / self.n_forks if are_forks and self.n_forks else self.mean_usd

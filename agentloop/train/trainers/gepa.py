@@ -81,7 +81,7 @@ class Gepa:
         self._tools = tools
         self._project = project
         self._writer: Policy | None = None
-        """Lives as long as the trainer: if it were collected with a cycle, its connections might close out of order."""
+        """Lives as long as the trainer: as garbage in a cycle, it would not close its connections in order."""
 
     async def first(self, draft: Draft, experience: Experience) -> str | None:
         """See `protocols.Trainer`: version 1 consists of the settings alone."""

@@ -80,8 +80,7 @@ class Learning:
     n_processes: Positive = 1
     """Processes that share the rows of an update of an adapter, on this machine; with GPUs, set it to their number."""
     n_threads: Positive | None = None
-    """Torch threads per process. None: 1 for the tiny policy, which is cheapest and repeatable; else torch's
-    default."""
+    """Torch threads per process. None: 1 for the tiny policy (cheapest and repeatable), otherwise torch's default."""
 
 
 NAMES = tuple(each.name for each in fields(Learning))

@@ -186,8 +186,7 @@ class RolledTurn:
         self._draft.progress.advance(0, reward=figures[REWARD], entropy=figures.get("entropy", 0.0))
 
     def _current(self, taken: Sequence[Group], forks: Sequence[Forked]) -> tuple[list[Group], list[Forked]]:
-        """Groups and forks with their current verdicts: a group may have waited long, and a resumed turn reads new
-        ones."""
+        """Groups and forks with their current verdicts: a group may have waited, and a resumed turn reads new ones."""
         groups = [*taken, *(each.group for each in forks)]
         attempts = [*(attempt for group in groups for attempt in group.attempts), *(each.origin for each in forks)]
         current = iter(self._experience.current(attempts))
@@ -248,8 +247,7 @@ class RolledTurn:
         return {attempt.trace.id: sampled_by(attempt, step, self._model) for attempt in every}
 
     def _compare(self, step: int, rows: list[Row], samplers: Mapping[str, int]) -> dict[str, float]:
-        """The guard: compares trainer and sampler. Rows of an earlier update are compared with the trainer of that
-        update.
+        """The guard: compares trainer and sampler, with rows of an earlier update under the trainer of that update.
 
         Raises TrainingError if trainer and sampler disagree.
         """
@@ -284,8 +282,7 @@ class RolledTurn:
         return rows
 
     def _observe(self, taken: Sequence[Group], forks: Sequence[Forked], rng: Random) -> list[Row]:
-        """Report each group's rewards to the curriculum; returns passed rows for each group in which all attempts
-        failed.
+        """Report each group's rewards to the curriculum; returns passed rows for groups in which every attempt failed.
 
         Tasks whose forks carry a gradient need no such rows.
         """

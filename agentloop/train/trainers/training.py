@@ -142,8 +142,7 @@ class Training:
         return raised
 
     def _go_back(self, mark: int) -> None:
-        """Return to the newest checkpoint of at most `mark` optimiser steps, or to the oldest; later ones are
-        removed."""
+        """Return to the newest checkpoint of at most `mark` optimiser steps, or to the oldest; remove later ones."""
         places = checkpoints(self._draft.workspace)
         older = [path for path in places if int(path.name) <= mark]
         chosen = older[-1] if older else places[0]

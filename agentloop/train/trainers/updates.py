@@ -42,8 +42,7 @@ class Updates:
 
     @contextmanager
     def as_of(self, number: int) -> Iterator[bool]:
-        """Inside the block, the model is as it was after `number` updates; yields False if that update is
-        unavailable."""
+        """Inside the block, the model is as after `number` updates; yields False if that update is unavailable."""
         state = self._states.get(number) or self._saved(number)
         if state is None:
             yield False
