@@ -66,7 +66,7 @@ def make_numbers(rng: random.Random) -> list[int]:
 def make_tasks(folder: Path, seed: int) -> list[Task]:
     """Write the 150 files to `folder`, by split, with six questions about each: 690 train, 60 validation, 150 held-out.
 
-    A sandbox contains only the files of its own split, so not even a mistake can open a held-out file in training.
+    A sandbox contains only the files of its split, so not even a mistake can open a held-out file in training.
     """
     names = NAMES.copy()
     random.Random(f"splits {seed}").shuffle(names)

@@ -37,7 +37,7 @@ class FileEdit(NamedTuple):
 
 
 def words_of(version: PolicyVersion, project: Path) -> Overlay:
-    """The overlay of a version. Raises ConfigError for a version without texts of its own."""
+    """The overlay of a version. Raises ConfigError for a version without such texts."""
     overlay = read_contents(version, project).overlay
     if not overlay.components and not overlay.lessons:
         raise ConfigError(f"v{version.number} is of kind {version.kind} and has no words to export; name another")

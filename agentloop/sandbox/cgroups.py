@@ -233,8 +233,10 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _may_divide(folder: Path) -> bool:
-    """True if the group may have limited children. A group with processes of its own may not, except the root, which
-    has no type."""
+    """True if the group may have limited children.
+
+    A group that directly contains processes may not, except the root, which has no type.
+    """
     return not (folder / "cgroup.type").exists() or not _words(folder / "cgroup.procs")
 
 

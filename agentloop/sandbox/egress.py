@@ -323,7 +323,7 @@ def _target(line: bytes) -> tuple[str, SplitResult, int | None]:
 
 
 def _request(method: str, path: str, host: str, headers: list[bytes], secret: Secret | None) -> bytes:
-    """The request for the host, on a connection of its own."""
+    """The request for the host, sent on a separate connection."""
     added = {"Host": host, "Connection": "close", **({secret.header: secret.value} if secret else {})}
     dropped = {*HOP_BY_HOP, *(name.lower() for name in added)}
     passed_on = [line for line in headers if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped]

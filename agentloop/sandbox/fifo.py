@@ -1,6 +1,6 @@
 """The host's end of a sandbox whose first process is a shell, because its image has no Python (`inside/pid1.sh`).
 
-Orders are lines on a pipe. Every command has named pipes of its own among the sockets (`pipes.py`). It offers
+Orders are lines on a pipe. Every command has separate named pipes among the sockets (`pipes.py`). It offers
 everything that `channel.Channel` does except a terminal and a proxy. A command costs some milliseconds instead of one.
 """
 

@@ -67,7 +67,7 @@ class SandboxPool:
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:
-        """A sandbox as `spec` describes, for one episode. What the episode wrote is discarded afterwards.
+        """A sandbox as `spec` describes, for one episode. The episode's changes are discarded afterwards.
 
         Raises SandboxGone if the pool is or gets closed, and whatever the backend's `create` raises.
         """

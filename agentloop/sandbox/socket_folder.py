@@ -148,7 +148,7 @@ def sweep_socket_folders() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """True if a process with that number exists, whoever owns it."""
+    """True if a process with that number exists, regardless of its owner."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -110,7 +110,7 @@ async def output_is_bounded_and_counted(backend: SandboxBackend, folder: Path) -
 
 
 async def many_commands_at_once(backend: SandboxBackend, folder: Path) -> None:
-    """Each caller gets the result of its own command."""
+    """Each caller gets the result of the command that it ran."""
     async with opened(backend) as sandbox:
 
         async def ask(n: int) -> ExecResult:

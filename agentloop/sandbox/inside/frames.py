@@ -1,7 +1,7 @@
 """The frames between a sandbox and its host, for both ends.
 
-A frame is HEADER (id, kind, length of the payload; big-endian) and the payload. Whoever opens a channel
-chooses its id: the host for commands, the sandbox (FROM_SANDBOX and above) for connections to the outside.
+A frame is HEADER (id, kind, length of the payload; big-endian) and the payload. The side that opens
+a channel chooses its id: the host for commands, the sandbox (FROM_SANDBOX and above) for connections to the outside.
 
     READY    sandbox  nothing, or why the sandbox cannot be used
     START    host     REQUEST, the lease's name, the command

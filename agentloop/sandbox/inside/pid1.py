@@ -190,7 +190,7 @@ class Supervisor:
     # -------------------------------------------------------------------- the commands
 
     def start(self) -> None:
-        """Starts waiting commands in order, up to the limit. Commands with channels of their own do not count."""
+        """Starts waiting commands in order, up to the limit. Commands with separate channels do not count."""
         n = sum(not command.how & STREAM for command in self.running.values())
         while self.queue and n < self.limit:
             n += self.launch(*self.queue.pop(0))
