@@ -1,7 +1,7 @@
 """Optional abilities of sandboxes, verifiers, agents, experience and exporters; each is a separate Protocol.
 
 `protocols.py` defines what every part must offer. A part that offers more has the methods or attributes below. The
-engine checks with `isinstance(part, Files)`, never for one of its own classes, so parts of other packages are treated
+engine checks with `isinstance(part, Files)`, never for a class of this package, so parts of other packages are treated
 alike. Such a check only compares names; a method with other parameters fails when it is called.
 """
 

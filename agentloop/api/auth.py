@@ -3,10 +3,10 @@
 A key is `al_<id>_<secret>`. The store has its id and the SHA-256 of the whole key: the secret has 256 random bits, so a
 slow hash would add no protection and cost time in every request. A key belongs to one project (tenant) and has scopes.
 
-Until the first key exists, the server only answers programs of its own user on this machine, and only requests to
-`localhost` or its loopback address, so that a web page in the user's browser cannot reach it under another host name.
-These requests may send spans, call models and read. A judgement (reward, score, label, verdict) needs a key with the
-scope `judge` or the token of `local.py`, so that an agent that can write its own trace cannot set its reward.
+Until the first key exists, the server only answers programs of the user who runs it, on this machine, and only requests
+to `localhost` or its loopback address, so that a web page in the user's browser cannot reach it under another host
+name. These requests may send spans, call models and read. A judgement (reward, score, label, verdict) needs a key with
+the scope `judge` or the token of `local.py`, so that an agent that can write its own trace cannot set its reward.
 Promoting, rolling back or canarying a policy version needs the scope `admin` or that token, so that no agent promotes
 itself.
 """

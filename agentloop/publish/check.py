@@ -16,7 +16,7 @@ async def compare(server: VLLMControl, name: str, probe: Fingerprint) -> float:
     """Largest difference in nats over the probe's tokens between the server's model `name` and torch.
 
     Raises PublishError for a difference that precision does not explain. If a version is too similar to its parent,
-    equal answers prove nothing; a warning says so.
+    equal answers prove nothing, and a warning is logged.
     """
     served = probe.at(await server.logprobs(name, probe.sequences))
     worst = furthest(served, probe.logprobs)

@@ -1,4 +1,4 @@
-"""Model calls that several libraries may report, each in a span of its own."""
+"""Model calls that several libraries may report, each in a separate span."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class History:
     def put_person_label(
         self, project: str, trace_id: str, failure: Failure, *, by: str, why: str, within: Connection | None = None
     ) -> bool:
-        """Stores a person's label in place of the same person's previous one; it is critical if it says so.
+        """Stores a person's label in place of the same person's previous one; `failure.critical` makes it critical.
 
         failure: this function sets `detector` and name. Returns False if the same label already existed. Raises
         NoSuchTrace.

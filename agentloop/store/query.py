@@ -118,7 +118,7 @@ def parse(text: str) -> list[Term]:
 
 
 def conditions(text: str, dialect: str, *, now: datetime | None = None) -> list[Condition]:
-    """What a row of `trace` must fulfil, each of them, for the filter to hold. Raises ConfigError as `parse` does."""
+    """Conditions that a row of `trace` must all fulfil for the filter to hold. Raises ConfigError like `parse`."""
     wanted = []
     for term in parse(text):
         condition = _condition(term, dialect, now or datetime.now(UTC))

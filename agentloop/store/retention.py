@@ -18,7 +18,7 @@ STEP = 200
 
 
 class Forgotten(NamedTuple):
-    """What was removed."""
+    """The removed traces, spans and bytes."""
 
     traces: int = 0
     spans: int = 0
@@ -48,7 +48,7 @@ def forget(
 def forgettable(
     database: Database, *, before: datetime | None = None, max_bytes: int | None = None, project: str | None = None
 ) -> Forgotten:
-    """What `forget` would remove: exact by age; by size, an estimate that assumes equally large traces."""
+    """The result that `forget` would have: exact by age; by size, an estimate that assumes equally large traces."""
     full = size(database)
     with database.read() as connection:
         n_all = connection.execute(select(func.count()).select_from(TraceRow)).scalar_one()

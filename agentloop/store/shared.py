@@ -18,7 +18,7 @@ MAX_REMEMBERED = 1 << 16
 
 
 class SharedBodies:
-    """What one process knows of the bodies of a store. Threads may share it."""
+    """A process's cache of the names of a store's bodies. Threads may share it."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.redactor = redactor

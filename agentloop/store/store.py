@@ -283,7 +283,7 @@ class Store(
     def forgettable(
         self, *, before: datetime | None = None, max_bytes: int | None = None, project: str | None = None
     ) -> retention.Forgotten:
-        """What `forget` would remove; exact by age, estimated by size."""
+        """The result that `forget` would have; exact by age, estimated by size."""
         return retention.forgettable(self._database, before=before, max_bytes=max_bytes, project=project)
 
     def check(self) -> None:

@@ -190,7 +190,7 @@ class ScoreRow(SQLModel, table=True):
     trace_key: int = Field(primary_key=True, sa_type=BigInteger)
     verifier: str = Field(primary_key=True)
     source: str = Field(primary_key=True)
-    """Who gave it: `judge` for our verdicts, `import` for a trace's source, or a name that the caller sends."""
+    """Its origin: `judge` for our verdicts, `import` for a trace's source, or a name that the caller sends."""
     version: str
     value: float | None
     error: str | None

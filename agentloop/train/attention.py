@@ -1,4 +1,4 @@
-"""Attention over segments: each token of a sequence attends to the earlier tokens of its own row, wherever they are.
+"""Attention over segments: each token of a sequence attends to the earlier tokens of the same row, wherever they are.
 
 Registered with transformers under one name. Without segments it is their scaled dot product attention, so a model with
 it samples and scores as before. Shapes: L tokens of a sequence, R segments, Q queries and K keys of the longest.

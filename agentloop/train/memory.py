@@ -91,8 +91,10 @@ def estimate(
     has_reference: bool = False,
     n_ranks: int = 1,
 ) -> Estimate:
-    """What one rank needs to train the model in `folder`. has_reference: the loss uses a divergence from a
-    reference."""
+    """The memory and disk that one rank needs to train the model in `folder`.
+
+    has_reference: the loss uses a divergence from a reference.
+    """
     size = Size.of(folder)
     placement = (placement or Placement()).resolved()
     n_bytes = torch.finfo(DTYPES[placement.dtype]).bits // 8

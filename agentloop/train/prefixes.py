@@ -1,7 +1,7 @@
 """Rows with common prefixes -> one sequence in which each shared token occurs once.
 
 The rows of a group share their prompt, and forks and sub-agents share more. Their tokens form a tree, written as
-segments: for each row the tokens that no earlier row has. A token attends to the earlier tokens of its own row
+segments: for each row the tokens that no earlier row has. A token attends to the earlier tokens of the same row
 (`attention.py`) and counts its position from the root. So hidden states, log-probabilities and gradients equal those of
 separate rows.
 """

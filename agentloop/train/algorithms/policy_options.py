@@ -57,7 +57,7 @@ def policy_loss(loss: str, options: PolicyOptions, clip: Clip, *, level: str, me
 
 
 def needs_of(loss: PolicyLoss) -> frozenset[Need]:
-    """What the engine has to measure for `loss`."""
+    """The requirements of `loss` on rows and on the engine."""
     needs = {Need.logprobs}
     if loss.correction is not None:
         needs.add(Need.old)

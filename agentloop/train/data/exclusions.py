@@ -42,7 +42,7 @@ class Exclusion(StrEnum):
 
     @property
     def remedy(self) -> str:
-        """What a user can do about it."""
+        """The user's next step."""
         return _REMEDIES[self]
 
 

@@ -110,7 +110,7 @@ class Gepa:
         return await turn.proven()
 
     async def rehearse(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> Rehearsal:
-        """What `improve` would start with; calls no model."""
+        """The first evidence, request and estimates of `improve`; calls no model."""
         overlay = read_overlay(_folder_of(parent, draft))
         prices: list[float] = []
         stored = failed_in(_noting_prices(experience.stored(), prices))
