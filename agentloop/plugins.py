@@ -91,7 +91,7 @@ def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *
             f"{group} {kind!r}: {error} (options: {takes}; given: {', '.join(arguments) or 'none'})"
             f"{did_you_mean(strange, signature.parameters)}"
         ) from None
-    with _contained(f"{group} {kind!r} refuses its options"):  # whose values are not shown: some are secrets
+    with _contained(f"{group} {kind!r} refuses its options"):  # option values are not shown, because some are secrets
         return make(**arguments)
 
 

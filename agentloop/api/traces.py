@@ -111,7 +111,7 @@ def trace_routes(store: Store) -> APIRouter:
     ) -> StreamingResponse:
         """Whole traces for which a filter holds, newest first, as a file that is sent while it is made."""
         exporter = load_exporter(format)
-        store.find(filter, project=project, limit=1)  # a wrong filter is told before the answer begins
+        store.find(filter, project=project, limit=1)  # reports an invalid filter before the response begins
         name = "traces" + (".jsonl" if exporter.one_each else exporter.suffix)
         return StreamingResponse(
             exporter.write(read_each(store, store.every(filter, project=project))),

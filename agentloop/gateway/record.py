@@ -235,7 +235,7 @@ def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
         "agentloop.dialect": call.dialect,
         SHADOW: call.shadow_of is not None or None,
         "agentloop.shadow.of": call.shadow_of,
-        # Not the version of the trace: no reader of a version's episodes may count what nobody heard.
+        # Not the trace's version: a version's episodes must not include answers that no client received.
         "agentloop.shadow.version": call.target.version if call.shadow_of else None,
         NOT_FOUND: list(call.not_found) or None,
         "agentloop.key": call.key,

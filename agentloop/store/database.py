@@ -167,7 +167,7 @@ def _restrict(path: Path, most: int) -> int | None:
         if not mode & ~most:
             return None
         path.chmod(mode & most)
-    except (FileNotFoundError, PermissionError):  # nothing is there, or its owner is another user, who decides
+    except (FileNotFoundError, PermissionError):  # it does not exist, or another user owns it and decides
         return None
     return mode
 

@@ -119,7 +119,7 @@ def _postgresql(url: URL, timeouts: Timeouts) -> Engine:
 def engine_at(where: str, timeouts: Timeouts) -> tuple[Path | None, Engine]:
     try:
         url = make_url(where)
-    except (ArgumentError, ValueError):  # whose words may have the password
+    except (ArgumentError, ValueError):  # the error's text may contain the password
         raise ConfigError("store: this is no URL; write a path, or postgresql://USER:PASSWORD@HOST/NAME") from None
     if url.get_backend_name() == "sqlite" and url.database:
         return Path(url.database), sqlite_engine(Path(url.database), timeouts)

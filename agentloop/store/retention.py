@@ -133,6 +133,6 @@ def _shrink(database: Database) -> None:
         if raw is not None:
             if raw.cursor().execute("PRAGMA auto_vacuum").fetchone()[0]:
                 raw.cursor().executescript("PRAGMA incremental_vacuum")  # `execute` would free a single page
-            else:  # made before it was set: to set it now, the file is written anew
+            else:  # created before it was set; setting it now rewrites the file
                 raw.cursor().executescript("PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
             raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -143,7 +143,7 @@ class GroupStream(Generic[G]):
         for number in [number for number, task in self._running.items() if task.done()]:
             task = self._running.pop(number)
             if task.exception() is not None and self._started[number] < self._oldest:
-                self.dropped.add(number)  # nobody would have used it
+                self.dropped.add(number)  # the group would not have been used
             else:
                 self._ready[number] = task.result()
 

@@ -86,7 +86,7 @@ def _tool_choice(choice: Any, tools: list[Json], keep: Keep) -> Json:
     if kind in ("function", "custom"):
         function = {"name": text(choice.get("name"), "tool_choice.name")}
         return {"tool_choice": {"type": "function", "function": function}}
-    if kind == "allowed_tools":  # few servers know the like: the other tools are left out, which says the same
+    if kind == "allowed_tools":  # few servers support this, so the other tools are removed, to the same effect
         named = [table(tool, "tool_choice.tools") for tool in array(choice.get("tools"), "tool_choice.tools")]
         allowed = [text(tool.get("name"), "tool_choice.tools.name") for tool in named]
         mode = only(choice.get("mode"), "tool_choice.mode", {"auto", "required"})

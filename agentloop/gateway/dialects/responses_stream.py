@@ -154,7 +154,7 @@ class ResponsesEncoder:
 
     def _delta(self, to: OutputItem, words: str, logprobs: list[Json]) -> bytes:
         to.pieces.append(words)
-        if to.kind == "custom":  # its text stands in JSON, and is told when it is whole
+        if to.kind == "custom":  # its text is inside JSON, and is sent once it is complete
             return b""
         fields = {**self._place(to), "delta": words}
         if to.kind == "text":

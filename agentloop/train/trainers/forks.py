@@ -80,7 +80,7 @@ async def forked(
             attempts = await experience.attempts(
                 [task], policy=policy, part=part, group_size=len(group.attempts), are_forks=True
             )
-        except (PolicyError, SandboxError):  # the round itself is there, and a server that is gone shows in the next
+        except (PolicyError, SandboxError):  # the round is complete; a missing server fails the next one
             continue
         made.append(Forked(origin, Group(group.number, 0, attempts)))
     return made

@@ -96,7 +96,7 @@ class Gepa:
             )
             return None
         overlay = read_overlay(_folder_of(parent, draft))
-        # Those of ours are left out, because some are this turn's.
+        # Without this package's own traces, because some are from this turn.
         stored = failed_in(judged for judged in experience.stored() if judged.trace.source != OURS)
         components = await self._components(experience, overlay, stored, asks=True)
         if not has_instructions(components):

@@ -174,7 +174,7 @@ class RolledTurn:
         phase = StepPhase.generate if self._host.answers_in_process else StepPhase.wait
         seconds = {str(phase): waited_s, str(StepPhase.train): trained_s}
         seconds[str(StepPhase.judge)] = sum(attempt.judge_s for attempt in attempts)
-        # Before the checkpoint: a process that goes on from there makes no figures of this step.
+        # Before the checkpoint: a process that continues from there does not compute this step's figures.
         self._draft.record(step + 1, **figures, **counts(SECONDS, seconds))
         raised = self.training.watch(figures, mark)
         if raised is not None:
@@ -305,7 +305,7 @@ class RolledTurn:
         self._updates.keep(step)
         await self._host.publish(name, self.training.state.sample, self._draft.workspace / name)
         oldest = step - self._learning.max_lag
-        await groups.drop_before(oldest)  # they would ask for a model that is not there any more
+        await groups.drop_before(oldest)  # their policy is about to be removed from the server
         if oldest > 1:
             await self._host.retract(self._name(oldest - 1))
         return time.perf_counter() - started

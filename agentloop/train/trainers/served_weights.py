@@ -126,7 +126,7 @@ class ServedWeights:
         if trainable is None:
             raise RuntimeError("load comes first")
         probe = make_probe(trainable, [row_of(ids) for ids in sequences], self._published)
-        if not (folder / WEIGHTS).is_dir():  # whole, where it is there: they are large
+        if not (folder / WEIGHTS).is_dir():  # an existing folder is complete; weights are large
             trainable.save(folder)
         probe.save(folder)
         await self._publisher.publish(name, folder / WEIGHTS, probe)

@@ -88,7 +88,7 @@ class StoredTurn:
             if needs_tokens:
                 cut = rows_of(judged, self._admission)
             else:
-                # Ids of another model's tokenizer would be noise, so the words are rendered anew.
+                # Ids of another model's tokenizer would be noise, so the text is tokenised again.
                 cut = text_rows_of(judged, renderer, self._admission, tools=self._tools)
             rows += cut.rows
             pairs[judged.trace.id] = judged.pair
