@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from agentloop.suites.names import CASE, HEAD
 from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Split, Task, Trace
 
-_ESCAPES = re.compile(r'\\[nrt"]')
+_ESCAPES = re.compile(r'(?:\\(?:u[0-9a-fA-F]{4}|[nrtbf"/\\]))+')
+"""Escapes in a JSON string. A run of them is decoded together, because two of them can form one character."""
 _INSIDE_WORD = re.compile(r"\w\w")
 MIN_WORDS = 6
 """Minimum words of a held-out instruction that is searched in longer texts: fewer occur in many of them by chance."""
@@ -83,8 +85,9 @@ def _stands_in(words: str, text: str) -> bool:
     return False
 
 
-def _unescaped(escape: re.Match[str]) -> str:
-    return '"' if escape[0] == '\\"' else " "
+def _unescaped(escapes: re.Match[str]) -> str:
+    text: str = json.loads(f'"{escapes[0]}"')
+    return text
 
 
 def instruction_of(trace: Trace) -> str:

@@ -9,6 +9,8 @@ end. The followers compute their share of the rows. They write no files and talk
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +32,8 @@ from agentloop.train.engine import Engine, EngineSettings
 from agentloop.train.model import Trainable
 
 LOCAL = "127.0.0.1"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+"""Name of the loopback interface."""
 START = timedelta(minutes=5)
 """Time limit for all processes to start: each loads torch."""
 PATIENCE = timedelta(days=1)
@@ -99,7 +103,11 @@ def leading(n_processes: int) -> Iterator[Ranks]:
     if n_processes == 1:
         yield ALONE
         return
-    store = TCPStore(LOCAL, 0, n_processes, True, START, wait_for_workers=False)
+    # A store that opens its own port listens on every interface, and ranks exchange pickles without authentication.
+    listener = socket.create_server((LOCAL, 0))
+    port = listener.getsockname()[1]
+    descriptor = listener.detach()
+    store = TCPStore(LOCAL, port, n_processes, True, START, wait_for_workers=False, master_listen_fd=descriptor)
     numbers = [str(n_processes), str(store.port), str(torch.get_num_threads())]
     with ExitStack() as stack:
         started = [stack.enter_context(_started([str(rank), *numbers])) for rank in range(1, n_processes)]
@@ -175,6 +183,7 @@ def follow(rank: int, size: int, port: int) -> None:
 
 @contextmanager
 def _group(store: Store, rank: int, size: int) -> Iterator[None]:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # gloo would listen on the address of the host name
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())

@@ -43,3 +43,12 @@ def test_a_held_out_instruction_is_recognised_with_other_text_around_it(instruct
 )
 def test_another_instruction_is_none(instruction: str) -> None:
     assert not HELD_OUT.has("t1", instruction)
+
+
+@pytest.mark.parametrize(
+    "text", ["Zähle die Zeilen von notes/mai.txt und gib sie ab.", "It’s May 🎲: count the lines — all."]
+)
+def test_a_held_out_instruction_is_recognised_in_escaped_json(text: str) -> None:
+    instruction = json.dumps({"task": f"Clerk,\n{text}"})
+    assert text not in instruction
+    assert HeldOut(frozenset(), frozenset({normalised(text)})).has(None, instruction)
