@@ -88,8 +88,8 @@ class FullReload:
         except PublishError as error:
             if "HTTP 404" in str(error):
                 raise PublishError(
-                    f"{self.server.base_url} cannot reload weights; start it with `agentloop policies serve` on "
-                    "loopback, or with VLLM_SERVER_DEV_MODE=1 there"
+                    f"{self.server.base_url} cannot reload weights; start it again on loopback with "
+                    "VLLM_SERVER_DEV_MODE=1 in its environment"
                 ) from None
             raise
         try:

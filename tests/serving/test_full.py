@@ -38,6 +38,7 @@ from .trained import random_rows, train
 from .turns import PATTERN
 
 pytestmark = pytest.mark.slow
+DEV = {"VLLM_SERVER_DEV_MODE": "1"}
 AS_IT_IS = PARENT.model_copy(update={"kind": VersionKind.settings})
 
 
@@ -47,7 +48,7 @@ def running(installed: Installed, model: Path, log: Path, name: str) -> Iterator
     port = free_port()
     command, variables = vllm_command(installed, model, name, host="127.0.0.1", port=port, more=SMALL)
     server = VLLMServer(
-        command, f"http://127.0.0.1:{port}", log=log, variables={**os.environ, **variables, **ONE_THREAD}
+        command, f"http://127.0.0.1:{port}", log=log, variables={**os.environ, **variables, **ONE_THREAD, **DEV}
     )
     server.start()
     try:
