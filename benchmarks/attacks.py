@@ -32,13 +32,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from attacks_lab import INSTRUCTIONS, SUITE, Lab, Outcomes, Sum, more_wins
 from attacks_live import OWN_KEY, POISONED, canaried
 
 import agentloop as al
-from agentloop.gate.outcomes import GateVerdict, Outcome
+from agentloop.gate.outcomes import GateVerdict, Outcome, Side
 from agentloop.gate.wealth import next_alpha
 from agentloop.loop.opening import open_project
 from agentloop.policies.scripted import call_message
@@ -334,6 +335,7 @@ BREAKS = (
 CHANCE = 0.4
 ALPHA = 0.05
 MAX_ROLLOUTS = 200
+BANK_TRIALS = 4
 N_CONCURRENT = 8
 
 
@@ -345,7 +347,10 @@ def sharer(command: str = "", more: float = 0.0) -> Callable[[Sequence[Message],
             return call_message("submit", answer=messages[-1].content.strip())
         a, b = map(int, re.findall(r"\d+", messages[0].content)[-2:])
         number = a + b + int(rng.random() >= CHANCE + more)
-        return call_message("shell", command=f"{command}\necho {number} > ~/sum; sleep 0.1; cat ~/sum")
+        work = f"echo {number} > ~/sum; sleep 0.1; cat ~/sum"
+        if command:  # an attacker needs nothing that it breaks
+            work = f"echo {number}; {command}"
+        return call_message("shell", command=work)
 
     return script
 
@@ -361,7 +366,7 @@ def _shared(folder: Path, seed: int, *, command: str = "", more: float = 0.0) ->
     suite = Lab(folder, seed, EXACT, suite=limits).folder / SUITE
     live = al.policy(sharer())
     options: dict[str, Any] = {"sandbox": "bubblewrap", "n_concurrent": N_CONCURRENT}
-    al.bank(suite, live, name="main", trials=4, **options)
+    al.bank(suite, live, name="main", trials=BANK_TRIALS, **options)
     bank = suite / "baseline" / "main.jsonl"
     head, _, rows = bank.read_text().partition("\n")
     elsewhere = re.sub(r'"machine":\s*"[^"]*"', '"machine":"elsewhere"', head)
@@ -380,7 +385,11 @@ def _shared(folder: Path, seed: int, *, command: str = "", more: float = 0.0) ->
     )
     lines = (folder / "run" / "gate.outcomes.jsonl").read_text().splitlines()[1:]
     outcomes = [Outcome.model_validate_json(line) for line in lines]
-    return Result(result.verdict is GateVerdict.passed, more_wins(outcomes), result.n_fresh, result.reasons[0])
+    rewards = [one.reward for one in outcomes if one.policy is Side.baseline and one.trial >= BANK_TRIALS]
+    n_lost = sum(reward is None for reward in rewards)
+    mean = fmean(reward for reward in rewards if reward is not None)
+    why = f"{result.reasons[0]} Beside it the baseline got {mean:.2f} and lost {n_lost} of {len(rewards)}."
+    return Result(result.verdict is GateVerdict.passed, more_wins(outcomes), result.n_fresh, why)
 
 
 # ------------------------------------------------------------------------------------ feedback

@@ -41,6 +41,7 @@ SHARE, LEVEL = 0.1, 0.8
 WAIT = 1000
 """Episodes after which a reward is given up."""
 N_CANARY = 2500
+N_STREAMS = 2000
 START = datetime(2026, 1, 1, tzinfo=UTC)
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -239,7 +240,7 @@ def missed_goals(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def main() -> int:
     """Print one table and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=2000)
+    parser.add_argument("--streams", type=int, default=N_STREAMS)
     parser.add_argument("--first", type=int, default=0, help="number of the first stream")
     parser.add_argument("--rows", nargs="*", help="names of kinds of streams; default: all")
     parser.add_argument("--quick", action="store_true", help="100 streams of each kind")
@@ -261,6 +262,8 @@ def main() -> int:
         print(f"{world.name:30} {shares} {one['rewarded']:9.0f} {one['begun']:6.0f} {one['z']:8.1%}", flush=True)
     load.append(round(os.getloadavg()[0], 2))
     missed = missed_goals(rows)
+    if n_streams < N_STREAMS:
+        missed.append(f"{n_streams} streams are too few for the goals, which need {N_STREAMS}")
     for goal in missed:
         print(f"MISSED  {goal}")
     document = {

@@ -6,10 +6,10 @@
 A project has 40 held-out tasks, four attempts of each. In the null worlds each candidate acts exactly as the live
 version does, so every promotion is false. Beside the loop's rule (`gate/promotion.py`, `gate/wealth.py`), for the same
 candidates: an exact sign-flip test of the tasks' means at 5% for each candidate, and "more wins than losses". Then how
-often a candidate that is better is promoted. Then 40 attacks of a candidate that is as good as the live version, or
-worse. What an attack does before the gate (a task that was trained on, a judge that was persuaded, a score that an
-agent gave itself) is refused there; here it is what reaches the gate. The last line is JSON; `missed` names each goal
-that is missed, and then the exit code is 1.
+often a candidate that is better is promoted. Then 40 simulated attacks of a candidate that is as good as the live
+version, or worse: rows of outcomes as an attack leaves them once it was seen, with their labels. Nothing is attacked
+here; `benchmarks/attacks.py` does that. The last line is JSON; `missed` names each goal that is missed, and then the
+exit code is 1.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -159,7 +160,7 @@ def power(job: tuple[int, float, int]) -> tuple[bool, bool, bool]:
     return promoted, sign_flip_p((mine - bank).mean(0).tolist()) <= ALPHA, wins
 
 
-# ------------------------------------------------------------------------------------ attacks
+# ------------------------------------------------------------------------------------ simulated attacks
 
 Sides = tuple[list[Outcome], list[Outcome]]
 Attack = Callable[[list[Outcome], list[Outcome], Random], Sides]
@@ -254,6 +255,7 @@ def main() -> int:
     options = parser.parse_args()
     scale = 10 if options.quick else 1
     started = time.perf_counter()
+    load = [round(os.getloadavg()[0], 2)]
     document: dict[str, Any] = {"alpha": ALPHA, "tasks": N_TASKS, "trials": TRIALS}
     missed = []
     print(f"{'':44}{'loop':>8}{'sign-flip':>11}{'wins':>8}")
@@ -279,12 +281,21 @@ def main() -> int:
         by_wins = sum(other for _, other in results)
         n_by_loop += by_loop
         n_by_wins += by_wins
-        label = f"promoted of {SEEDS}: {attack.__name__.replace('_', ' ')}"
+        label = f"simulated, of {SEEDS}: {attack.__name__.replace('_', ' ')}"
         print(f"{label:44}{by_loop:8}{'':11}{by_wins:8}", flush=True)
-    document["attacks"] = {"n": SEEDS * len(ATTACKS), "loop": n_by_loop, "wins": n_by_wins}
+    document["simulated_attacks"] = {"n": SEEDS * len(ATTACKS), "loop": n_by_loop, "wins": n_by_wins}
     if n_by_loop:
-        missed.append(f"{n_by_loop} of {SEEDS * len(ATTACKS)} attacks were promoted")
-    document |= {"wall_s": round(time.perf_counter() - started, 1), "missed": missed}
+        missed.append(f"{n_by_loop} of {SEEDS * len(ATTACKS)} simulated attacks were promoted")
+    if options.quick:
+        missed.append("a tenth of the projects is too few for the goals")
+    for goal in missed:
+        print(f"MISSED  {goal}")
+    document |= {
+        "goals": {"false_50": ALPHA, "false_1000": ALPHA, "simulated_attacks": 0},
+        "wall_s": round(time.perf_counter() - started, 1),
+        "load": [*load, round(os.getloadavg()[0], 2)],
+        "missed": missed,
+    }
     print(json.dumps(document))
     return 1 if missed else 0
 

@@ -60,6 +60,7 @@ from agentloop.train.trainers.search import Quiet
 from agentloop.types import Action, Attempt, Overlay, PolicyVersion, SandboxSpec, Split, Task, VersionKind
 
 N_TRAIN, N_VALIDATION, N_HELD_OUT = 40, 30, 60
+N_WORLDS = 20
 MAX_SEARCH = 400
 MAX_GATE = 600
 ALPHA = 0.05
@@ -532,7 +533,7 @@ def show(rows: Sequence[Row]) -> None:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", type=int, default=20)
+    parser.add_argument("--worlds", type=int, default=N_WORLDS)
     parser.add_argument("--commit", help="default: of this checkout")
     options = parser.parse_args()
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
@@ -548,16 +549,19 @@ def main() -> None:
     met = goals(rows)
     for goal, is_met in met.items():
         print(f"{'met   ' if is_met else 'MISSED'}  {goal}")
+    missed = [goal for goal, is_met in met.items() if not is_met]
+    if len(rows) < N_WORLDS:
+        missed.append(f"{len(rows)} worlds are too few for the goals, which need {N_WORLDS}")
     document = {
         "commit": commit,
         "cpu_s": round(time.process_time() - started, 1),
         "load": [*load, round(os.getloadavg()[0], 2)],
         "goals": met,
-        "missed": [goal for goal, is_met in met.items() if not is_met],
+        "missed": missed,
         "worlds": [asdict(row) for row in rows],
     }
     print(json.dumps(document))
-    sys.exit(bool(document["missed"]))
+    sys.exit(bool(missed))
 
 
 if __name__ == "__main__":
