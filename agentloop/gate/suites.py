@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -155,31 +156,33 @@ async def rolling(
     Raises ConfigError for an agent that cannot act, CapabilityError for sandboxes that cannot be made.
     """
     redactor = Redactor(token_bytes(32), known_secrets(project))
-    pool = SandboxPool(backend)
+    # What an attempt does to its sandbox must not touch those that it is compared with: no sandbox has both sides.
+    pools = {side: SandboxPool(backend) for side in sides}
     scorer = load_scorer(project)
     guess = scorer.guess if scorer else None
     # Whoever asks the runner decides how many trials run at once, and which refusals end it.
-    work = LocalWork(pool, store, guess=guess, max_concurrent=None, probes=False)
-    once = LocalWork(pool, store, guess=guess, max_concurrent=None, probes=False, pauses_s=ONCE)
+    make_work = partial(LocalWork, store=store, guess=guess, max_concurrent=None, probes=False)
     owner = f"{store.owner}/{evidence}"
     with ExitStack() as resources:
-        resources.enter_context(work)
-        resources.enter_context(once)
+        work = {side: resources.enter_context(make_work(pool)) for side, pool in pools.items()}
+        once = {side: resources.enter_context(make_work(pool, pauses_s=ONCE)) for side, pool in pools.items()}
         runners: dict[tuple[str, Side], Runner] = {}
         for one in suites:
-            acting = {side: actors[one.evals.name] for side, actors in sides.items() if one.evals.name in actors}
+            name = one.evals.name
+            acting = {side: actors[name] for side, actors in sides.items() if name in actors}
             tasks = resources.enter_context(images_for(one.gated, backend))
-            name = f"{run}/{one.evals.hash[:16]}"
-            trials = Trials(tasks, acting, work, run=name, stage=evidence, owner=owner)
-            runners |= {(task, side): trials for task in one.evals.tasks for side in Side}
-            if tapes and (tape := tapes.get(one.evals.name)):
-                make_taped = partial(Trials, tasks, work=once, run=name, stage=evidence, owner=owner, anew=True)
+            make_trials = partial(Trials, tasks, run=f"{run}/{one.evals.hash[:16]}", stage=evidence, owner=owner)
+            for side, actor in acting.items():
+                trials = make_trials({side: actor}, work[side])
+                runners |= {(task, side): trials for task in one.evals.tasks}
+            if tapes and (tape := tapes.get(name)):
+                make_taped = partial(make_trials, work=once[tape.side], anew=True)
                 runner = TapedTrials(make_taped, acting[tape.side], tape, one.evals.hash)
                 runners |= {(task, tape.side): runner for task in one.evals.tasks}
         try:
             yield _without_secrets(runners, redactor)
         finally:
-            await pool.close()
+            await asyncio.gather(*(pool.close() for pool in pools.values()))
 
 
 def _without_secrets(runners: Mapping[tuple[str, Side], Runner], redactor: Redactor) -> Runner:
