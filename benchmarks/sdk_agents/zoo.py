@@ -18,4 +18,4 @@ MAX_TURNS = 4
 def count(animal: str) -> str:
     """The tool: it knows kinds by their singular, in lower case."""
     number = ANIMALS.get(animal)
-    return f"no kind {animal!r} in this zoo" if number is None else str(number)
+    return f"error: no kind {animal!r} in this zoo" if number is None else str(number)

@@ -8,16 +8,29 @@ from pathlib import Path
 import pytest
 from environments import python_with
 
-from benchmarks.overlay_agents import questions, success
+from agentloop.types import Component, Lesson, Overlay
+from benchmarks.overlay_agents import drive, questions, success
 from tests.gateway.test_clients import LANGGRAPH
+
+STYLE = Component(
+    name="instructions.style", original="Be friendly and write whole sentences.", text="Answer with the number alone."
+)
+SINGULAR = Component(
+    name="tool.count",
+    original="How many animals of a kind the zoo has.",
+    text="How many animals of a kind the zoo has. Name the kind by its singular, in lower case.",
+)
+PAIRS = Lesson(applies_to="questions about pairs", text="A pair is two animals: divide the count by two.")
+OVERLAY = Overlay(components=(STYLE, SINGULAR), lessons=(PAIRS,))
 
 
 def check(agent: str, python: str) -> None:
     asked = questions(20)
-    before, n_wrong = success(agent, python, asked, 1)
-    after, n_wrong_after = success(agent, python, asked, 2)
-    assert (before, n_wrong, n_wrong_after) == (pytest.approx(0.4, abs=0.1), 0, 0)
-    assert after >= 0.85
+    before = drive(agent, python, asked)
+    after = drive(agent, python, asked, OVERLAY)
+    assert (before.n_without_text, after.n_without_text) == (0, 0)
+    assert success(before, asked) == pytest.approx(0.4, abs=0.1)
+    assert success(after, asked) >= 0.85
 
 
 @pytest.mark.slow
