@@ -16,7 +16,7 @@ MAX_SAID = 400
 CANNOT_RUN = (126, 127)
 """Exit codes of a shell that cannot start a program, or does not find it."""
 STAMPS = (
-    "cd {at} && find . -type f -exec cksum {{}} + && "
+    "cd {at} && find . -type f -exec sha256sum {{}} + && "
     "if find . -prune -printf '' 2>/dev/null; then find . -type f -printf '%i %C@ %p\\n'; "
     "else find . -type f -exec stat -c '%i %z %n' {{}} +; fi"
 )
@@ -94,5 +94,7 @@ async def _stamps(sandbox: Sandbox, at: str) -> list[str]:
     """One line or two for each file of the folder `at`. Raises SandboxError."""
     done = await sandbox.exec(STAMPS.format(at=at), max_output=MAX_STAMPS)
     if done.exit_code:
-        raise SandboxError(f"the tests cannot be watched: {done.stderr.strip()[:200]}; the image needs find and cksum")
+        raise SandboxError(
+            f"the tests cannot be watched: {done.stderr.strip()[:200]}; the image needs find and sha256sum"
+        )
     return done.stdout.splitlines()
