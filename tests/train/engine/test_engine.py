@@ -22,16 +22,17 @@ from .small import Plain, plain_logprobs, row_of, rows_of, seen, small_model, un
 LENGTHS = [9, 3, 14, 6, 11, 8, 4, 20]
 
 
-def engine_of(max_tokens: int = 10_000, lora: Lora | None = None, *needs: Need) -> Engine:
+def engine_of(max_tokens: int = 10_000, lora: Lora | None = None, *needs: Need, rate: float = 1e-2) -> Engine:
     trainable = Trainable(small_model(), lora=lora)
-    return Engine(trainable, Plain(*needs), EngineSettings(learning_rate=1e-2, max_tokens=max_tokens))
+    return Engine(trainable, Plain(*needs), EngineSettings(learning_rate=rate, max_tokens=max_tokens))
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=2, alpha=4)])
 def test_accumulation_changes_nothing(lora: Lora | None) -> None:
     states = []
     for max_tokens in (10_000, 42):
-        engine = engine_of(max_tokens, lora, Need.reference)
+        # Adam divides by the gradient's size, so where that is near 0 it turns rounding into a share of the rate.
+        engine = engine_of(max_tokens, lora, Need.reference, rate=1e-3)
         for _ in range(3):
             figures = engine.step(units_of(rows_of(LENGTHS)))
         states.append((figures, engine.trainable.state()))
