@@ -165,6 +165,18 @@ def test_tests_that_the_agents_code_changes_while_they_run_give_0(
     assert (why or "") in verdict.scores[0].why
 
 
+def test_tests_that_passed_but_can_no_longer_be_watched_give_0(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    """The agent's code made that impossible, so it is its outcome, and no failure of the machine."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "test.sh").write_text("sh /work/answer.sh\nexit 0\n")
+    options = {"command": "sh $TESTS/test.sh && echo passed", "artifacts": ["/work/answer.sh"], "tests": str(hidden)}
+    verdict = after(bubblewrap, tmp_path, ["echo 'rm -r $TESTS' > answer.sh"], Part(kind="command", options=options))
+    assert (verdict.state, verdict.reward) == (RewardState.scored, 0.0), verdict.scores
+    assert "the tests cannot be watched" in verdict.scores[0].why
+    assert "passed" in verdict.scores[0].why
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentloop.abilities import FileSandbox
-from agentloop.errors import SandboxError
+from agentloop.errors import SandboxError, SandboxGone
 from agentloop.judge.verifiers.files import in_sandbox
 from agentloop.protocols import Sandbox
 from agentloop.types import Graded, Trace
@@ -36,6 +36,8 @@ class CommandVerifier:
     `timeout_s` or cannot start what the agent wrote give 0: the agent's code can bring each about. It can also bring
     about that a file of the tests changes while they run, in content or mode, so that gives 0, too; new files do not.
     The agent's code can read the tests: let them compute what they expect, or read it before they start that code.
+    With a root file system that can be written (`root`), it can also replace the programs that the tests or this watch
+    run, so that nothing shows: such tests should start it as another user.
     `agentloop judge audit` finds a command that fails for its own reasons, because the task's solution does not score 1
     either.
     """
@@ -59,7 +61,7 @@ class CommandVerifier:
         self.timeout_s = timeout_s + 60.0  # making the sandbox is not the command's time
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
-        """With the end of what the command printed. Raises SandboxGone; SandboxError if it has no `find`."""
+        """With the end of what the command printed. Raises SandboxGone; SandboxError if the image has no `find`."""
         if not isinstance(sandbox, FileSandbox):
             raise TypeError("tests need a sandbox that takes files; use docker or bubblewrap")
         before: list[str] = []
@@ -82,7 +84,12 @@ class CommandVerifier:
             return Graded(value=0.0, why=f"the tests ended with {done.exit_code}, cannot run; they printed: {output}")
         if done.exit_code == 0 and before:
             sandbox.kill_all()  # what the agent's code left running could put a test back
-            after = set(await _stamps(sandbox, at))
+            try:
+                after = set(await _stamps(sandbox, at))
+            except SandboxGone:
+                raise
+            except SandboxError as error:  # before the agent's code ran, they could be watched
+                return Graded(value=0.0, why=f"after they passed, {error}; they printed: {output}")
             changed = [line for line in before if line not in after]
             if changed:
                 name = changed[0].split("./", 1)[-1]
