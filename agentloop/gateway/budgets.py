@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from agentloop.errors import AgentLoopError
 from agentloop.store.keys import Key, Spent
@@ -83,31 +84,58 @@ class Budgets:
         """Ledgers by the id of the key."""
         self._under_way: dict[str, int] = {}
 
-    def admit(self, key: Key | None) -> None:
-        """Register the start of a call; `spend` ends it. Raises Exhausted and TooFast."""
+    def admit(self, key: Key | None) -> float:
+        """Register the start of a call, and return its time; `spend` or `release` ends it.
+
+        Raises Exhausted and TooFast.
+        """
+        now = self._clock()
+        ledger = self._checked(key)
+        if key is None or ledger is None:
+            return now
+        per_minute = ledger.key.budget.calls_per_minute
+        if per_minute is not None:
+            ledger.pace(per_minute, now)
+        self._under_way[key.id] = self._under_way.get(key.id, 0) + 1
+        return now
+
+    def check(self, key: Key | None) -> None:
+        """Raise Exhausted if `key` has spent its budget, without the start of a call."""
+        self._checked(key)
+
+    def _checked(self, key: Key | None) -> _Ledger | None:
+        """The ledger of a key that has a limit and has not spent it. Raises Exhausted."""
         if key is None or not any(bound is not None for bound in key.budget):
-            return
+            return None
         ledger = self._ledgers.setdefault(key.id, _Ledger(key))
         ledger.read(key)
-        n_under_way = self._under_way.get(key.id, 0)
         used = [before + since for before, since in zip(ledger.key.spent, ledger.since, strict=True)]
-        used[0] += n_under_way
-        *totals, per_minute = ledger.key.budget
+        used[0] += self._under_way.get(key.id, 0)
+        *totals, _ = ledger.key.budget
         for bound, spent, what in zip(totals, used, ("calls", "tokens", "USD"), strict=True):
             if bound is not None and spent >= bound:
                 raise Exhausted(
                     f"key {key.id} has spent {spent:g} of {bound:g} {what}; "
                     f"raise its bound with `agentloop keys budget {key.id}`"
                 )
-        if per_minute is not None:
-            ledger.pace(per_minute, self._clock())
-        self._under_way[key.id] = n_under_way + 1
+        return ledger
 
     def spend(self, key: Key | None, spent: Spent) -> None:
         """Register the end of an admitted call that is on disk."""
         if key is None or key.id not in self._ledgers:
             return
         self._ledgers[key.id].add(self._clock(), spent)
+        self._end(key)
+
+    def release(self, key: Key | None, admitted_at: float) -> None:
+        """Forget an admitted call that was refused before it reached an upstream. admitted_at: from `admit`."""
+        if key is None or key.id not in self._ledgers:
+            return
+        with suppress(ValueError):  # not there for a key without a limit per minute, or after a minute
+            self._ledgers[key.id].begun.remove(admitted_at)
+        self._end(key)
+
+    def _end(self, key: Key) -> None:
         self._under_way[key.id] = self._under_way.get(key.id, 1) - 1
         if not self._under_way[key.id]:
             del self._under_way[key.id]

@@ -92,11 +92,14 @@ class Calls:
         try:
             raw = await body_of(receive, self._room)
             try:
+                self._budgets.check(caller.key)  # the upstream may load an adapter for the count
                 n_input = await n_tokens(self.routes, self._upstreams, caller, parsed(raw), passed_on(scope))
             finally:
                 self._room.give(len(raw))
         except NoRoute as error:
             await reply.refuse(await self._no_route(error))
+        except Exhausted as error:
+            await reply.refuse(ErrorReply(402, str(error)))
         except ErrorReply as refused:
             await reply.refuse(refused)
         else:
@@ -163,9 +166,13 @@ class Calls:
         try:
             transcript = body if dialect is chat else dialect.to_chat(body, record=True)
             place = self._contexts.place(caller.project, caller.episode, chat.to_chat(transcript)["messages"])
-            target = await self.routes.find(model, place.run.trace_id, caller.episode, project=caller.project)
-            call, sent = await self._prepared(dialect, caller, body, transcript, place, target)
-            self._budgets.admit(caller.key)  # last, because nothing may fail between this and the `spend` that ends it
+            admitted_at = self._budgets.admit(caller.key)  # first, because to find the target may load an adapter
+            try:
+                target = await self.routes.find(model, place.run.trace_id, caller.episode, project=caller.project)
+                call, sent = await self._prepared(dialect, caller, body, transcript, place, target)
+            except BaseException:
+                self._budgets.release(caller.key, admitted_at)
+                raise
         except NoRoute as error:
             raise await self._no_route(error) from None
         except BadRequest as error:

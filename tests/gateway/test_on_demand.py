@@ -29,6 +29,7 @@ from agentloop.registry.acting import served_by
 from agentloop.registry.on_demand import OnDemand
 from agentloop.registry.routing import serving_of
 from agentloop.registry.versions import Registry
+from agentloop.store.keys import KeyBudget
 from agentloop.store.store import Store
 from agentloop.types import Lineage, VersionKind
 from tests.gateway.serving import Gateway, gateway_here
@@ -153,10 +154,10 @@ def write_adapter(folder: Path, logprob: float) -> None:
     probe.save(folder)
 
 
-def ask(gateway: Gateway, model: str) -> Any:
-    return gateway.post(
-        "/v1/chat/completions", {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
-    )
+def ask(gateway: Gateway, model: str, key: str | None = None, path: str = "/v1/chat/completions") -> Any:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+    return gateway.post(path, body, headers=headers)
 
 
 def test_a_candidate_is_loaded_once_for_all_that_ask_at_once(
@@ -176,6 +177,29 @@ def test_a_candidate_is_loaded_once_for_all_that_ask_at_once(
         assert ask(gateway, "policy/2").status_code == 200
         assert server.n_loads == 3
         assert ask(gateway, "policy/1").json()["model"] == "base"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages/count_tokens"])
+def test_nothing_is_loaded_for_a_key_that_has_spent_its_budget(
+    server: AdapterServer, tmp_path: Path, path: str
+) -> None:
+    with gateway_to(server, tmp_path) as gateway:
+        key, _ = gateway.key(budget=KeyBudget(n_calls=0))
+        refused = ask(gateway, "policy/2", key, path)
+        assert (refused.status_code, server.n_loads) == (402, 0)
+        assert "has spent 0 of 0 calls" in refused.json()["error"]["message"]
+
+
+def test_a_key_that_made_its_calls_of_this_minute_loads_nothing_and_a_refused_call_is_none(
+    server: AdapterServer, tmp_path: Path
+) -> None:
+    with gateway_to(server, tmp_path) as gateway:
+        key, _ = gateway.key(budget=KeyBudget(n_calls=1, calls_per_minute=1))
+        assert ask(gateway, "policy/9", key).status_code == 404
+        assert ask(gateway, "policy/1", key).status_code == 200, "the call that was refused has given its place back"
+        pace, _ = gateway.key(budget=KeyBudget(calls_per_minute=1))
+        assert ask(gateway, "policy/1", pace).status_code == 200
+        assert (ask(gateway, "policy/2", pace).status_code, server.n_loads) == (429, 0)
 
 
 def test_a_server_without_a_free_slot_is_asked_again_later(server: AdapterServer, tmp_path: Path) -> None:
