@@ -7,11 +7,13 @@ anew with the next number. Its files are exports of these rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import JSON, BigInteger, Column, Connection, Index, delete, func, select, update
-from sqlmodel import Field, SQLModel, col
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Field, Session, SQLModel, col
 
 from agentloop.store.database import Database
 from agentloop.store.statements import insert_rows
@@ -19,6 +21,8 @@ from agentloop.store.tables import Key
 
 ALL = "all"
 """Key of runs that are numbered whatever their question."""
+MAX_CLASHES = 100
+"""Maximum number of times that others may take a number first. Each time, one of them has begun a run."""
 
 
 class EvidenceRow(SQLModel, table=True):
@@ -197,29 +201,47 @@ def begin_next(
     kind: str,
     question: str,
     about: Callable[[Sequence[dict[str, Any]]], dict[str, Any]],
+    *,
+    within: Connection | None = None,
 ) -> EvidenceLog:
     """The run of that kind and question that has no verdict, else a new one, numbered among all of the kind.
 
-    about: the descriptions of all earlier ones, by number -> that of the new one. No other process numbers one
-    meanwhile.
+    about: the descriptions of all earlier ones, by number -> that of the new one; called again if another process on a
+    server takes that number first.
     """
+    with database.session(write=True, within=within) as session:
+        for _ in range(MAX_CLASHES):
+            # In a savepoint, so that a clash leaves the rest of the transaction. The other process has then committed.
+            with suppress(IntegrityError), session.begin_nested():
+                return EvidenceLog(database, _next(session, project, kind, question, about))
+        return EvidenceLog(database, _next(session, project, kind, question, about))
+
+
+def _next(
+    session: Session,
+    project: str,
+    kind: str,
+    question: str,
+    about: Callable[[Sequence[dict[str, Any]]], dict[str, Any]],
+) -> EvidenceRow:
     mine = (col(EvidenceRow.project) == project, col(EvidenceRow.kind) == kind)
-    with database.session(write=True) as session:
-        rows = list(session.scalars(select(EvidenceRow).where(*mine).order_by(col(EvidenceRow.number))))
-        row = next((row for row in rows if row.about["question"] == question and row.verdict is None), None)
-        if row is None:
-            number = len(rows) + 1
-            row = EvidenceRow(
-                project=project,
-                id=f"{kind}-{ALL}-{number}",  # of two processes with one number, the second gets an error
-                kind=kind,
-                key=ALL,
-                number=number,
-                about={**about([each.about for each in rows]), "question": question},
-                started_at=datetime.now(UTC),
-            )
-            session.add(row)
-    return EvidenceLog(database, row)
+    query = select(EvidenceRow).where(*mine).order_by(col(EvidenceRow.number)).execution_options(populate_existing=True)
+    rows = list(session.scalars(query))
+    row = next((row for row in rows if row.about["question"] == question and row.verdict is None), None)
+    if row is None:
+        number = len(rows) + 1
+        row = EvidenceRow(
+            project=project,
+            id=f"{kind}-{ALL}-{number}",
+            kind=kind,
+            key=ALL,
+            number=number,
+            about={**about([each.about for each in rows]), "question": question},
+            started_at=datetime.now(UTC),
+        )
+        session.add(row)
+        session.flush()
+    return row
 
 
 def begin_evidence(

@@ -122,10 +122,15 @@ class Stages:
         return begin_evidence(self._database, self.project, kind, key, about, within=within)
 
     def begin_next(
-        self, kind: str, question: str, about: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
+        self,
+        kind: str,
+        question: str,
+        about: Callable[[Sequence[dict[str, Any]]], dict[str, Any]],
+        *,
+        within: Connection | None = None,
     ) -> EvidenceLog:
         """See `evidence.begin_next`."""
-        return begin_next(self._database, self.project, kind, question, about)
+        return begin_next(self._database, self.project, kind, question, about, within=within)
 
     def evidence(self, id: str) -> EvidenceLog | None:
         """The gate or bank with that id."""

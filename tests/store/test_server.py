@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from parts import Run
@@ -244,6 +248,44 @@ def test_a_server_that_may_only_be_read_is_named_with_the_next_move(postgresql: 
     store.close()
 
 
+def test_gates_that_begin_at_once_have_different_numbers(postgresql: str) -> None:
+    """Every one has read the numbers before any of them writes its own, and each is described after those before it."""
+    n_gates = 6
+    stores = [Store(postgresql) for _ in range(n_gates)]
+    all_have_read = threading.Barrier(n_gates)
+
+    def begin(n: int) -> tuple[str, object]:
+        calls = count()
+
+        def about(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+            if next(calls) == 0:
+                all_have_read.wait(20)
+            return {"earlier": [row["question"] for row in rows]}
+
+        log = stores[n].begin_next("stake", f"q{n}", about)
+        return log.id, log.about["earlier"]
+
+    with ThreadPoolExecutor(n_gates) as pool:
+        begun = sorted(pool.map(begin, range(n_gates)))
+    assert [id for id, _ in begun] == [f"stake-all-{n}" for n in range(1, n_gates + 1)]
+    assert [len(earlier) for _, earlier in begun if isinstance(earlier, list)] == list(range(n_gates))
+    for store in stores:
+        store.close()
+
+
+def test_one_question_that_two_processes_ask_at_once_has_one_run(postgresql: str) -> None:
+    stores = [Store(postgresql) for _ in range(2)]
+    both_have_read = threading.Barrier(2)
+
+    def begin(store: Store) -> str:
+        return store.begin_next("stake", "q", lambda _: {"at": both_have_read.wait(20)}).id
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(begin, stores)) == ["stake-all-1", "stake-all-1"]
+    for store in stores:
+        store.close()
+
+
 # -------------------------------------------------------------------------------------- one transaction
 
 
@@ -276,23 +318,26 @@ def test_a_gate_outcome_and_its_attempt_are_there_together_or_not_at_all(either:
         log.add([outcome], within=within)
         log.end("PASS", within=within)
         either.begin_evidence("bank", "question", {}, within=within)
+        either.begin_next("stake", "question", lambda _: {}, within=within)
         either.put_proof(proof, within=within)
         either.put_figures(1, 1, {"loss": 0.5}, within=within)
 
-    def written() -> tuple[int, int, str | None, bool, int, int]:
+    def written() -> tuple[int, int, str | None, bool, bool, int, int]:
         again = either.evidence(log.id)
         assert again is not None
         has_bank = either.evidence("bank-question-1") is not None
+        has_stake = either.evidence("stake-all-1") is not None
         n_figures = len(list(either.figures()))
-        return either.n_traces(), len(again.outcomes()), again.verdict, has_bank, len(either.proofs("c")), n_figures
+        n_proofs = len(either.proofs("c"))
+        return either.n_traces(), len(again.outcomes()), again.verdict, has_bank, has_stake, n_proofs, n_figures
 
     with suppress(RuntimeError), either.transaction() as connection:
         write(connection)
         raise RuntimeError
-    assert written() == (0, 0, None, False, 0, 0)
+    assert written() == (0, 0, None, False, False, 0, 0)
     with either.transaction() as connection:
         write(connection)
-    assert written() == (1, 1, "PASS", True, 1, 1)
+    assert written() == (1, 1, "PASS", True, True, 1, 1)
     with suppress(RuntimeError), either.transaction() as connection:
         either.supersede_stage("gate", within=connection)
         raise RuntimeError
