@@ -261,7 +261,7 @@ def run_gate(
     """
     options = prepared.options
     folder = options.out or folder_of(prepared)
-    stake = stake_of_gate(options.project, folder, prepared.identities)
+    stake = stake_of_gate(options.project, folder, prepared.header.suites, prepared.identities)
     if stake is not None:
         prepared = _at_stake(prepared, stake, display)
     fold = Fold(prepared.header)

@@ -15,10 +15,12 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from agentloop.config.settings import CONFIG_FILE, Config, load_config
+from agentloop.errors import ConfigError
 from agentloop.gate.losses import Claim
-from agentloop.gate.outcomes import Settings
-from agentloop.gate.run import OUTCOMES
+from agentloop.gate.outcomes import Settings, SuitePart
+from agentloop.gate.run import ANEW, OUTCOMES
 from agentloop.gate.wealth import AlphaSpent, next_alpha
+from agentloop.input_files import parse_json
 from agentloop.output_files import write_text
 from agentloop.registry.versions import LOOP, Registry
 from agentloop.store.evidence import EvidenceLog
@@ -28,9 +30,11 @@ from agentloop.types import Action, Move, PolicyState, PolicyVersion, ProofKind,
 
 GATE = "agentloop gate"
 STAKE_FILE = "stake.json"
-"""In the folder of a gate's run."""
+"""In the folder of a gate's run: the share, and the question that it was drawn for."""
 STAKE = "stake"
 """Kind of these rows."""
+Identities = Mapping[str, tuple[str, str]]
+"""Suite -> identities of the candidate and of the baseline."""
 
 
 class Stake(NamedTuple):
@@ -85,17 +89,24 @@ def take_stake(
     return Stake(terms["number"], terms["alpha"], row)
 
 
-def stake_of_gate(project: Path, folder: Path, identities: Mapping[str, tuple[str, str]]) -> Stake | None:
+def stake_of_gate(project: Path, folder: Path, parts: Sequence[SuitePart], identities: Identities) -> Stake | None:
     """The stake of a gate by hand, which its folder keeps; None for one of anything but a version and the live one.
 
-    project: its folder. folder: of the run; without an outcome it begins, whatever question was asked before.
-    identities: suite -> of the candidate and of the baseline.
+    project: its folder. folder: of the run; without an outcome it begins, whatever question was asked before. parts:
+    the suites that are compared. Raises ConfigError for a folder with the stake of another gate.
     """
-    kept = folder / STAKE_FILE
-    if kept.is_file():
-        terms = json.loads(kept.read_bytes())
-        return Stake(terms["number"], terms["alpha"])
+    config = load_config(project) if (project / CONFIG_FILE).exists() else Config()
     place = store_place(project)
+    question = {
+        "project": place.project,
+        "suites": {part.name: part.hash for part in parts},
+        "candidate": {suite: candidate for suite, (candidate, _) in identities.items()},
+        "baseline": {suite: baseline for suite, (_, baseline) in identities.items()},
+        "alpha": config.gate.alpha,
+    }
+    file = folder / STAKE_FILE
+    if file.is_file():
+        return _stored_stake(file, question)
     is_there = place.file is None or place.file.is_file()
     if (folder / OUTCOMES).exists() or len(set(identities.values())) != 1 or not is_there:
         return None
@@ -106,11 +117,30 @@ def stake_of_gate(project: Path, folder: Path, identities: Mapping[str, tuple[st
         live = Registry(store).live()
         if live is None or live.sha256 != baseline or candidate not in versions or candidate == baseline:
             return None
-        config = load_config(project) if (project / CONFIG_FILE).exists() else Config()
         stake = take_stake(store, (live, versions[candidate]), token_hex(8), config.gate.alpha, by=GATE)
     finally:
         store.close()
-    write_text(kept, json.dumps({"number": stake.number, "alpha": stake.alpha}) + "\n")
+    terms = {"number": stake.number, "alpha": stake.alpha, "question": question}
+    write_text(file, json.dumps(terms, indent=1) + "\n")
+    return stake
+
+
+def _stored_stake(file: Path, question: Mapping[str, object]) -> Stake:
+    """The stake in `file`. Raises ConfigError for one that was drawn for another question."""
+    try:
+        terms = parse_json(file.read_bytes())
+        stake = Stake(int(terms["number"]), float(terms["alpha"]))
+        before = dict(terms["question"])
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{file}: cannot be read ({type(error).__name__}: {error}): nobody knows which gate this share of the "
+            f"project's risk is for; {ANEW}"
+        ) from None
+    changed = [name for name in question if before.get(name) != question[name]]
+    if changed:
+        raise ConfigError(
+            f"{file}: a share of the project's risk for a gate with another {' and another '.join(changed)}; {ANEW}"
+        )
     return stake
 
 

@@ -12,10 +12,12 @@ import pytest
 from registry.test_moves import proof
 from registry.test_versions import add
 
+from agentloop.errors import ConfigError
 from agentloop.gate.eprocess import Bets
 from agentloop.gate.losses import Claim
-from agentloop.gate.outcomes import Settings
-from agentloop.gate.stakes import GATE, Stake, take_stake
+from agentloop.gate.outcomes import Settings, SuitePart
+from agentloop.gate.run import OUTCOMES
+from agentloop.gate.stakes import GATE, Stake, stake_of_gate, take_stake
 from agentloop.gate.wealth import AlphaSpent, next_alpha
 from agentloop.registry.moves import Moves
 from agentloop.registry.versions import LOOP, Registry
@@ -28,7 +30,7 @@ SHARES = [ALPHA * 6 / (math.pi * k) ** 2 for k in range(1, 9)]
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """Version 1 is live, 2 and 3 are candidates."""
-    opened = Store(tmp_path / "store.db")
+    opened = Store(tmp_path / "traces" / "store.db")
     for number in (1, 2, 3):
         add(Registry(opened), number)
     yield opened
@@ -58,6 +60,62 @@ def test_what_a_promoted_candidate_had_goes_to_the_next_one_and_an_override_give
     Moves(Registry(store), "ann").promote(3, override="we know it")
     add(Registry(store), 4)
     assert taken(store, 4, "c").alpha == pytest.approx(SHARES[2])
+
+
+SUITE = SuitePart(name="s", hash="5" * 64)
+
+
+def by_hand(store: Store, folder: Path, candidate: int = 2, suite: SuitePart = SUITE) -> Stake | None:
+    """The stake of a gate in `folder`/out of that candidate against version 1."""
+    versions = Registry(store)
+    identities = {suite.name: (versions.require(candidate).sha256, versions.require(1).sha256)}
+    return stake_of_gate(folder, folder / "out", [suite], identities)
+
+
+def test_a_gate_that_goes_on_has_the_stake_of_its_folder(store: Store, tmp_path: Path) -> None:
+    first = by_hand(store, tmp_path)
+    assert first is not None
+    assert first.number == 1
+    assert first.alpha == pytest.approx(SHARES[0])
+    (tmp_path / "out" / OUTCOMES).touch()
+    again = by_hand(store, tmp_path)
+    assert again is not None
+    assert (again.number, again.alpha) == (first.number, first.alpha)
+    assert taken(store, 2, "b").number == 2
+
+
+@pytest.mark.parametrize("other", ["candidate", "suites", "alpha", "project"])
+def test_the_stake_of_another_question_is_refused(store: Store, tmp_path: Path, other: str) -> None:
+    """Such a file comes from another gate's folder, and its larger share belongs to that gate."""
+    assert by_hand(store, tmp_path) is not None
+    settings = {"alpha": "[gate]\nalpha = 0.1\n", "project": '[store]\nproject = "other"\n'}
+    (tmp_path / "agentloop.toml").write_text(settings.get(other, ""))
+    candidate = 3 if other == "candidate" else 2
+    suite = SUITE.model_copy(update={"hash": "6" * 64}) if other == "suites" else SUITE
+    with pytest.raises(ConfigError) as refused:
+        by_hand(store, tmp_path, candidate, suite)
+    assert str(refused.value) == (
+        f"{tmp_path}/out/stake.json: a share of the project's risk for a gate with another {other}; "
+        "name another folder with --out, or delete this one to begin anew"
+    )
+
+
+def test_the_stake_against_another_baseline_is_refused(store: Store, tmp_path: Path) -> None:
+    assert by_hand(store, tmp_path) is not None
+    identities = {"s": (Registry(store).require(2).sha256, Registry(store).require(3).sha256)}
+    with pytest.raises(ConfigError, match="for a gate with another baseline; name another folder"):
+        stake_of_gate(tmp_path, tmp_path / "out", [SUITE], identities)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"number": 1, "alpha": 0.03}', '{"number": "x", "alpha": 1, "question": {}}', "[" * 5000]
+)
+def test_a_stake_that_cannot_be_read_is_refused_in_one_line(store: Store, tmp_path: Path, text: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stake.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"stake\.json: cannot be read \(.*\): nobody knows which gate") as refused:
+        by_hand(store, tmp_path)
+    assert len(str(refused.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("claim", list(Claim))
