@@ -505,6 +505,7 @@ def show(rows: Sequence[Row]) -> None:
         )
     more = [row.gain - row.gain_rewards for row in rows]
     low, high = interval(more)
+    bias_low, bias_high = interval([row.reported_bias for row in rows])
     mean = {name: fmean(getattr(row, name) for row in rows) for name in (*Row.__annotations__, "gain")}
     print(
         f"gain {mean['gain']:+.3f}; more than with rewards alone {fmean(more):+.3f} ({low:+.3f} to {high:+.3f}); "
@@ -512,8 +513,8 @@ def show(rows: Sequence[Row]) -> None:
     )
     print(
         f"gain per 1,000 calls {mean['per_1000']:+.3f}, gepa's {mean['gepa_per_1000']:+.3f}; "
-        f"bias {mean['reported_bias']:+.3f}, of the choosing number {mean['chosen_bias']:+.3f}, "
-        f"gepa's {mean['gepa_bias']:+.3f}"
+        f"bias {mean['reported_bias']:+.3f} ({bias_low:+.3f} to {bias_high:+.3f}), of the choosing number "
+        f"{mean['chosen_bias']:+.3f}, gepa's {mean['gepa_bias']:+.3f}"
     )
     n_lost = sum(row.n_lost for row in rows)
     print(
@@ -558,6 +559,10 @@ def main() -> None:
         "load": [*load, round(os.getloadavg()[0], 2)],
         "goals": met,
         "missed": missed,
+        "reported_bias": {
+            "mean": round(fmean(row.reported_bias for row in rows), 4),
+            "ci95": [round(end, 4) for end in interval([row.reported_bias for row in rows])] if len(rows) > 1 else None,
+        },
         "worlds": [asdict(row) for row in rows],
     }
     print(json.dumps(document))
