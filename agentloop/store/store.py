@@ -19,8 +19,10 @@ from sqlmodel import SQLModel, col, select
 
 from agentloop.errors import NoSuchTrace, StoreError
 from agentloop.store import find, retention, traces
+from agentloop.store import unit_tables as unit_tables  # its tables are part of the schema
 from agentloop.store.audits import AuditRecords
 from agentloop.store.behaviour import Behaviour
+from agentloop.store.claims import Claims, WorkerCard
 from agentloop.store.database import Database
 from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
 from agentloop.store.failures import Failures
@@ -34,6 +36,7 @@ from agentloop.store.past import read_verdict, verdicts_of
 from agentloop.store.proposals import Proposals
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
+from agentloop.store.runs import Runs
 from agentloop.store.shared import SharedBodies
 from agentloop.store.span_pages import SpanPage, read_spans, span_ids
 from agentloop.store.spans import NOBODY, put_spans
@@ -41,6 +44,7 @@ from agentloop.store.stages import Stages
 from agentloop.store.statements import insert_rows
 from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceSummary
 from agentloop.store.traffic import Traffic
+from agentloop.store.units import Units
 from agentloop.store.versions import VersionRows
 from agentloop.types import Imported, Span, Trace, Verdict
 
@@ -58,6 +62,8 @@ class Store(
     Feedbacks,
     Traffic,
     Behaviour,
+    Runs,
+    Units,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 
@@ -143,6 +149,10 @@ class Store(
             insert_rows(connection, "setting", ("name", "value"), [(name, token.encode())], ignore=True)
             stored = connection.execute(select(SettingRow.value).where(SettingRow.name == name)).scalar_one()
         return bytes(stored) == token.encode()
+
+    def claims(self, card: WorkerCard, *, max_lost: int = 5) -> Claims:
+        """The side of a worker of the units of this store. max_lost: of `Claims`."""
+        return Claims(self._database, self._shared, card, max_lost=max_lost)
 
     def transaction(self) -> AbstractContextManager[Connection]:
         """One transaction for all writes that receive it as `within`: they are all on disk at its end, or none."""

@@ -21,6 +21,13 @@ from agentloop.types.stage import StageKey, StageKind
 from agentloop.types.step import BROKEN, Completion, ExecResult, Message, Step, ToolCall, ToolResult, ToolSpec
 from agentloop.types.task import EnvironmentSpec, Limits, Part, RewardRule, SandboxSpec, Setup, Split, Task
 from agentloop.types.trace import SubTrace, Trace
+from agentloop.types.unit import (
+    RunFacts,
+    RunState,
+    Unit,
+    UnitEnd,
+    UnitState,
+)
 from agentloop.types.verdict import OWN_LEAF, WAITING, Failure, FailureType, Graded, RewardState, Score, Verdict
 from agentloop.types.version import (
     Lineage,
@@ -72,6 +79,8 @@ __all__ = [
     "Rehearsal",
     "RewardRule",
     "RewardState",
+    "RunFacts",
+    "RunState",
     "Sampling",
     "SandboxSpec",
     "Score",
@@ -88,6 +97,9 @@ __all__ = [
     "ToolResult",
     "ToolSpec",
     "Trace",
+    "Unit",
+    "UnitEnd",
+    "UnitState",
     "Verdict",
     "VersionKind",
     "content_hash",

@@ -1,0 +1,420 @@
+"""A worker's side of the units: it claims some, says that it lives, and commits, hands back or loses them.
+
+A claim raises the unit's epoch. Effects are written only after the unit was marked as done under the epoch of the
+claim, in the same transaction, so each unit has its effects once, whoever else works on it. The lease of a unit is the
+heartbeat of its worker. Only the database's clock counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection
+
+from agentloop.store.attempts import Placed, put_attempts
+from agentloop.store.database import Database
+from agentloop.store.portable import ask, in_transaction
+from agentloop.store.runs import listed
+from agentloop.store.shared import SharedBodies
+from agentloop.store.statements import chunks
+from agentloop.store.units import put_units
+from agentloop.types import Unit, UnitState
+from agentloop.types.unit import units_before
+
+MAX_DEATHS = 3
+"""Workers that may die while they do a unit; after that it is dead."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+"""Pause after the first failure of infrastructure, which doubles with each one, and its maximum, in seconds."""
+UNABLE_PAUSE_S = 5.0
+"""Pause in seconds after a worker that lacks what a unit needs has handed it back."""
+MAX_ERROR = 2000
+"""Maximum length of a stored error."""
+KEEP_GONE_S = 86400.0
+"""How long the row of a dead worker stays for people to see, in seconds."""
+
+
+class WorkerCard(NamedTuple):
+    """What a worker says of itself."""
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    kinds: tuple[str, ...]
+    has: frozenset[str]
+    n_slots: int
+    lease_s: float
+    projects: tuple[str, ...] = ()
+    """Projects whose units it does; empty for all."""
+    runs: tuple[int, ...] = ()
+    """Runs whose units it does; empty for all. A loop in one process does only its own."""
+
+
+class Claimed(NamedTuple):
+    """A unit that a worker may do."""
+
+    number: int
+    epoch: int
+    project: str
+    run: int
+    unit: Unit
+    n_lost: int
+    """Times that infrastructure failed it before."""
+
+
+class Effect(NamedTuple):
+    """Everything that a unit leaves in the store. It is written in the transaction that marks the unit as done."""
+
+    result: dict[str, Any] = {}  # noqa: RUF012
+    """Facts for whoever asked, as JSON."""
+    attempts: tuple[Placed, ...] = ()
+    units: tuple[Unit, ...] = ()
+    """Units of the same run that can begin now."""
+
+
+class Finished(NamedTuple):
+    """A unit that was done, and what it leaves."""
+
+    claimed: Claimed
+    effect: Effect
+
+
+class HandBack(StrEnum):
+    """Why a worker hands a unit back."""
+
+    drain = "drain"
+    """The worker ends. It does not count."""
+    unable = "unable"
+    """The worker lacks something that the unit needs, and another one may have it. It does not count."""
+    infrastructure = "infrastructure"
+    """What the unit needs has failed. It counts, and too many of them make the unit dead."""
+    mistake = "mistake"
+    """Only a person can mend it: the unit is dead at once."""
+
+
+class Returned(NamedTuple):
+    """A unit that is handed back."""
+
+    claimed: Claimed
+    why: HandBack
+    error: str
+
+
+class Beat(NamedTuple):
+    """What a worker learns when it says that it lives."""
+
+    is_draining: bool
+    lost: frozenset[int]
+    """Numbers of its units that ended without it, or that another worker has by now."""
+
+
+class Claims:
+    """The units of one worker."""
+
+    def __init__(self, database: Database, shared: SharedBodies, card: WorkerCard, *, max_lost: int = 5) -> None:
+        """max_lost: failures of infrastructure after which a unit is dead. Raises ValueError for a wrong card."""
+        wrong = [kind for kind in card.kinds if not re.fullmatch("[a-z][a-z_-]*", kind)]
+        if wrong or not card.kinds:
+            raise ValueError(f"worker {card.id} does units of kinds {card.kinds}; a kind is a word in small letters")
+        self.card = card
+        self._database = database
+        self._shared = shared
+        self._max_lost = max_lost
+        self._queues = f"{_QUEUES} AND q.kind IN ({listed(card.kinds)})"
+        if card.projects:
+            self._queues += f" AND r.project IN ({', '.join(f'${n}' for n in range(1, len(card.projects) + 1))})"
+        if card.runs:
+            self._queues += f" AND r.number IN ({', '.join(str(run) for run in card.runs)})"
+
+    # ------------------------------------------------------------------ the worker
+
+    def begin(self) -> None:
+        """Make the worker known. Its heartbeat begins."""
+        in_transaction(self._database, self._begin)
+
+    def _begin(self, connection: Connection) -> None:
+        card = self.card
+        kinds, has = (" ".join(sorted(words)) for words in (card.kinds, card.has))
+        values = (card.id, card.host, card.pid, card.version, kinds, has, card.n_slots, card.lease_s)
+        ask(connection, _BEGIN, values)
+
+    def beat(self, claimed: Collection[Claimed], note: str = "") -> Beat:
+        """Say that the worker lives and still does `claimed`. note: what it waits for, for people."""
+
+        def beat(connection: Connection) -> Beat:
+            rows = ask(connection, _BEAT, (len(claimed), note, self.card.id))
+            if not rows:  # a restored backup does not have it
+                self._begin(connection)
+            is_draining = bool(rows) and rows[0][0] == "draining"
+            return Beat(is_draining, self._lost(connection, claimed))
+
+        return in_transaction(self._database, beat)
+
+    def end(self) -> None:
+        """Remove the worker, which has handed everything back."""
+        in_transaction(self._database, lambda one: ask(one, "DELETE FROM worker WHERE id = $1", (self.card.id,)))
+
+    def _lost(self, connection: Connection, claimed: Collection[Claimed]) -> frozenset[int]:
+        epochs = {one.number: one.epoch for one in claimed}
+        lasting = set[int]()
+        for part in chunks(sorted(epochs)):
+            places = ", ".join(f"${n}" for n in range(1, len(part) + 1))
+            rows = ask(
+                connection,
+                f"SELECT number, epoch FROM unit WHERE number IN ({places}) AND state IN ('leased', 'ready')",  # noqa: S608
+                part,
+            )
+            lasting.update(number for number, epoch in rows if epochs[number] == epoch)
+        return frozenset(epochs) - lasting
+
+    # ------------------------------------------------------------------ claiming
+
+    def claim(self, k: int) -> list[Claimed]:
+        """Up to `k` units that this worker can do. Runs get their shares of the slots by their weights."""
+        with self._database.read() as connection:
+            queues = self._waiting(connection)
+        if not queues:
+            return []
+
+        def claim(connection: Connection) -> list[Claimed]:
+            shares = _shares(queues, k)
+            claimed: list[Claimed] = []
+            for queue in queues:
+                if shares[queue.run] > 0:
+                    rows = ask(connection, _CLAIM, (self.card.id, queue.number, shares[queue.run]))
+                    shares[queue.run] -= len(rows)
+                    claimed += sorted((_claimed(queue, row) for row in rows), key=_order)
+            return claimed
+
+        return in_transaction(self._database, claim)
+
+    def _waiting(self, connection: Connection) -> list[_Waiting]:
+        """Queues with units for this worker, those with the highest priority first."""
+        rows = ask(connection, self._queues, self.card.projects)
+        n_leased: defaultdict[int, int] = defaultdict(int)
+        for _, _, run, *_, n, _ in rows:
+            n_leased[run] += n
+        queues = [
+            _Waiting(number, project, run, kind, tuple(needs.split()), n_leased[run] / weight, weight, rank)
+            for number, project, run, kind, needs, weight, _, rank in rows
+            if rank is not None and self.card.has.issuperset(needs.split())
+        ]
+        return sorted(queues, key=lambda queue: (queue.rank, queue.number))
+
+    # ------------------------------------------------------------------ ends
+
+    def finish(self, finished: Sequence[Finished]) -> list[bool]:
+        """Mark units as done and write their effects, in one transaction. Returns for each whether it counts.
+
+        It does not count where the unit ended without this worker, or another worker has claimed it since; then nothing
+        of it is written. Raises AttemptConflict as `Store.put_placed` does.
+        """
+
+        def finish(connection: Connection) -> list[bool]:
+            counting = self._mark_done(connection, finished)
+            attempts: defaultdict[str, list[Placed]] = defaultdict(list)
+            units: defaultdict[tuple[str, int], list[Unit]] = defaultdict(list)
+            for claimed, effect in finished:
+                if claimed.number in counting:
+                    attempts[claimed.project] += effect.attempts
+                    units[claimed.project, claimed.run] += effect.units
+            for project, placed in sorted(attempts.items()):
+                put_attempts(self._database, self._shared, project, placed, within=connection)
+            for (project, run), new in sorted(units.items()):
+                put_units(connection, project, run, new)
+            return [one.claimed.number in counting for one in finished]
+
+        return in_transaction(self._database, finish)
+
+    def _mark_done(self, connection: Connection, finished: Sequence[Finished]) -> set[int]:
+        counting = set[int]()
+        for part in chunks(finished):
+            values: list[Any] = []
+            for claimed, effect in part:
+                values += claimed.number, claimed.epoch, orjson.dumps(effect.result).decode()
+            counting.update(number for (number,) in ask(connection, _done(len(part)), values))
+        return counting
+
+    def hand_back(self, returned: Sequence[Returned]) -> None:
+        """Give units up. Those that another worker has by now stay as they are."""
+        reasons = {one.claimed.number: one for one in returned}
+
+        def hand_back(connection: Connection) -> None:
+            for part in chunks(sorted(reasons)):
+                for row in _leased(connection, part):
+                    one = reasons[row.number]
+                    if row.epoch == one.claimed.epoch and row.owner == self.card.id:
+                        self._give_up(connection, row, one.why, one.error)
+
+        in_transaction(self._database, hand_back)
+
+    def _give_up(self, connection: Connection, row: _Leased, why: HandBack, error: str) -> None:
+        n_lost = row.n_lost + (why is HandBack.infrastructure)
+        is_dead = why is HandBack.mistake or n_lost >= self._max_lost
+        pause_s = 0.0
+        if why is HandBack.infrastructure:
+            pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (n_lost - 1))
+        elif why is HandBack.unable:
+            pause_s = UNABLE_PAUSE_S
+        self._put_back(connection, row, is_dead=is_dead, how=why, error=error, n_lost=n_lost, pause_s=pause_s)
+
+    def _put_back(
+        self,
+        connection: Connection,
+        row: _Leased,
+        *,
+        is_dead: bool,
+        how: str,
+        error: str,
+        n_lost: int | None = None,
+        n_deaths: int | None = None,
+        pause_s: float = 0.0,
+    ) -> None:
+        error = self._shared.redactor.text(error)[:MAX_ERROR]
+        entry = {
+            "worker": row.owner, "epoch": row.epoch, "leased_at": str(row.leased_at), "ended_at": str(row.now),
+            "how": how, "error": error,
+        }  # fmt: skip
+        history = orjson.dumps([*orjson.loads(row.history), entry]).decode()
+        n_lost = row.n_lost if n_lost is None else n_lost
+        n_deaths = row.n_deaths if n_deaths is None else n_deaths
+        state = UnitState.dead if is_dead else UnitState.ready
+        ask(connection, _BACK, (state.value, n_lost, n_deaths, pause_s, history, error, is_dead, row.number))
+
+    def reap(self) -> int:
+        """Take the units of workers whose heartbeat is older than their lease. Returns the number of units.
+
+        A unit whose worker died MAX_DEATHS times is dead. The epoch stays, so a worker that was only cut off commits
+        what it does if nobody has claimed it since.
+        """
+        with self._database.read() as connection:
+            if not ask(connection, _OVERDUE):
+                return 0
+
+        def reap(connection: Connection) -> int:
+            ask(connection, "UPDATE worker SET state = 'gone' WHERE state <> 'gone' AND beat_at < {after -lease_s}")
+            rows = [_Leased(*row) for row in ask(connection, f"{_LEASED} AND {_ORPHANED} {{skip}}")]
+            for row in rows:
+                error = f"worker {row.owner} gave no heartbeat any more while it did the unit"
+                n_deaths = row.n_deaths + 1
+                is_dead = n_deaths >= MAX_DEATHS
+                self._put_back(connection, row, is_dead=is_dead, how="death", error=error, n_deaths=n_deaths)
+            ask(connection, "DELETE FROM worker WHERE state = 'gone' AND beat_at < {after -$1}", (KEEP_GONE_S,))
+            return len(rows)
+
+        return in_transaction(self._database, reap)
+
+
+class _Waiting(NamedTuple):
+    """A queue with a unit that can be claimed."""
+
+    number: int
+    project: str
+    run: int
+    kind: str
+    needs: tuple[str, ...]
+    load: float
+    """Units of its run that workers do now, by its weight."""
+    weight: float
+    rank: int
+    """Of its first unit."""
+
+
+class _Leased(NamedTuple):
+    number: int
+    epoch: int
+    owner: str | None
+    n_lost: int
+    n_deaths: int
+    history: str
+    leased_at: Any
+    now: Any
+
+
+_BEGIN = (
+    "INSERT INTO worker (id, host, pid, version, kinds, has, n_slots, n_busy, state, lease_s, note, started_at, "
+    "beat_at) VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 'up', $8, '', {now}, {now})"
+)
+_BEAT = (
+    "UPDATE worker SET beat_at = {now}, n_busy = $1, note = $2, "
+    "state = CASE WHEN state = 'gone' THEN 'up' ELSE state END WHERE id = $3 RETURNING state"
+)
+_DUE = "state = 'ready' AND (not_before IS NULL OR not_before <= {now})"
+_QUEUES = (
+    "SELECT q.number, q.project, q.run, q.kind, q.needs, r.weight, "  # noqa: S608
+    "(SELECT count(*) FROM unit WHERE queue = q.number AND state = 'leased'), "
+    f"(SELECT rank FROM unit WHERE queue = q.number AND {_DUE} ORDER BY rank, position, number LIMIT 1) "
+    "FROM queue q JOIN run r ON r.number = q.run WHERE r.state = 'running'"
+)
+_CLAIM = (
+    "WITH chosen AS MATERIALIZED ("  # noqa: S608
+    f"SELECT number AS one FROM unit WHERE queue = $2 AND {_DUE} ORDER BY rank, position, number LIMIT $3 "
+    "{skip}) UPDATE unit SET state = 'leased', epoch = epoch + 1, owner = $1, leased_at = {now} FROM chosen "
+    "WHERE number = one RETURNING number, epoch, key, asks, limit_s, rank, position, n_lost"
+)
+_LEASED = "SELECT number, epoch, owner, n_lost, n_deaths, history, leased_at, {now} FROM unit WHERE state = 'leased'"
+_ORPHANED = "(owner IS NULL OR owner NOT IN (SELECT id FROM worker WHERE state <> 'gone'))"
+_OVERDUE = (
+    "SELECT 1 FROM worker WHERE state <> 'gone' AND beat_at < {after -lease_s} UNION ALL "  # noqa: S608
+    f"SELECT 1 FROM unit WHERE state = 'leased' AND {_ORPHANED} LIMIT 1"
+)
+_BACK = (
+    "UPDATE unit SET state = $1, n_lost = $2, n_deaths = $3, not_before = {after $4}, history = $5, error = $6, "
+    "ended_at = CASE WHEN $7 THEN {now} END WHERE number = $8"
+)
+
+
+@lru_cache(64)
+def _done(n: int) -> str:
+    """The statement that marks `n` units as done and returns the numbers of those that count."""
+    rows = ", ".join(f"(CAST(${k} AS BIGINT), CAST(${k + 1} AS INTEGER), ${k + 2})" for k in range(1, 3 * n, 3))
+    before = listed(units_before(UnitState.done))
+    return (
+        "UPDATE unit SET state = 'done', result = column3, error = '', ended_at = {now} "  # noqa: S608
+        f"FROM (VALUES {rows}) AS finished WHERE number = column1 AND epoch = column2 AND state IN ({before}) "
+        "RETURNING number"
+    )
+
+
+def _leased(connection: Connection, numbers: Sequence[int]) -> list[_Leased]:
+    places = ", ".join(f"${n}" for n in range(1, len(numbers) + 1))
+    rows = ask(connection, f"{_LEASED} AND number IN ({places}) ORDER BY number {{lock}}", numbers)
+    return [_Leased(*row) for row in rows]
+
+
+def _claimed(queue: _Waiting, row: tuple[Any, ...]) -> Claimed:
+    number, epoch, key, asks, limit_s, rank, position, n_lost = row
+    unit = Unit.model_construct(
+        key=key,
+        kind=queue.kind,
+        asks=orjson.loads(asks),
+        needs=queue.needs,
+        limit_s=limit_s,
+        priority=-rank,
+        position=position,
+    )
+    return Claimed(number, epoch, queue.project, queue.run, unit, n_lost)
+
+
+def _order(claimed: Claimed) -> tuple[int, int, int]:
+    return -claimed.unit.priority, claimed.unit.position, claimed.number
+
+
+def _shares(queues: Sequence[_Waiting], k: int) -> dict[int, int]:
+    """How many of `k` slots each run gets: every slot goes to the run with the least load for its weight."""
+    shares = {queue.run: 0 for queue in queues}
+    weights = {queue.run: queue.weight for queue in queues}
+    loads = [(queue.load, queue.run) for queue in queues]
+    heap = sorted(set(loads))
+    for _ in range(k):
+        load, run = heap[0]
+        shares[run] += 1
+        heapq.heapreplace(heap, (load + 1 / weights[run], run))
+    return shares

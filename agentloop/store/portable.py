@@ -1,0 +1,80 @@
+"""One text of a statement for both databases.
+
+Values are marked `$1`, `$2`, ... A mark may stand several times. `{now}` is the time by the database's clock, and
+`{after X}` is X seconds later; X is a mark, a column or a sum of them. `{lock}` locks the rows that a SELECT reads, and
+`{skip}` also leaves out those that another transaction has locked; SQLite has one writer at a time and needs neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from time import sleep
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+
+from agentloop.errors import StoreError
+from agentloop.store.database import Database
+from agentloop.store.statements import run
+
+T = TypeVar("T")
+N_TRIES = 6
+"""Maximum number of tries of a transaction that others made impossible."""
+PASSING = ("40001", "40P01")
+"""PostgreSQL's codes for a transaction that is to be tried again: it lost to others, or ended a deadlock."""
+_MARK = re.compile(r"\$(\d+)")
+_WORD = re.compile(r"\{(now|after|lock|skip)(?: ([^}]+))?\}")
+_SQLITE = {
+    "now": "strftime('%Y-%m-%d %H:%M:%f000', 'now')",
+    "after": "strftime('%Y-%m-%d %H:%M:%f000', 'now', ({}) || ' seconds')",
+    "lock": "",
+    "skip": "",
+}
+_POSTGRESQL = {
+    "now": "now()",
+    "after": "(now() + make_interval(secs => {}))",
+    "lock": "FOR UPDATE",
+    "skip": "FOR UPDATE SKIP LOCKED",
+}
+
+
+def ask(connection: Connection, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """Runs a statement. Returns its rows."""
+    text, order = _ported(connection.dialect.name, statement)
+    return run(connection, text, [values[n] for n in order])
+
+
+def as_time(value: Any) -> datetime | None:
+    """A time that a statement returned."""
+    if isinstance(value, str):
+        return datetime.fromisoformat(value).replace(tzinfo=UTC)
+    moment: datetime | None = value
+    return moment
+
+
+def in_transaction(database: Database, work: Callable[[Connection], T]) -> T:
+    """The result of `work`, whose writes are on disk. `work` runs again if other transactions made it impossible."""
+    for n in range(N_TRIES):
+        try:
+            with database.write() as connection:
+                return work(connection)
+        except StoreError as error:
+            code = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None)
+            if code not in PASSING or n == N_TRIES - 1:
+                raise
+            sleep(0.005 * 2**n)
+    raise AssertionError("unreachable")
+
+
+@lru_cache(512)
+def _ported(dialect: str, statement: str) -> tuple[str, tuple[int, ...]]:
+    """The statement as the driver takes it, and which value each of its marks has."""
+    words = _SQLITE if dialect == "sqlite" else _POSTGRESQL
+    text = _WORD.sub(lambda match: words[match[1]].format(match[2]), statement)
+    numbers = [int(number) for number in _MARK.findall(text)]
+    if dialect == "sqlite":
+        return _MARK.sub("?", text), tuple(number - 1 for number in numbers)
+    return text, tuple(range(max(numbers, default=0)))

@@ -1,0 +1,318 @@
+"""Units of work: asked for by runs, followed and mended by people. `claims.py` is the workers' side.
+
+A unit's key follows from the plan, so whoever asks for it again gets the same unit, and its effects if it is done.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection
+
+from agentloop.errors import StateError
+from agentloop.store.database import Database
+from agentloop.store.portable import as_time, ask, in_transaction
+from agentloop.store.runs import ENDS, listed, read_run
+from agentloop.store.statements import chunks, insert_rows
+from agentloop.types import Unit, UnitEnd, UnitState
+from agentloop.types.unit import units_before
+
+MAX_ASKS = 16 << 10
+"""Maximum size of `Unit.asks` as JSON, in bytes. Whatever is larger is a file, which a unit names by its hash."""
+TERMINAL = (UnitState.done, UnitState.dead, UnitState.cancelled)
+"""States in which nobody works on a unit."""
+_UNIT = (
+    *("project", "key", "queue", "state", "rank", "position", "limit_s", "asks", "epoch", "n_deaths", "n_lost"),
+    *("error", "history", "made_at"),
+)
+_ENDED = (UnitState.dead, UnitState.cancelled)
+
+
+class QueueFacts(NamedTuple):
+    """Units of one run and one kind with the same needs, counted."""
+
+    run: int
+    kind: str
+    needs: tuple[str, ...]
+    n: dict[UnitState, int]
+    oldest_at: datetime | None
+    """When the oldest unit that is ready was asked for."""
+    has_worker: bool
+    """Whether a worker that is up does this kind and has what its units need."""
+
+
+class UnitFacts(NamedTuple):
+    """A unit with everything that happened to it."""
+
+    number: int
+    key: str
+    run: int
+    kind: str
+    needs: tuple[str, ...]
+    state: UnitState
+    asks: dict[str, Any]
+    epoch: int
+    n_deaths: int
+    n_lost: int
+    owner: str | None
+    error: str
+    history: list[dict[str, Any]]
+    """Each attempt that did not end it."""
+    made_at: datetime | None
+    leased_at: datetime | None
+    ended_at: datetime | None
+
+
+class WorkerFacts(NamedTuple):
+    """A process that does units."""
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    kinds: tuple[str, ...]
+    has: tuple[str, ...]
+    n_slots: int
+    n_busy: int
+    state: str
+    note: str
+    started_at: datetime | None
+    age_s: float
+    """Seconds since its last heartbeat."""
+
+
+class Units:
+    """The part of the store that keeps units. All of it belongs to the store's `project`."""
+
+    project: str
+    _database: Database
+
+    def put_units(
+        self, run: int, units: Sequence[Unit], *, again: bool = False, within: Connection | None = None
+    ) -> None:
+        """Adds units to a run. A unit whose key exists is left as it is, whichever run it belongs to.
+
+        again: those that are dead or cancelled become ready in this run. Raises ValueError for a unit that asks for
+        more than MAX_ASKS bytes.
+        """
+        if within is not None:
+            put_units(within, self.project, run, units, again=again)
+        else:
+            in_transaction(self._database, lambda one: put_units(one, self.project, run, units, again=again))
+
+    def unit_ends(self, keys: Collection[str]) -> list[UnitEnd]:
+        """How units ended, in no order; those that have not ended are left out."""
+        ends: list[UnitEnd] = []
+        with self._database.read() as connection:
+            for part in chunks(list(keys)):
+                places = ", ".join(f"${n}" for n in range(2, len(part) + 2))
+                rows = ask(
+                    connection,
+                    f"SELECT key, state, result, error FROM unit WHERE project = $1 AND key IN ({places}) "  # noqa: S608
+                    f"AND state IN ({listed(TERMINAL)})",
+                    (self.project, *part),
+                )
+                ends += [_end(*row) for row in rows]
+        return ends
+
+    def cancel_units(self, keys: Collection[str]) -> int:
+        """Cancels units that have not ended; others stay as they are. Returns the number of cancelled units."""
+
+        def cancel(connection: Connection) -> int:
+            return sum(len(_cancel(connection, self.project, part)) for part in chunks(sorted(keys)))
+
+        return in_transaction(self._database, cancel)
+
+    def retry_unit(self, key: str) -> None:
+        """A dead unit becomes ready, as if nobody had tried it. Raises StateError for any other.
+
+        key: the unit's key, or how it begins.
+        """
+
+        def retry(connection: Connection) -> None:
+            unit = self._unit(connection, key)
+            run = read_run(connection, self.project, unit.run)
+            if run.state in ENDS:
+                raise StateError(f"unit {unit.key} is of run {run.number}, which is {run.state}; begin that run again")
+            if not ask(connection, _RETRY, (unit.number,)):
+                raise StateError(f"unit {unit.key} is {unit.state} and cannot become ready; only a dead one is retried")
+
+        in_transaction(self._database, retry)
+
+    def unit(self, key: str) -> UnitFacts:
+        """The unit whose key begins with `key`. Raises StateError if there is none or more than one."""
+        with self._database.read() as connection:
+            return self._unit(connection, key)
+
+    def units(self, run: int | None = None, *, state: UnitState, limit: int = 100) -> list[UnitFacts]:
+        """Units in one state, in the order in which they were asked for; with `run`, those of one run."""
+        where = "AND q.run = $4 " if run is not None else ""
+        values = (self.project, state.value, limit, run)
+        with self._database.read() as connection:
+            rows = ask(
+                connection,
+                f"{_FACTS} AND u.state = $2 {where}ORDER BY u.number LIMIT $3",
+                values if run is not None else values[:3],
+            )
+        return [_facts(row) for row in rows]
+
+    def queues(self) -> list[QueueFacts]:
+        """Queues of runs that have not ended, by run and kind."""
+        with self._database.read() as connection:
+            counts = ask(connection, _COUNTS, (self.project,))
+            workers = ask(connection, "SELECT kinds, has FROM worker WHERE state = 'up'")
+        able = [(set(kinds.split()), set(has.split())) for kinds, has in workers]
+        queues: defaultdict[tuple[int, str, str], dict[UnitState, int]] = defaultdict(dict)
+        oldest: dict[tuple[int, str, str], datetime | None] = {}
+        for run, kind, needs, state, n, made_at in counts:
+            queues[run, kind, needs][UnitState(state)] = n
+            if state == UnitState.ready:
+                oldest[run, kind, needs] = as_time(made_at)
+        return [
+            QueueFacts(
+                *(run, kind, tuple(needs.split()), n, oldest.get((run, kind, needs))),
+                has_worker=any(kind in kinds and has.issuperset(needs.split()) for kinds, has in able),
+            )
+            for (run, kind, needs), n in sorted(queues.items())
+        ]
+
+    def workers(self) -> list[WorkerFacts]:
+        """All workers of the store, whatever their projects; the longest-running first."""
+        with self._database.read() as connection:
+            rows = ask(connection, _WORKERS)
+            [[moment]] = ask(connection, "SELECT {now}")
+        at = as_time(moment)
+        facts: list[WorkerFacts] = []
+        for id, host, pid, version, kinds, has, n_slots, n_busy, state, note, started_at, beat_at in rows:
+            beat = as_time(beat_at)
+            age_s = (at - beat).total_seconds() if at is not None and beat is not None else 0.0
+            able = (tuple(kinds.split()), tuple(has.split()))
+            facts.append(
+                WorkerFacts(id, host, pid, version, *able, n_slots, n_busy, state, note, as_time(started_at), age_s)
+            )
+        return facts
+
+    def drain_worker(self, id: str) -> None:
+        """Has a worker claim nothing more and end, as SIGTERM does. Raises StateError if it is not up."""
+        drain = "UPDATE worker SET state = 'draining' WHERE id = $1 AND state = 'up' RETURNING id"
+        with self._database.write() as connection:
+            if ask(connection, drain, (id,)):
+                return
+            rows = ask(connection, "SELECT state FROM worker WHERE id = $1", (id,))
+        if not rows:
+            raise StateError(f"no worker {id!r}; `agentloop queue workers` lists them")
+        raise StateError(f"worker {id} is {rows[0][0]} and cannot become draining")
+
+    def _unit(self, connection: Connection, key: str) -> UnitFacts:
+        rows = ask(
+            connection,
+            f"{_FACTS} AND substr(u.key, 1, $3) = $2 ORDER BY u.key <> $2, u.key LIMIT 2",
+            (self.project, key, len(key)),
+        )
+        if not rows:
+            raise StateError(f"project {self.project!r} has no unit {key!r}; `agentloop queue dead` lists dead ones")
+        if len(rows) > 1 and rows[0][1] != key:
+            raise StateError(f"several units begin with {key!r}, such as {rows[0][1]} and {rows[1][1]}; write more")
+        return _facts(rows[0])
+
+
+def put_units(connection: Connection, project: str, run: int, units: Sequence[Unit], *, again: bool = False) -> None:
+    """See `Units.put_units`."""
+    if not units:
+        return
+    texts = [_asks(unit) for unit in units]
+    queues = _queues(connection, project, run, {(unit.kind, _needs(unit)) for unit in units})
+    [[moment]] = ask(connection, "SELECT {now}")
+    rows: list[tuple[Any, ...]] = []
+    by_queue: defaultdict[int, list[str]] = defaultdict(list)
+    for unit, text in zip(units, texts, strict=True):
+        queue = queues[unit.kind, _needs(unit)]
+        order = (-unit.priority, unit.position)
+        rows.append((project, unit.key, queue, "ready", *order, unit.limit_s, text, 0, 0, 0, "", "[]", moment))
+        by_queue[queue].append(unit.key)
+    if again:
+        for queue, keys in sorted(by_queue.items()):
+            for part in chunks(sorted(keys)):
+                places = ", ".join(f"${n}" for n in range(3, len(part) + 3))
+                ask(
+                    connection,
+                    f"{_AGAIN} WHERE project = $2 AND state IN ({listed(_ENDED)}) AND key IN ({places})",
+                    (queue, project, *part),
+                )
+    insert_rows(connection, "unit", _UNIT, rows, ignore=True)
+
+
+def _queues(connection: Connection, project: str, run: int, names: set[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """The number of each queue by its kind and needs; those that are missing are made."""
+    rows = [(project, run, kind, needs) for kind, needs in sorted(names)]
+    insert_rows(connection, "queue", ("project", "run", "kind", "needs"), rows, ignore=True)
+    mine = ask(connection, "SELECT kind, needs, number FROM queue WHERE run = $1", (run,))
+    return {(kind, needs): number for kind, needs, number in mine}
+
+
+def _needs(unit: Unit) -> str:
+    return " ".join(sorted(unit.needs))
+
+
+def _asks(unit: Unit) -> str:
+    data = orjson.dumps(unit.asks)
+    if len(data) > MAX_ASKS:
+        raise ValueError(
+            f"unit {unit.key} asks for {len(data):,} bytes, and a unit may have {MAX_ASKS:,}; put what is large into a "
+            "file, and name it by its hash"
+        )
+    if any(not need or any(character.isspace() for character in need) for need in unit.needs):
+        raise ValueError(f"unit {unit.key} needs {unit.needs}; a need is a word without spaces")
+    return data.decode()
+
+
+def _cancel(connection: Connection, project: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Cancels units."""
+    places = ", ".join(f"${n}" for n in range(2, len(keys) + 2))
+    before = [state for state in units_before(UnitState.cancelled) if state != UnitState.dead]
+    return ask(
+        connection,
+        "UPDATE unit SET state = 'cancelled', ended_at = {now} "  # noqa: S608
+        f"WHERE project = $1 AND state IN ({listed(before)}) AND key IN ({places}) RETURNING number",
+        (project, *keys),
+    )
+
+
+_AGAIN = (
+    "UPDATE unit SET queue = $1, state = 'ready', n_deaths = 0, n_lost = 0, not_before = NULL, ended_at = NULL, "
+    "error = ''"
+)
+_RETRY = (
+    "UPDATE unit SET state = 'ready', n_deaths = 0, n_lost = 0, not_before = NULL, ended_at = NULL, error = '' "
+    "WHERE number = $1 AND state = 'dead' RETURNING number"
+)
+_FACTS = (
+    "SELECT u.number, u.key, q.run, q.kind, q.needs, u.state, u.asks, u.epoch, u.n_deaths, u.n_lost, u.owner, u.error, "
+    "u.history, u.made_at, u.leased_at, u.ended_at FROM unit u JOIN queue q ON q.number = u.queue WHERE u.project = $1"
+)
+_COUNTS = (
+    "SELECT q.run, q.kind, q.needs, u.state, count(*), min(u.made_at) FROM unit u JOIN queue q ON q.number = u.queue "
+    "JOIN run r ON r.number = q.run WHERE q.project = $1 AND r.state IN ('running', 'paused') "
+    "GROUP BY q.run, q.kind, q.needs, u.state"
+)
+_WORKERS = (
+    "SELECT id, host, pid, version, kinds, has, n_slots, n_busy, state, note, started_at, beat_at "
+    "FROM worker ORDER BY started_at, id"
+)
+
+
+def _end(key: str, state: str, result: str | None, error: str) -> UnitEnd:
+    return UnitEnd(key=key, state=UnitState(state), result=orjson.loads(result) if result else {}, error=error)
+
+
+def _facts(row: tuple[Any, ...]) -> UnitFacts:
+    number, key, run, kind, needs, state, asks, epoch, n_deaths, n_lost, owner, error, history, *times = row
+    return UnitFacts(
+        *(number, key, run, kind, tuple(needs.split()), UnitState(state), orjson.loads(asks)),
+        *(epoch, n_deaths, n_lost, owner, error, orjson.loads(history)),
+        *map(as_time, times),
+    )

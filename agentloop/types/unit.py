@@ -1,0 +1,121 @@
+"""A unit of work, which is the smallest thing that is done again when its worker dies; and the run it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import Field
+
+from agentloop.types.frozen import Frozen
+
+
+class RunState(StrEnum):
+    """State of a run."""
+
+    running = "running"
+    paused = "paused"
+    """Its units wait; those in progress go on."""
+    done = "done"
+    failed = "failed"
+    cancelled = "cancelled"
+
+
+class UnitState(StrEnum):
+    """State of a unit."""
+
+    ready = "ready"
+    """It waits for a worker."""
+    leased = "leased"
+    """A worker does it."""
+    done = "done"
+    """Its effects are on disk."""
+    dead = "dead"
+    """It killed its workers, or failed too often: nobody does it until a person retries it or a run asks again."""
+    cancelled = "cancelled"
+
+
+UNIT_MOVES: Mapping[UnitState, frozenset[UnitState]] = MappingProxyType(
+    {
+        UnitState.ready: frozenset({UnitState.leased, UnitState.done, UnitState.cancelled}),
+        UnitState.leased: frozenset({UnitState.done, UnitState.ready, UnitState.dead, UnitState.cancelled}),
+        UnitState.done: frozenset(),
+        UnitState.dead: frozenset({UnitState.ready, UnitState.cancelled}),
+        UnitState.cancelled: frozenset({UnitState.ready}),
+    }
+)
+"""All moves of a unit. Ready to done is that of a worker whose lease has ended, before another one has claimed it."""
+RUN_MOVES: Mapping[RunState, frozenset[RunState]] = MappingProxyType(
+    {
+        RunState.running: frozenset({RunState.paused, RunState.done, RunState.failed, RunState.cancelled}),
+        RunState.paused: frozenset({RunState.running, RunState.done, RunState.failed, RunState.cancelled}),
+        RunState.done: frozenset(),
+        RunState.failed: frozenset(),
+        RunState.cancelled: frozenset(),
+    }
+)
+"""All moves of a run."""
+
+
+def units_before(after: UnitState) -> tuple[str, ...]:
+    """The states from which a unit can become `after`."""
+    return tuple(before.value for before in UnitState if after in UNIT_MOVES[before])
+
+
+def runs_before(after: RunState) -> tuple[str, ...]:
+    """The states from which a run can become `after`."""
+    return tuple(before.value for before in RunState if after in RUN_MOVES[before])
+
+
+class Unit(Frozen):
+    """One unit of a run. Asked for twice, it is done once."""
+
+    key: str
+    """Names its effect within the project; it follows from the plan alone."""
+    kind: str = Field(pattern=r"^[a-z][a-z_-]*$")
+    """Which `Doer` does it: `rollout`, `update`, ..."""
+    asks: dict[str, Any] = Field(default_factory=dict)
+    """References to what it needs, as JSON of at most 16 KiB."""
+    needs: tuple[str, ...] = ()
+    """Abilities that its worker must have, such as `sandbox` or `gpu`."""
+    limit_s: float = Field(default=3600.0, gt=0)
+    """Maximum duration in seconds. A unit that takes longer has failed for reasons of infrastructure."""
+    priority: int = 0
+    """Units with a higher priority come first."""
+    position: int = 0
+    """Position in the plan; the first comes first."""
+
+
+class UnitEnd(Frozen):
+    """How a unit ended."""
+
+    key: str
+    state: UnitState
+    result: dict[str, Any] = Field(default_factory=dict)
+    error: str = ""
+
+
+class RunFacts(Frozen):
+    """A run: something that somebody asked for and that consists of units."""
+
+    number: int
+    project: str
+    kind: str
+    """`loop`, `gate`, `bank`, `mine`, `judge`, `run`, ..."""
+    name: str
+    """Only one run of a project that has not ended has this name."""
+    state: RunState
+    weight: float
+    asks: dict[str, Any] = Field(default_factory=dict)
+    bundle: str | None = None
+    """SHA-256 of the files that its units read."""
+    config_hash: str | None = None
+    progress: dict[str, Any] = Field(default_factory=dict)
+    result: dict[str, Any] = Field(default_factory=dict)
+    why: str = ""
+    """Why it failed or was cancelled."""
+    made_at: datetime
+    ended_at: datetime | None = None

@@ -1,0 +1,43 @@
+"""A process that does units until none is left: `python claimer.py STORE ID DIE_AFTER`.
+
+Each leaves an attempt. DIE_AFTER: it ends as if it were killed when it has done that many, with 8 in its hands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from agentloop.store.attempts import Placed
+from agentloop.store.claims import Effect, Finished, WorkerCard
+from agentloop.store.store import Store
+from store.rows import judged
+
+where, id, die_after = sys.argv[1], sys.argv[2], int(sys.argv[3])
+store = Store(where if "://" in where else Path(where))
+# The one that dies is missed after a second; the others live.
+claims = store.claims(
+    WorkerCard(id, "here", os.getpid(), "1", ("rollout",), frozenset(), 8, 1.0 if die_after else 60.0)
+)
+claims.begin()
+n_done, ends_at = 0, time.monotonic() + 2.5
+while time.monotonic() < ends_at:
+    claimed = claims.claim(8)
+    if die_after and n_done == die_after:
+        os._exit(9)
+    finished = []
+    for one in claimed:
+        placed = Placed("stage", one.unit.position, judged(one.unit.key))
+        finished.append(Finished(one, Effect(attempts=(placed,))))
+    if finished:
+        n_done += sum(claims.finish(finished))
+    else:
+        time.sleep(0.05)
+        claims.reap()
+claims.end()
+print(json.dumps({"done": n_done}))

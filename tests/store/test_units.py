@@ -1,0 +1,433 @@
+"""Units in the store: asked for, claimed, done once, handed back, lost with their worker, and mended by people."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from agentloop.errors import StateError
+from agentloop.store.attempts import Placed
+from agentloop.store.claims import Claimed, Claims, Effect, Finished, HandBack, Returned, WorkerCard
+from agentloop.store.portable import ask
+from agentloop.store.store import Store
+from agentloop.store.units import UnitFacts
+from agentloop.types import RunState, Unit, UnitState
+from agentloop.types.unit import RUN_MOVES
+
+from .rows import judged
+
+CLAIMER = Path(__file__).with_name("claimer.py")
+
+
+def card(id: str = "w1", **values: Any) -> WorkerCard:
+    fields = {"kinds": ("rollout",), "has": frozenset(), "n_slots": 8, "lease_s": 15.0, **values}
+    return WorkerCard(id=id, host="here", pid=1, version="1", **fields)
+
+
+def worker(store: Store, id: str = "w1", *, max_lost: int = 5, **values: Any) -> Claims:
+    claims = store.claims(card(id, **values), max_lost=max_lost)
+    claims.begin()
+    return claims
+
+
+def units(n: int, *, first: int = 0, **values: Any) -> list[Unit]:
+    return [Unit(key=f"u{number}", kind="rollout", position=number, **values) for number in range(first, first + n)]
+
+
+def begun(store: Store, n: int = 1, name: str = "loop", weight: float = 1.0, **values: Any) -> int:
+    run = store.begin_run("loop", name, weight=weight)
+    store.put_units(run.number, [one.model_copy(update={"key": f"{name}-{one.key}"}) for one in units(n, **values)])
+    return run.number
+
+
+def pass_time(store: Store, seconds: float) -> None:
+    """All that the database remembers happened `seconds` earlier."""
+    changes = {"worker": ("beat_at",), "unit": ("not_before",)}
+    with store.transaction() as connection:
+        for table, columns in changes.items():
+            for column in columns:
+                shift(connection, table, column, seconds)
+
+
+def shift(connection: Connection, table: str, column: str, seconds: float) -> None:
+    earlier = f"{column} - make_interval(secs => {seconds})"
+    if connection.dialect.name == "sqlite":
+        earlier = f"strftime('%Y-%m-%d %H:%M:%f000', {column}, '-{seconds} seconds')"
+    ask(connection, f"UPDATE {table} SET {column} = {earlier}")
+
+
+def finish(claims: Claims, *claimed: Claimed, **values: Any) -> list[bool]:
+    return claims.finish([Finished(one, Effect(**values)) for one in claimed])
+
+
+def state(store: Store, key: str = "loop-u0") -> UnitState:
+    return store.unit(key).state
+
+
+# -------------------------------------------------------------------------------------- asked for, claimed, done
+
+
+def test_a_unit_is_claimed_once_and_done_with_its_effects(either: Store) -> None:
+    run = begun(either, 3)
+    first, second = worker(either), worker(either, "w2")
+    [one, two] = first.claim(2)
+    assert [claimed.unit.key for claimed in (one, two)] == ["loop-u0", "loop-u1"]
+    [three] = second.claim(8)
+    assert (three.unit.key, three.epoch, three.project, three.run) == ("loop-u2", 1, "default", run)
+    assert first.claim(8) == second.claim(8) == []
+    later = Unit(key="after", kind="rollout")
+    placed = Placed("turn-1", 0, judged("t1"))
+    assert finish(first, one, result={"n": 1}, attempts=(placed,), units=(later,)) == [True]
+    [end] = either.unit_ends(["loop-u0", "loop-u1", "nobody"])
+    assert (end.key, end.state, end.result) == ("loop-u0", UnitState.done, {"n": 1})
+    assert [row.id for row in either.stage_traces("turn-1")] == ["t1"]
+    assert [one.unit.key for one in second.claim(8)] == ["after"]
+
+
+def test_a_key_that_exists_is_left(either: Store) -> None:
+    run = begun(either, 2)
+    claims = worker(either)
+    finish(claims, *claims.claim(1))
+    begun(either, 2)
+    either.put_units(run, [Unit(key="loop-u0", kind="rollout", priority=9)], again=True)
+    assert state(either) is UnitState.done
+    assert [one.unit.key for one in claims.claim(8)] == ["loop-u1"]
+
+
+def test_what_a_unit_asks_comes_to_the_worker_and_is_small(either: Store) -> None:
+    run = either.begin_run("gate", "g").number
+    unit = Unit(key="k", kind="rollout", asks={"seeds": [1, 2], "µ": None}, limit_s=2.5, priority=3, position=7)
+    either.put_units(run, [unit])
+    [claimed] = worker(either).claim(1)
+    assert claimed.unit == unit
+    with pytest.raises(ValueError, match=r"unit big asks for 16,397 bytes, and a unit may have 16,384"):
+        either.put_units(run, [Unit(key="big", kind="rollout", asks={"text": "x" * 16_386})])
+    with pytest.raises(ValueError, match="a need is a word"):
+        either.put_units(run, [Unit(key="odd", kind="rollout", needs=("two words",))])
+
+
+def test_units_come_by_priority_and_position(either: Store) -> None:
+    run = either.begin_run("loop", "loop").number
+    order = [(0, 2), (0, 1), (5, 9), (5, 3)]
+    either.put_units(run, [Unit(key=f"{p}-{n}", kind="rollout", priority=p, position=n) for p, n in order])
+    claims = worker(either)
+    assert [one.unit.key for one in claims.claim(3)] == ["5-3", "5-9", "0-1"]
+
+
+def test_a_worker_gets_only_what_it_can_do(either: Store) -> None:
+    run = either.begin_run("loop", "loop").number
+    either.put_units(run, [Unit(key="a", kind="rollout", needs=("torch", "gpu")), Unit(key="b", kind="update")])
+    assert worker(either, has=frozenset({"gpu"})).claim(8) == []
+    [queue] = [queue for queue in either.queues() if queue.kind == "rollout"]
+    assert (queue.needs, queue.n, queue.has_worker) == (("gpu", "torch"), {UnitState.ready: 1}, False)
+    able = worker(either, "w2", has=frozenset({"gpu", "torch", "sandbox"}), kinds=("rollout", "update"))
+    assert [one.unit.key for one in able.claim(8)] == ["a", "b"]
+    assert [queue.has_worker for queue in either.queues()] == [True, True]
+
+
+def test_a_worker_may_be_for_some_projects_or_runs_alone(either: Store) -> None:
+    other = Store(either.path or either._engine.url.render_as_string(False), project="other")
+    run = begun(other, 1)
+    mine = begun(either, 2)
+    second = either.begin_run("loop", "second").number
+    either.put_units(second, [Unit(key="s", kind="rollout")])
+    assert [one.run for one in worker(either, "p", projects=("other", "none")).claim(8)] == [run]
+    assert [one.run for one in worker(either, "r", runs=(second,)).claim(8)] == [second]
+    assert [one.run for one in worker(either, "all").claim(8)] == [mine, mine]
+    assert (len(other.queues()), len(either.queues())) == (1, 2)
+    other.close()
+
+
+def test_runs_share_the_workers_by_weight(either: Store) -> None:
+    """The one that came later and weighs twice as much gets two of three slots."""
+    begun(either, 100, "old")
+    claims = worker(either)
+    assert len(claims.claim(10)) == 10
+    begun(either, 100, "new", weight=2.0)
+    n = Counter(one.unit.key[:3] for one in claims.claim(50))
+    assert n == {"new": 40, "old": 10}, "60 units in progress: 20 of the old one and 40 of the new one"
+
+
+def test_a_paused_run_gets_no_worker_until_it_goes_on(either: Store) -> None:
+    run = begun(either, 2)
+    claims = worker(either)
+    [one] = claims.claim(1)
+    either.move_run(run, RunState.paused)
+    assert claims.claim(8) == []
+    assert finish(claims, one) == [True]
+    either.move_run(run, RunState.running)
+    assert [one.unit.key for one in claims.claim(8)] == ["loop-u1"]
+
+
+# -------------------------------------------------------------------------------------- whoever is too late
+
+
+def test_a_worker_that_was_overtaken_writes_nothing(either: Store) -> None:
+    begun(either)
+    slow, quick = worker(either), worker(either, "w2")
+    [before] = slow.claim(1)
+    pass_time(either, 16)
+    quick.beat([])
+    assert quick.reap() == 1
+    [after] = quick.claim(1)
+    assert (before.epoch, after.epoch) == (1, 2)
+    assert slow.beat([before]).lost == {before.number}
+    slow.hand_back([Returned(before, HandBack.mistake, "")])
+    assert state(either) is UnitState.leased
+    assert finish(slow, before, attempts=(Placed("turn-1", 0, judged("t1")),)) == [False]
+    assert either.n_traces() == 0
+    assert finish(quick, after, attempts=(Placed("turn-1", 0, judged("t2")),)) == [True]
+    assert finish(slow, before) == finish(quick, after) == [False]
+    assert [row.id for row in either.stage_traces("turn-1")] == ["t2"]
+
+
+def test_a_late_worker_that_nobody_overtook_still_commits(either: Store) -> None:
+    begun(either)
+    slow, other = worker(either), worker(either, "w2")
+    [one] = slow.claim(1)
+    pass_time(either, 16)
+    other.beat([])
+    assert other.reap() == 1
+    assert state(either) is UnitState.ready
+    assert slow.beat([one]).lost == frozenset(), "it is still its own"
+    assert [facts.state for facts in either.workers()] == ["up", "up"]
+    assert finish(slow, one) == [True]
+    assert other.claim(1) == []
+
+
+def test_what_fails_to_be_written_leaves_the_unit_undone(either: Store) -> None:
+    begun(either, 2)
+    claims = worker(either)
+    claimed = claims.claim(2)
+    either.put_attempts("turn-1", [judged("t1", answer="4")])
+    clash = Placed("turn-1", 0, judged("t1", answer="5"))
+    with pytest.raises(OSError, match="attempts are never replaced"):
+        claims.finish([Finished(claimed[0], Effect()), Finished(claimed[1], Effect(attempts=(clash,)))])
+    assert {state(either, "loop-u0"), state(either, "loop-u1")} == {UnitState.leased}
+
+
+# -------------------------------------------------------------------------------------- handed back, dead, cancelled
+
+
+def test_a_unit_that_fails_is_tried_again_after_longer_and_longer_pauses_and_then_dead(either: Store) -> None:
+    begun(either)
+    claims = worker(either, max_lost=3)
+    for pause_s in (1.0, 2.0):
+        [one] = claims.claim(1)
+        claims.hand_back([Returned(one, HandBack.infrastructure, "the endpoint gave 503")])
+        assert claims.claim(1) == []
+        pass_time(either, pause_s - 0.5)
+        assert claims.claim(1) == []
+        pass_time(either, 0.6)
+    [one] = claims.claim(1)
+    assert one.n_lost == 2
+    claims.hand_back([Returned(one, HandBack.infrastructure, "the endpoint gave 503")])
+    unit = either.unit("loop-u0")
+    assert (unit.state, unit.n_lost, unit.error) == (UnitState.dead, 3, "the endpoint gave 503")
+    assert [(each["worker"], each["epoch"], each["how"]) for each in unit.history] == [
+        ("w1", 1, "infrastructure"), ("w1", 2, "infrastructure"), ("w1", 3, "infrastructure"),
+    ]  # fmt: skip
+    [end] = either.unit_ends(["loop-u0"])
+    assert (end.state, end.error) == (UnitState.dead, "the endpoint gave 503")
+
+
+@pytest.mark.parametrize("why", [HandBack.drain, HandBack.unable])
+def test_a_worker_that_ends_or_cannot_do_a_unit_does_not_count(either: Store, why: HandBack) -> None:
+    begun(either)
+    claims = worker(either, max_lost=1)
+    for _ in range(2):
+        [one] = claims.claim(1)
+        claims.hand_back([Returned(one, why, "")])
+        pass_time(either, 5.1 if why is HandBack.unable else 0)
+    unit = either.unit("loop-u0")
+    assert (unit.state, unit.n_lost, unit.n_deaths) == (UnitState.ready, 0, 0)
+
+
+def test_a_mistake_is_not_tried_again(either: Store) -> None:
+    begun(either)
+    claims = worker(either)
+    [one] = claims.claim(1)
+    claims.hand_back([Returned(one, HandBack.mistake, "no verifier 'exat'")])
+    assert state(either) is UnitState.dead
+
+
+def test_a_unit_that_kills_its_workers_is_dead_after_three(either: Store) -> None:
+    begun(either)
+    for n in range(3):
+        assert len(worker(either, f"w{n}").claim(1)) == 1
+        pass_time(either, 16)
+        assert worker(either, f"r{n}").reap() == 1
+    unit = either.unit("loop-u0")
+    assert (unit.state, unit.n_deaths) == (UnitState.dead, 3)
+    assert "worker w2 gave no heartbeat" in unit.error
+    assert [facts.id for facts in either.workers() if facts.state == "gone"] == ["w0", "r0", "w1", "r1", "w2"]
+    pass_time(either, 86401)
+    worker(either, "last").reap()
+    assert [facts.id for facts in either.workers()] == ["last"], "after a day nobody looks for them"
+
+
+def test_a_living_worker_keeps_its_units_and_one_without_a_row_does_not(either: Store) -> None:
+    begun(either, 2)
+    here, other = worker(either), worker(either, "w2")
+    kept = here.claim(1)
+    pass_time(either, 14)
+    assert other.reap() == 0
+    here.beat(kept)
+    pass_time(either, 14)
+    other.beat([])
+    assert other.reap() == 0
+    other.claim(1)
+    other.end()
+    assert here.reap() == 1
+    assert state(either) is UnitState.leased
+    assert other.beat([]) == (False, frozenset()), "its row is there again"
+    assert [facts.id for facts in either.workers()] == ["w1", "w2"]
+
+
+def test_a_person_cancels_pauses_retries_and_drains(either: Store) -> None:
+    run = begun(either, 2)
+    claims = worker(either)
+    one, two = claims.claim(2)
+    claims.hand_back([Returned(one, HandBack.mistake, "bad")])
+    either.retry_unit("loop-u0")
+    with pytest.raises(StateError, match="unit loop-u0 is ready and cannot become ready"):
+        either.retry_unit("loop-u0")
+    assert [unit.key for unit in either.units(state=UnitState.leased)] == ["loop-u1"]
+    either.drain_worker("w1")
+    with pytest.raises(StateError, match="worker w1 is draining and cannot become draining"):
+        either.drain_worker("w1")
+    assert claims.beat([two]).is_draining
+    assert either.move_run(run, RunState.cancelled, why="a person").why == "a person"
+    assert claims.beat([two]).lost == {two.number}
+    assert finish(claims, two) == [False]
+    assert {state(either, "loop-u0"), state(either, "loop-u1")} == {UnitState.cancelled}
+    with pytest.raises(StateError, match=r"run \d+ \(loop\) is cancelled and cannot become running"):
+        either.move_run(run, RunState.running)
+    assert either.runs() == []
+    assert [each.state for each in either.runs(ended=True)] == ["cancelled"]
+
+
+def test_what_an_ended_run_left_is_done_when_it_is_asked_for_again(either: Store) -> None:
+    run = begun(either, 3)
+    claims = worker(either)
+    done, dead, _ = claims.claim(3)
+    finish(claims, done)
+    claims.hand_back([Returned(dead, HandBack.mistake, "bad")])
+    either.move_run(run, RunState.failed, why="bad")
+    assert [state(either, f"loop-u{n}") for n in range(3)] == ["done", "dead", "cancelled"]
+    with pytest.raises(StateError, match="which is failed; begin that run again"):
+        either.retry_unit("loop-u1")
+    again = either.begin_run("loop", "loop").number
+    assert again != run
+    asked = [one.model_copy(update={"key": f"loop-{one.key}"}) for one in units(3)]
+    either.put_units(again, asked)
+    assert claims.claim(8) == []
+    either.put_units(again, asked, again=True)
+    assert [(one.unit.key, one.run, one.epoch) for one in claims.claim(8)] == [
+        ("loop-u1", again, 2), ("loop-u2", again, 2),
+    ]  # fmt: skip
+
+
+def test_cancelled_units_are_dropped_and_those_that_ended_stay(either: Store) -> None:
+    begun(either, 3)
+    claims = worker(either)
+    one, two = claims.claim(2)
+    finish(claims, one)
+    assert either.cancel_units(["loop-u0", "loop-u1", "loop-u2", "nobody"]) == 2
+    assert [state(either, f"loop-u{n}") for n in range(3)] == ["done", "cancelled", "cancelled"]
+    assert finish(claims, two) == [False]
+
+
+def test_a_run_goes_on_by_its_name_and_only_with_its_settings(either: Store) -> None:
+    first = either.begin_run("loop", "loop", asks={"a": 1}, config_hash="c1", bundle="b")
+    assert (first.asks, first.bundle, first.state) == ({"a": 1}, "b", RunState.running)
+    assert either.begin_run("loop", "loop", config_hash="c1").number == first.number
+    with pytest.raises(StateError, match="goes on with other settings"):
+        either.begin_run("loop", "loop", config_hash="c2")
+    either.put_progress(first.number, {"turn": 3})
+    assert either.run(first.number).progress == {"turn": 3}
+    with pytest.raises(StateError, match="no run 77"):
+        either.run(77)
+    with pytest.raises(ValueError, match="weight must be above 0"):
+        either.begin_run("loop", "x", weight=0.0)
+
+
+def test_a_unit_is_named_by_how_its_key_begins(either: Store) -> None:
+    run = either.begin_run("loop", "loop").number
+    either.put_units(run, [Unit(key=key, kind="rollout") for key in ("ab1", "ab2", "ab")])
+    assert isinstance(either.unit("ab1"), UnitFacts)
+    assert (either.unit("ab").key, either.unit("ab2").key) == ("ab", "ab2")
+    with pytest.raises(StateError, match="several units begin with 'a', such as ab and ab1"):
+        either.unit("a")
+    with pytest.raises(StateError, match="has no unit 'c%'"):
+        either.unit("c%")
+
+
+@pytest.mark.parametrize("before", [RunState.paused, RunState.done])
+def test_runs_move_as_the_table_says(either: Store, before: RunState) -> None:
+    for after in RunState:
+        run = begun(either, 1, f"{before}-{after}")
+        either.move_run(run, before)
+        if after in RUN_MOVES[before]:
+            assert either.move_run(run, after).state is after
+        else:
+            with pytest.raises(StateError, match=f"is {before} and cannot become {after}"):
+                either.move_run(run, after)
+
+
+# -------------------------------------------------------------------------------------- many processes
+
+
+def start(where: str | Path, id: str, *, die_after: int = 0) -> subprocess.Popen[str]:
+    words = [sys.executable, str(CLAIMER), str(where), id, str(die_after)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_processes_that_claim_at_once_share_the_units_and_each_is_done_once(where: str | Path) -> None:
+    """One of them dies with units in its hands; another takes them when its lease has ended."""
+    store = Store(where)
+    begun(store, 400)
+    processes = [start(where, "dies", die_after=40), *(start(where, f"w{n}") for n in range(2))]
+    outputs = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes[1:]] == [0, 0], outputs
+    counted = [json.loads(output) for output, _ in outputs[1:]]
+    traces = store.stage_traces("stage")
+    assert sorted(row.n or 0 for row in traces) == list(range(400)), "each has its effect once"
+    assert sum(one["done"] for one in counted) + 40 >= 400
+    assert all(one["done"] > 0 for one in counted)
+    deaths = [unit.n_deaths for unit in store.units(state=UnitState.done, limit=400)]
+    assert Counter(deaths) == {0: 392, 1: 8}
+    store.close()
+
+
+@pytest.mark.slow
+def test_a_transaction_that_others_made_impossible_is_tried_again(postgresql_store: str) -> None:
+    """Two that lock the same rows in another order: the server ends one of them."""
+    store = Store(postgresql_store)
+    begun(store, 2)
+    program = (
+        "import sys, time; from agentloop.store.store import Store; from agentloop.store.portable import *\n"
+        "store = Store(sys.argv[1]); n = []\n"
+        "def work(connection):\n"
+        "    n.append(1)\n"
+        "    for key in sys.argv[2:]:\n"
+        "        ask(connection, 'UPDATE unit SET error = error || $1 WHERE key = $2', ('x', key)); time.sleep(0.3)\n"
+        "in_transaction(store._database, work); print(len(n))"
+    )
+    keys = ["loop-u0", "loop-u1"]
+    both = [
+        subprocess.Popen([sys.executable, "-c", program, postgresql_store, *order], stdout=subprocess.PIPE, text=True)
+        for order in (keys, keys[::-1])
+    ]
+    n = sorted(int(process.communicate(timeout=60)[0]) for process in both)
+    assert [store.unit(key).error for key in keys] == ["xx", "xx"]
+    assert n == [1, 2], "the one that was ended did its work again"
+    store.close()
