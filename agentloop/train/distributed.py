@@ -1,4 +1,6 @@
-"""One training on several ranks, started by `torchrun`: each rank computes a share of the rows of every step.
+"""One training on several ranks: each rank computes a share of the rows of every step.
+
+The first process starts the others, and they meet in a store that listens on loopback alone (`followers.py`).
 
 All weights are sharded (FSDP2, `fully_shard`); an adapter is small, so every rank holds all of it (DDP). Every rank
 makes the same calls with the same units and computes the same plan. Means are divided by the sizes of the whole step,
@@ -7,12 +9,10 @@ so the gradient equals that of a single rank.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -25,8 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from agentloop.errors import TrainingError
 
-TIMEOUT = timedelta(minutes=30)
-"""Timeout of a collective: if a rank is gone, the others end after it."""
 Value = TypeVar("Value")
 
 
@@ -103,25 +101,6 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-
-@contextmanager
-def ranks() -> Iterator[Ranks]:
-    """The ranks that `torchrun` started; one rank without it. Use it around the whole training."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        yield ALONE
-        return
-    rank = int(os.environ["RANK"])
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT)
-    else:
-        dist.init_process_group("gloo", timeout=TIMEOUT)
-    try:
-        yield Ranks(rank, size)
-    finally:
-        dist.destroy_process_group()
 
 
 def shard(actor: nn.Module, dtype: torch.dtype) -> None:

@@ -6,21 +6,48 @@ python -m tests.train.engine.two_ranks FOLDER adapter|all
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
 from agentloop.train import state
 from agentloop.train.algorithms.algorithm import Need
-from agentloop.train.distributed import ranks
+from agentloop.train.distributed import ALONE, Ranks
 from agentloop.train.engine import Engine, EngineSettings
 from agentloop.train.model import Lora, Trainable
 
 from .small import Plain, rows_of, small_model, units_of
 from .test_prefixes import family
+
+TIMEOUT = timedelta(minutes=5)
+
+
+@contextmanager
+def ranks() -> Iterator[Ranks]:
+    """The ranks that torchrun started; one rank without it."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield ALONE
+        return
+    rank = int(os.environ["RANK"])
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT)
+    else:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    try:
+        yield Ranks(rank, size)
+    finally:
+        dist.destroy_process_group()
 
 
 def main(folder: Path, what: str) -> None:
