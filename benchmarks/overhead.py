@@ -4,7 +4,7 @@
 
 Rolls out, judges and stores episodes of a scripted policy on the demo suite, and beside it runs
 the same commands with nothing around them (`subprocess.run`), in alternating rounds. The overhead
-is this process's own CPU time per episode, and what the box spent beyond those commands: its
+is this process's own CPU time per episode, and what the sandbox spent beyond those commands: its
 supervisor and its start. Exits 1 above 5 CPU-ms.
 """
 
@@ -49,24 +49,24 @@ def bare(commands: list[str], folder: Path) -> float:
 
 
 async def rounds(project: Project, n_rounds: int, n_episodes: int) -> dict[str, list[float]]:
-    """CPU-ms by round: of this process for an episode and a bare command, and of the box beyond its commands."""
+    """CPU-ms by round: of this process for an episode and a bare command, and of the sandbox beyond its commands."""
     tasks = (project.suite.split(Split.train) * 8)[:n_episodes]
     policy, commands = oracle(project.suite.tasks), [task.solution[0] for task in tasks]
-    spent: dict[str, list[float]] = {"episode": [], "bare": [], "box": []}
+    spent: dict[str, list[float]] = {"episode": [], "bare": [], "sandbox": []}
     for n in range(n_rounds + 1):
         stage = await begin(project, StageKey(StageKind.run, n))
         started, children = time.process_time(), children_cpu()
         attempts = await stage.gather(tasks, policy, purpose=Purpose.run, version=0, part=n)
         own = 1e3 * (time.process_time() - started) / len(tasks)
         assert all(attempt.verdict.reward == 1.0 for attempt in attempts), "an episode failed; its cost means nothing"
-        await project.pool.renew()  # ends the box, so that its CPU time is known
+        await project.pool.renew()  # ends the sandbox, so that its CPU time is known
         boxed, children = children_cpu() - children, children_cpu()
         single = bare(commands, tasks[0].sandbox.files or Path())
         inside = boxed - (children_cpu() - children)
         if n:  # the first round warms caches
             spent["episode"].append(own)
             spent["bare"].append(single)
-            spent["box"].append(1e3 * inside / len(tasks))
+            spent["sandbox"].append(1e3 * inside / len(tasks))
     await project.pool.close()
     return spent
 
@@ -76,15 +76,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--episodes", type=int, default=400)
     options = parser.parse_args()
-    backend = choose_backend("bubblewrap")  # its boxes are our children, so their CPU time is known
+    backend = choose_backend("bubblewrap")  # its sandboxes are our children, so their CPU time is known
     with tempfile.TemporaryDirectory() as folder:
         prepare_demo(Path(folder) / "demo", 0)
         with open_project(Path(folder) / "demo", backend, Silent()) as project:
             spent = asyncio.run(rounds(project, options.rounds, options.episodes))
-    total = [own + box for own, box in zip(spent["episode"], spent["box"], strict=True)]
+    total = [own + sandbox for own, sandbox in zip(spent["episode"], spent["sandbox"], strict=True)]
     labels = {
         "episode: this process": spent["episode"],
-        "episode: the box beyond its commands": spent["box"],
+        "episode: the sandbox beyond its commands": spent["sandbox"],
         "episode: both": total,
         "bare subprocess.run: this process": spent["bare"],
     }

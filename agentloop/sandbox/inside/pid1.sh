@@ -1,4 +1,4 @@
-# The first process of a box that is made of an image: Python when the image has it (pid1.py), else this.
+# The first process of a sandbox that is made of an image: Python when the image has it (pid1.py), else this.
 #
 # A POSIX shell reads orders, a line each, from a named pipe of the host; every command gets named pipes of its own
 # there, under names that cannot be guessed, and they are removed once they are open. So there are no frames, and
@@ -42,7 +42,7 @@ run() {
             export HOME="/tmp/$2" TMPDIR="/tmp/$2"
         fi
         export "$mark=$2.$3."
-        # When memory runs out the kernel ends commands, and only then PID 1 and with it the box.
+        # When memory runs out the kernel ends commands, and only then PID 1 and with it the sandbox.
         { echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null
         # A shell gives a command in the background /dev/null for its input, unless it is told otherwise.
         exec 7<&0
@@ -84,7 +84,7 @@ strays() { # list: the orphans that have no mark, and are none of ours
 }
 
 # Kill what is marked $1, and strays. A pass catches what was forked during the one before; should more appear
-# than can be killed one by one, everything in the box goes: a bomb spares nothing.
+# than can be killed one by one, everything in the sandbox goes: a bomb spares nothing.
 sweep() {
     (
         read -r self rest </proc/self/stat
@@ -126,7 +126,7 @@ remove() { # the scratch of the lease $1
     ours="$ours $!"
 }
 
-# A process that does nothing. Without one to wait for, a box full of what has been killed could not be cleared.
+# A process that does nothing. Without one to wait for, a sandbox full of what has been killed could not be cleared.
 reserve() {
     (
         exec 3<&-
@@ -147,7 +147,7 @@ end_all() {
     reserve
 }
 
-# A shell that cannot fork gives up. `command eval` keeps PID 1 from that, and with it the box; but its child as well.
+# A shell that cannot fork gives up. `command eval` keeps PID 1 from that, and with it the sandbox; but its child as well.
 attempt() {
     did=
     command eval "$1 && did=1" # busybox gives 0 for what ended in the middle
