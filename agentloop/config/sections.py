@@ -59,7 +59,7 @@ class SecretSection(Section):
 
 
 class SandboxSection(Section):
-    """Where actions run."""
+    """The place where actions run."""
 
     kind: str = "auto"
     """`auto` takes docker if an engine answers, else bubblewrap, else refuses to run. `unconfined` is no sandbox, and
@@ -159,7 +159,7 @@ class AgentSection(KindSection):
     mcp: tuple[McpSection, ...] = ()
     """Tables `[[agent.mcp]]`, one for each server."""
     compaction: Literal["none", "drop", "summarise"] = "none"
-    """What happens when the context is full: `none` ends the episode, `drop` removes the oldest tool results,
+    """Behaviour when the context is full: `none` ends the episode, `drop` removes the oldest tool results,
     `summarise` asks the policy for a summary of the conversation."""
 
     @property

@@ -59,6 +59,7 @@ OPENING = r"\A(?:As|Of|What|Where|Who|Whoever|Whose)\b"
 """The beginning of a docstring that is no sentence and names no thing."""
 PLAIN_PACKAGES = (
     "cli/agentloop_cli",
+    "agentloop/config",
     "agentloop/errors.py",
     "agentloop/gate",
     "agentloop/library",
