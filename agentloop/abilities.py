@@ -85,6 +85,9 @@ class Copied(Protocol):
     def n_files(self) -> int: ...
 
     @property
+    def n_bytes(self) -> int: ...
+
+    @property
     def skipped(self) -> tuple[str, ...]:
         """Links, devices and similar entries, which were not copied."""
         ...
@@ -169,6 +172,44 @@ class WholeSandbox(FileSandbox, Protocol):
 
     def start(self, command: str, *, lease: str = "sandbox") -> LiveProcess:
         """See `LeasedStreams`."""
+        ...
+
+
+class PersistentShell(Protocol):
+    """A shell that persists: its folder, variables and jobs survive from one command to the next."""
+
+    async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
+        """Run `command` in the shell and wait for it. Raises SandboxGone."""
+        ...
+
+    async def close(self) -> None:
+        """End the shell and everything it runs."""
+        ...
+
+
+@runtime_checkable
+class RecordableSandbox(WholeSandbox, Protocol):
+    """A sandbox whose use can be recorded and replayed (`recordings/sandboxes.py`)."""
+
+    @property
+    def gone(self) -> bool:
+        """True once nothing can run in it any more."""
+        ...
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See `Files`."""
+        ...
+
+    def session(self) -> PersistentShell:
+        """A new shell."""
+        ...
+
+    def set_network(self, allowed_hosts: tuple[str, ...]) -> None:
+        """Allow connections to these hosts only. Raises CapabilityError."""
+        ...
+
+    def discard(self, lease: str) -> None:
+        """Remove a lease's processes and scratch folder."""
         ...
 
 

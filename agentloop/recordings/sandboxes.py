@@ -21,14 +21,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agentloop.abilities import PersistentShell, RecordableSandbox
 from agentloop.errors import CapabilityError, ConfigError, PathError, ReplayMismatch, SandboxError, boundary
 from agentloop.protocols import SandboxBackend
 from agentloop.recordings.journal import Blobs, Journal, JournalReader, JournalWriter, journal_path, lease_name
 from agentloop.sandbox import files
 from agentloop.sandbox.archives import Manifest
 from agentloop.sandbox.process import Process
-from agentloop.sandbox.session import ShellSession
-from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import ExecResult, SandboxSpec
 
 ABOUT = "recording.json"
@@ -65,11 +64,14 @@ class Recording:
         return self._backend.probe()
 
     async def create(self, spec: SandboxSpec) -> RecordedSandbox:
-        """See `protocols.SandboxBackend`. Raises CapabilityError for sandboxes of other packages."""
+        """See `protocols.SandboxBackend`. Raises CapabilityError for a sandbox that is no `RecordableSandbox`."""
         sandbox = await self._backend.create(spec)
-        if not isinstance(sandbox, SupervisedSandbox):
+        if not isinstance(sandbox, RecordableSandbox):
             await sandbox.close()
-            raise CapabilityError(f"sandboxes of {self.name} cannot be recorded; use docker or bubblewrap")
+            raise CapabilityError(
+                f"sandboxes of {self.name} lack what a recording needs (`abilities.RecordableSandbox`); "
+                "use docker or bubblewrap"
+            )
         return RecordedSandbox(
             sandbox.id, self.isolation, spec, self._folder, lambda lease: JournalWriter(self._folder, lease), sandbox
         )
@@ -116,7 +118,7 @@ class RecordedSandbox:
         spec: SandboxSpec,
         folder: Path,
         open_journal: Callable[[str], Journal],
-        sandbox: SupervisedSandbox | None = None,
+        sandbox: RecordableSandbox | None = None,
     ) -> None:
         """open_journal: the journal of a lease, for writing or replaying."""
         self.id = sandbox_id
@@ -172,13 +174,13 @@ class RecordedSandbox:
         raise CapabilityError(NO_STREAMS)
 
     def session(self) -> RecordedSession:
-        """See `SupervisedSandbox`."""
+        """See `abilities.RecordableSandbox`."""
         self._n_sessions += 1
         session = self._sandbox.session() if self._sandbox else None
         return RecordedSession(self._journal(), self._n_sessions, session)
 
     async def read(self, path: str, *, max_bytes: int = files.MAX_BYTES) -> bytes:
-        """See `SupervisedSandbox`. Raises ReplayMismatch."""
+        """See `abilities.RecordableSandbox`. Raises ReplayMismatch."""
 
         async def read() -> str:
             return self._blobs.put(await self._real.read(path, max_bytes=max_bytes))
@@ -186,12 +188,12 @@ class RecordedSandbox:
         return self._blobs.get(await self._journal().call("read", {"path": path, "max_bytes": max_bytes}, read))
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """See `SupervisedSandbox`. Raises ReplayMismatch."""
+        """See `abilities.RecordableSandbox`. Raises ReplayMismatch."""
         request = {"path": path, "mode": mode, "data": hashlib.sha256(data).hexdigest()}
         await self._journal().call("write", request, lambda: self._real.write(path, data, mode=mode))
 
     async def upload(self, source: Path, target: str) -> None:
-        """See `SupervisedSandbox`. Raises ReplayMismatch."""
+        """See `abilities.RecordableSandbox`. Raises ReplayMismatch."""
         request = {"target": target, "files": hashlib.sha256(_packed(source)).hexdigest()}
         await self._journal().call("upload", request, lambda: self._real.upload(source, target))
 
@@ -203,10 +205,11 @@ class RecordedSandbox:
         max_bytes: int = files.MAX_BYTES,
         max_entries: int = files.MAX_ENTRIES,
     ) -> Manifest:
-        """See `SupervisedSandbox`. Raises ReplayMismatch."""
+        """See `abilities.RecordableSandbox`. Raises ReplayMismatch."""
 
         async def download() -> Any:
-            manifest = await self._real.download(path, target, max_bytes=max_bytes, max_entries=max_entries)
+            copied = await self._real.download(path, target, max_bytes=max_bytes, max_entries=max_entries)
+            manifest = Manifest(n_files=copied.n_files, n_bytes=copied.n_bytes, skipped=copied.skipped)
             return {"manifest": manifest.model_dump(), "files": self._blobs.put(_packed(target, "x"))}
 
         request = {"path": path, "max_bytes": max_bytes, "max_entries": max_entries}
@@ -216,12 +219,12 @@ class RecordedSandbox:
         return Manifest(**answer["manifest"])
 
     def set_network(self, allowed_hosts: tuple[str, ...]) -> None:
-        """See `SupervisedSandbox`. Raises ReplayMismatch."""
+        """See `abilities.RecordableSandbox`. Raises ReplayMismatch."""
         request = {"allowed_hosts": list(allowed_hosts)}
         self._journal().tell("set_network", request, lambda: self._real.set_network(allowed_hosts))
 
     def kill_all(self) -> None:
-        """See `SupervisedSandbox`. Raises ReplayMismatch."""
+        """See `abilities.RecordableSandbox`. Raises ReplayMismatch."""
         self._journal().tell("kill_all", {}, lambda: self._real.kill_all())
 
     def discard(self, lease: str) -> None:
@@ -237,7 +240,7 @@ class RecordedSandbox:
             journal.close(is_whole=False)
 
     @property
-    def _real(self) -> SupervisedSandbox:
+    def _real(self) -> RecordableSandbox:
         assert self._sandbox is not None, "a journal that is played calls nothing"  # noqa: S101
         return self._sandbox
 
@@ -254,15 +257,15 @@ class RecordedSandbox:
 
 
 class RecordedSession:
-    """Has the interface of `ShellSession`."""
+    """Has the interface of `abilities.PersistentShell`."""
 
-    def __init__(self, journal: Journal, number: int, session: ShellSession | None) -> None:
+    def __init__(self, journal: Journal, number: int, session: PersistentShell | None) -> None:
         self._journal = journal
         self._number = number
         self._session = session
 
     async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
-        """See `ShellSession`. Raises ReplayMismatch."""
+        """See `abilities.PersistentShell`. Raises ReplayMismatch."""
 
         async def run() -> Any:
             assert self._session is not None, "a journal that is played calls nothing"  # noqa: S101
@@ -272,7 +275,7 @@ class RecordedSession:
         return ExecResult(**await self._journal.call("session", request, run))
 
     async def close(self) -> None:
-        """See `ShellSession`."""
+        """See `abilities.PersistentShell`."""
         if self._session:
             await self._session.close()
 

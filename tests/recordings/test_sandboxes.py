@@ -9,8 +9,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from agents.sandbox import act, calls, playing
@@ -26,7 +28,7 @@ from agentloop.errors import (
     TransferLimit,
 )
 from agentloop.policies.scripted import ScriptedPolicy
-from agentloop.protocols import SandboxBackend
+from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.recordings.journal import JournalReader, JournalWriter
 from agentloop.recordings.sandboxes import RecordedSandbox, Recording, ReplayBackend
 from agentloop.rollout.attempt import Rollout
@@ -430,6 +432,64 @@ def test_a_full_disk_is_said_and_the_journal_ends_there(bubblewrap: BubblewrapBa
 
 
 # ------------------------------------------------------------------------------------ refusals
+
+
+class Delegating:
+    """A sandbox of another package: no class of the engine, and it has `names` of one that it passes calls on to."""
+
+    def __init__(self, sandbox: Any, names: Collection[str]) -> None:
+        for name in names:
+            setattr(self, name, getattr(sandbox, name))
+
+
+class Outside:
+    """A backend of another package."""
+
+    name, isolation = "outside", "bubblewrap"
+
+    def __init__(self, backend: SandboxBackend, names: Collection[str]) -> None:
+        self._backend = backend
+        self._names = names
+        self.sandboxes: list[Any] = []
+
+    def probe(self) -> str | None:
+        return None
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        self.sandboxes.append(await self._backend.create(spec))
+        sandbox: Any = Delegating(self.sandboxes[-1], self._names)
+        return cast("Sandbox", sandbox)
+
+
+NEEDED = {
+    *("id", "isolation", "gone", "exec", "start", "session", "set_network", "kill_all", "discard", "close"),
+    *("read", "write", "upload", "download"),
+}
+
+
+def test_a_sandbox_of_another_package_is_recorded_by_its_abilities(
+    bubblewrap: BubblewrapBackend, tmp_path: Path
+) -> None:
+    async def use(sandbox: RecordedSandbox) -> object:
+        await sandbox.write("/work/a", b"a")
+        done = await sandbox.session().exec(RANDOM)
+        copied = await sandbox.download("/work", tmp_path / f"out-{time.monotonic_ns()}")
+        return done.stdout, copied
+
+    recorded = asyncio.run(in_sandbox(Recording(Outside(bubblewrap, NEEDED), tmp_path), use))
+    assert asyncio.run(in_sandbox(ReplayBackend(tmp_path), use)) == recorded
+
+
+def test_a_sandbox_that_lacks_an_ability_is_refused_and_closed(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    backend = Outside(bubblewrap, NEEDED - {"session"})
+
+    async def create() -> None:
+        with pytest.raises(CapabilityError, match=r"sandboxes of outside lack .*RecordableSandbox"):
+            await Recording(backend, tmp_path).create(WRITES)
+        with pytest.raises(SandboxGone):
+            await backend.sandboxes[0].exec("true")
+
+    asyncio.run(create())
 
 
 def test_streams_are_refused(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
