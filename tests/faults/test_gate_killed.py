@@ -44,6 +44,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.mark.first(n_cuts=1)
+@pytest.mark.first(how=1)
 @pytest.mark.parametrize("n_cuts", [1, 3])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_gate_that_is_cut_short_goes_on(

@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_versions_and_verdicts(tmp_path: Path, undi
     assert counted(one) == counted(other)
 
 
-@pytest.mark.first(moments=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("moments", [MOMENTS[1:2], MOMENTS], ids=["once", "four times"])
 def test_interrupted_it_ends_in_the_same_versions(
     tmp_path: Path, moments: Moments, undisturbed: dict[str, Any]

@@ -64,7 +64,7 @@ def made(document: dict[str, Any]) -> list[tuple[object, ...]]:
     return [tuple(version[key] for key in keys) for version in document["versions"]]
 
 
-@pytest.mark.first(point=2)
+@pytest.mark.first(point=1)
 @pytest.mark.parametrize("point", SPREAD)
 def test_a_turn_that_is_killed_makes_the_same_version_and_trains_on_no_group_twice(
     begun: Path, whole: tuple[dict[str, Any], float], tmp_path: Path, point: int

@@ -72,6 +72,7 @@ def longest() -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.first(dialect=1)
 @pytest.mark.parametrize("dialect", ["chat", "messages"])
 def test_the_longest_answer(dialect: str, tmp_path: Path) -> None:
     with longest() as (url, n), serving(tmp_path / "store.db", "--upstream", url) as server:

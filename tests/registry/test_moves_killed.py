@@ -19,6 +19,7 @@ MOVER = Path(__file__).with_name("mover.py")
 N = 8
 
 
+@pytest.mark.first(where=1)
 def test_eight_processes_that_are_killed_inside_every_move_leave_one_live_version(where: str | Path) -> None:
     store = Store(where)
     registry = Registry(store)

@@ -136,6 +136,7 @@ def _not_full_text(name: str | None, kind: str, _: object) -> bool:
     return not (name or "").startswith((FULL_TEXT, "alembic_version", "sqlite_"))
 
 
+@pytest.mark.first(where=1)
 def test_many_may_open_a_new_store_at_once(where: str | Path) -> None:
     program = "import sys; from agentloop.store.store import Store; Store(sys.argv[1]).close()"
     started = [

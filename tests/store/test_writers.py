@@ -48,6 +48,7 @@ def consistent(store: Store) -> None:
             ask("INSERT INTO body_text(body_text) VALUES ('integrity-check')")
 
 
+@pytest.mark.first(where=1)
 def test_killed_writers_lose_nothing_that_was_acknowledged(where: str | Path) -> None:
     store = Store(where)
     for round_, wait_s in enumerate((0.05, 0.2, 0.35)):

@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 from agentloop.train.plans import deal, parts_of
 
 from .small import rows_of, seen, units_of
+from .two_ranks import main
 
 ROOT = Path(__file__).parents[3]
 
 
-def run(folder: Path, what: str, *launcher: str) -> None:
-    folder.mkdir()
+def run_two(folder: Path, what: str) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     command = [sys.executable, *launcher, "-m", "tests.train.engine.two_ranks", str(folder), what]
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
@@ -28,11 +29,14 @@ def run(folder: Path, what: str, *launcher: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.first(what=1)
 @pytest.mark.parametrize("what", ["adapter", "all"])
 def test_two_ranks_equal_one(tmp_path: Path, what: str) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    run(one, what)
-    run(two, what, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    one.mkdir()
+    two.mkdir()
+    main(one, what)
+    run_two(two, what)
     expected = load_file(one / "tensors.safetensors")
     tensors = load_file(two / "tensors.safetensors")
     assert expected.keys() == tensors.keys()

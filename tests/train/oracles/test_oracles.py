@@ -209,7 +209,7 @@ def test_advantages_of_a_group(name: str) -> None:
     assert same(ours, VERL[f"advantage/{name}"][:7, 0])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_oracles_still_say_the_same(tmp_path: Path) -> None:
     made = subprocess.run(
         [str(python_with(PACKAGES)), str(HERE / "make.py"), str(tmp_path)],
