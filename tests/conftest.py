@@ -137,10 +137,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where nobody asks for slow tests, a file that has only these is not read: its imports take seconds."""
-    if "not slow" not in config.getoption("markexpr") or not collection_path.name.startswith("test_"):
+    """A file that has none of the tests that the marks ask for is not read: its imports take seconds."""
+    marks = config.getoption("markexpr")
+    if not collection_path.name.startswith("test_"):
         return None
-    return bool(ALL_SLOW.search(collection_path.read_text())) or None
+    if "not slow" in marks:
+        return bool(ALL_SLOW.search(collection_path.read_text())) or None
+    if marks.endswith(" and alone"):
+        return "mark.alone" not in collection_path.read_text() or None
+    return None
 
 
 @pytest.fixture(scope="session", autouse=True)
