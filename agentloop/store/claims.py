@@ -68,6 +68,11 @@ class Claimed(NamedTuple):
     n_lost: int
     """Times that infrastructure failed it before."""
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Tells one claim from all others."""
+        return self.number, self.epoch
+
 
 class Effect(NamedTuple):
     """Everything that a unit leaves in the store. It is written in the transaction that marks the unit as done."""
@@ -111,8 +116,8 @@ class Beat(NamedTuple):
     """What a worker learns when it says that it lives."""
 
     is_draining: bool
-    lost: frozenset[int]
-    """Numbers of its units that ended without it, or that another worker has by now."""
+    lost: frozenset[tuple[int, int]]
+    """Places of its claims whose units ended without it, or were claimed again."""
 
 
 class Claims:
@@ -161,18 +166,18 @@ class Claims:
         """Remove the worker, which has handed everything back."""
         in_transaction(self._database, lambda one: ask(one, "DELETE FROM worker WHERE id = $1", (self.card.id,)))
 
-    def _lost(self, connection: Connection, claimed: Collection[Claimed]) -> frozenset[int]:
-        epochs = {one.number: one.epoch for one in claimed}
-        lasting = set[int]()
-        for part in chunks(sorted(epochs)):
-            places = ", ".join(f"${n}" for n in range(1, len(part) + 1))
+    def _lost(self, connection: Connection, claimed: Collection[Claimed]) -> frozenset[tuple[int, int]]:
+        places = {one.place for one in claimed}
+        lasting = set[tuple[int, int]]()
+        for part in chunks(sorted({number for number, _ in places})):
+            marks = ", ".join(f"${n}" for n in range(1, len(part) + 1))
             rows = ask(
                 connection,
-                f"SELECT number, epoch FROM unit WHERE number IN ({places}) AND state IN ('leased', 'ready')",  # noqa: S608
+                f"SELECT number, epoch FROM unit WHERE number IN ({marks}) AND state IN ('leased', 'ready')",  # noqa: S608
                 part,
             )
-            lasting.update(number for number, epoch in rows if epochs[number] == epoch)
-        return frozenset(epochs) - lasting
+            lasting.update((number, epoch) for number, epoch in rows)
+        return frozenset(places - lasting)
 
     # ------------------------------------------------------------------ claiming
 
@@ -222,35 +227,36 @@ class Claims:
             attempts: defaultdict[str, list[Placed]] = defaultdict(list)
             units: defaultdict[tuple[str, int], list[Unit]] = defaultdict(list)
             for claimed, effect in finished:
-                if claimed.number in counting:
+                if claimed.place in counting:
                     attempts[claimed.project] += effect.attempts
                     units[claimed.project, claimed.run] += effect.units
             for project, placed in sorted(attempts.items()):
                 put_attempts(self._database, self._shared, project, placed, within=connection)
             for (project, run), new in sorted(units.items()):
                 put_units(connection, project, run, new)
-            return [one.claimed.number in counting for one in finished]
+            return [one.claimed.place in counting for one in finished]
 
         return in_transaction(self._database, finish)
 
-    def _mark_done(self, connection: Connection, finished: Sequence[Finished]) -> set[int]:
-        counting = set[int]()
+    def _mark_done(self, connection: Connection, finished: Sequence[Finished]) -> set[tuple[int, int]]:
+        """The places of those that count. A worker may have one unit twice, claimed again after its lease had ended."""
+        counting = set[tuple[int, int]]()
         for part in chunks(finished):
             values: list[Any] = []
             for claimed, effect in part:
-                values += claimed.number, claimed.epoch, orjson.dumps(effect.result).decode()
-            counting.update(number for (number,) in ask(connection, _done(len(part)), values))
+                values += *claimed.place, orjson.dumps(effect.result).decode()
+            counting.update((number, epoch) for number, epoch in ask(connection, _done(len(part)), values))
         return counting
 
     def hand_back(self, returned: Sequence[Returned]) -> None:
         """Give units up. Those that another worker has by now stay as they are."""
-        reasons = {one.claimed.number: one for one in returned}
+        reasons = {one.claimed.place: one for one in returned}
 
         def hand_back(connection: Connection) -> None:
-            for part in chunks(sorted(reasons)):
+            for part in chunks(sorted({number for number, _ in reasons})):
                 for row in _leased(connection, part):
-                    one = reasons[row.number]
-                    if row.epoch == one.claimed.epoch and row.owner == self.card.id:
+                    one = reasons.get((row.number, row.epoch))
+                    if one is not None and row.owner == self.card.id:
                         self._give_up(connection, row, one.why, one.error)
 
         in_transaction(self._database, hand_back)
@@ -379,7 +385,7 @@ def _done(n: int) -> str:
     return (
         "UPDATE unit SET state = 'done', result = column3, error = '', ended_at = {now} "  # noqa: S608
         f"FROM (VALUES {rows}) AS finished WHERE number = column1 AND epoch = column2 AND state IN ({before}) "
-        "RETURNING number"
+        "RETURNING number, epoch"
     )
 
 

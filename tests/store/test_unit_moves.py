@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Sequence
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from agentloop.store.claims import MAX_DEATHS, Claimed, Claims, Effect, Finished, HandBack, Returned
 from agentloop.store.store import Store
-from agentloop.types import Unit, UnitState
+from agentloop.types import RunState, Unit, UnitState
 from agentloop.types.unit import UNIT_MOVES
 
 from .test_units import card, pass_time
 
-KEYS = ("a", "b")
+KEYS = tuple("abcdef")
+WHY = st.sampled_from(HandBack)
 MAX_LOST = 2
 _folder = TemporaryDirectory()
 _numbers = count()
 
 
 class Moves(RuleBasedStateMachine):
-    """Two workers, two keys, one run; the store keeps the projects of all examples."""
+    """Two workers, six keys, one run; the store keeps the projects of all examples."""
 
     @initialize()
     def begin(self) -> None:
@@ -36,7 +38,7 @@ class Moves(RuleBasedStateMachine):
         self.hands: list[list[Claimed]] = [[], []]
         self.before: dict[str, UnitState] = {}
         self.n_counted: Counter[str] = Counter()
-        self.ask(set(KEYS), again=False)
+        self.ask(KEYS, again=False)
 
     def worker(self, n: int) -> Claims:
         made = self.store.claims(card(f"{self.project}-{n}", projects=(self.project,)), max_lost=MAX_LOST)
@@ -45,61 +47,59 @@ class Moves(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
+            self.store.move_run(self.run, RunState.cancelled)  # else workers of the next example would take its units
             for worker in self.workers:
                 worker.end()
             self.store.close()
 
-    @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1), again=st.booleans())
-    def ask(self, keys: set[str], again: bool) -> None:
+    def ask(self, keys: Collection[str], *, again: bool) -> None:
         self.store.put_units(self.run, [Unit(key=key, kind="rollout") for key in sorted(keys)], again=again)
 
-    @rule(n=st.integers(0, 1), k=st.integers(1, 2))
-    def claim(self, n: int, k: int) -> None:
-        claimed = self.workers[n].claim(k)
-        assert len(claimed) <= k
-        self.hands[n] += claimed
+    @rule(n=st.integers(0, 1), move=st.sampled_from(["claim", "finish", "back", "dies", "claim", "dies"]), why=WHY)
+    def work(self, n: int, move: str, why: HandBack) -> None:
+        """One rule for all that workers do, so that each of these is as frequent as it should be."""
+        if move == "claim":
+            claimed = self.workers[n].claim(2)
+            assert len(claimed) <= 2
+            self.hands[n] += claimed
+        elif move == "finish":
+            self.finish(n, self.hands[n])
+            self.hands[n] = []
+        elif move == "dies":
+            self.overtake(1 - n)
+        elif self.hands[n]:
+            self.workers[n].hand_back([Returned(self.hands[n].pop(), why, "it failed")])
+            pass_time(self.store, 60, "unit")  # else it would depend on the machine's speed whether a pause has ended
 
-    @precondition(lambda self: any(self.hands))
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        n = data.draw(st.sampled_from([n for n in range(2) if self.hands[n]]))
-        chosen = data.draw(st.lists(st.sampled_from(self.hands[n]), min_size=1, unique_by=lambda one: one.number))
-        finished = []
-        for one in chosen:
-            effect = Unit(key=f"effect-{one.unit.key}-{one.epoch}-{n}", kind="effect")
-            finished.append(Finished(one, Effect(units=(effect,))))
-        epochs = {one.unit.key: self.store.unit(one.unit.key).epoch for one in chosen}
-        for one, counts in zip(chosen, self.workers[n].finish(finished), strict=True):
+    def finish(self, n: int, claimed: Sequence[Claimed]) -> None:
+        effects = [Unit(key=f"effect-{one.unit.key}-{one.epoch}-{n}", kind="effect") for one in claimed]
+        finished = [Finished(one, Effect(units=(effect,))) for one, effect in zip(claimed, effects, strict=True)]
+        epochs = {one.unit.key: self.store.unit(one.unit.key).epoch for one in claimed}
+        for one, counts in zip(claimed, self.workers[n].finish(finished), strict=True):
             self.n_counted[one.unit.key] += counts
             assert not counts or epochs[one.unit.key] == one.epoch, "another worker has it by now"
 
-    @precondition(lambda self: any(self.hands))
-    @rule(data=st.data(), why=st.sampled_from(HandBack))
-    def hand_back(self, data: st.DataObject, why: HandBack) -> None:
-        n = data.draw(st.sampled_from([n for n in range(2) if self.hands[n]]))
-        one = data.draw(st.sampled_from(self.hands[n]))
-        self.workers[n].hand_back([Returned(one, why, "it failed")])
-        self.hands[n].remove(one)
-
-    @rule(alive=st.sampled_from([{0}, {1}, {0, 1}]))
-    def pass_time(self, alive: set[int]) -> None:
-        """The workers that are alive give their heartbeat afterwards. One of them takes a unit of the dead."""
+    def overtake(self, n: int) -> None:
+        """Only worker `n` gives its heartbeat. It takes the units of the other one, which may go on all the same."""
         pass_time(self.store, 20)
-        for n in alive:
-            lost = self.workers[n].beat(self.hands[n]).lost
-            self.hands[n] = [one for one in self.hands[n] if one.number not in lost]
-        n = min(alive)
+        self.workers[n].beat(self.hands[n])
         if self.workers[n].reap():
             self.hands[n] += self.workers[n].claim(1)
 
-    @rule(keys=st.sets(st.sampled_from(KEYS)))
-    def cancel(self, keys: set[str]) -> None:
-        self.store.cancel_units(keys)
+    @rule(n=st.integers(0, 1))
+    def come_back(self, n: int) -> None:
+        """A worker that was cut off learns which of its units are lost."""
+        lost = self.workers[n].beat(self.hands[n]).lost
+        self.hands[n] = [one for one in self.hands[n] if one.place not in lost]
 
-    @precondition(lambda self: UnitState.dead in self.before.values())
-    @rule()
-    def retry(self) -> None:
-        self.store.retry_unit(next(key for key in KEYS if self.before.get(key) is UnitState.dead))
+    @rule(key=st.sampled_from(KEYS), is_cancelled=st.booleans())
+    def change_mind(self, key: str, is_cancelled: bool) -> None:
+        if is_cancelled:
+            self.store.cancel_units([key])
+        elif self.before.get(key) is UnitState.dead:
+            self.store.retry_unit(key)
+        else:
+            self.ask(KEYS, again=True)
 
     @invariant()
     def holds(self) -> None:

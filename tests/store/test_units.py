@@ -47,13 +47,12 @@ def begun(store: Store, n: int = 1, name: str = "loop", weight: float = 1.0, **v
     return run.number
 
 
-def pass_time(store: Store, seconds: float) -> None:
-    """All that the database remembers happened `seconds` earlier."""
-    changes = {"worker": ("beat_at",), "unit": ("not_before",)}
+def pass_time(store: Store, seconds: float, *tables: str) -> None:
+    """All heartbeats and pauses that the database remembers, or those in `tables`, began `seconds` earlier."""
+    columns = {"worker": "beat_at", "unit": "not_before"}
     with store.transaction() as connection:
-        for table, columns in changes.items():
-            for column in columns:
-                shift(connection, table, column, seconds)
+        for table in tables or columns:
+            shift(connection, table, columns[table], seconds)
 
 
 def shift(connection: Connection, table: str, column: str, seconds: float) -> None:
@@ -178,7 +177,7 @@ def test_a_worker_that_was_overtaken_writes_nothing(either: Store) -> None:
     assert quick.reap() == 1
     [after] = quick.claim(1)
     assert (before.epoch, after.epoch) == (1, 2)
-    assert slow.beat([before]).lost == {before.number}
+    assert slow.beat([before]).lost == {before.place}
     slow.hand_back([Returned(before, HandBack.mistake, "")])
     assert state(either) is UnitState.leased
     assert finish(slow, before, attempts=(Placed("turn-1", 0, judged("t1")),)) == [False]
@@ -186,6 +185,21 @@ def test_a_worker_that_was_overtaken_writes_nothing(either: Store) -> None:
     assert finish(quick, after, attempts=(Placed("turn-1", 0, judged("t2")),)) == [True]
     assert finish(slow, before) == finish(quick, after) == [False]
     assert [row.id for row in either.stage_traces("turn-1")] == ["t2"]
+
+
+def test_a_worker_that_claims_its_own_unit_again_leaves_its_effects_once(either: Store) -> None:
+    begun(either)
+    claims, other = worker(either), worker(either, "w2")
+    [before] = claims.claim(1)
+    pass_time(either, 16)
+    other.beat([])
+    other.reap()
+    [after] = claims.claim(1)
+    assert claims.beat([before, after]).lost == {before.place}
+    effects = [Effect(units=(Unit(key=f"effect-{n}", kind="effect"),)) for n in range(2)]
+    finished = [Finished(one, effect) for one, effect in zip((before, after), effects, strict=True)]
+    assert claims.finish(finished) == [False, True]
+    assert [unit.key for unit in either.units(state=UnitState.ready)] == ["effect-1"]
 
 
 def test_a_late_worker_that_nobody_overtook_still_commits(either: Store) -> None:
@@ -305,7 +319,7 @@ def test_a_person_cancels_pauses_retries_and_drains(either: Store) -> None:
         either.drain_worker("w1")
     assert claims.beat([two]).is_draining
     assert either.move_run(run, RunState.cancelled, why="a person").why == "a person"
-    assert claims.beat([two]).lost == {two.number}
+    assert claims.beat([two]).lost == {two.place}
     assert finish(claims, two) == [False]
     assert {state(either, "loop-u0"), state(either, "loop-u1")} == {UnitState.cancelled}
     with pytest.raises(StateError, match=r"run \d+ \(loop\) is cancelled and cannot become running"):
