@@ -8,7 +8,7 @@ alike. Such a check only compares names; a method with other parameters fails wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -434,3 +434,12 @@ class CountsExcluded(Protocol):
 
     excluded: Counter[str]
     """Reason -> number of exclusions over all traces that were written."""
+
+
+@runtime_checkable
+class WithholdsTasks(Protocol):
+    """An exporter of data to train on, in which no held-out task may be."""
+
+    def withhold(self, is_held_out: Callable[[Trace], bool]) -> None:
+        """Exclude traces for which `is_held_out` is true, where their facts have no split."""
+        ...

@@ -24,8 +24,8 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     folder: see `make_app`.
     """
     routes = APIRouter(prefix="/api/v1")
-    for part in (trace_routes, failure_routes):
-        routes.include_router(part(store))
+    routes.include_router(trace_routes(store, folder))
+    routes.include_router(failure_routes(store))
     for judging in (feedback_routes, verdict_routes):
         routes.include_router(judging(store, trust))
     routes.include_router(sent_feedback(store, trust))

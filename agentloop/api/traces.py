@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -10,6 +11,8 @@ from starlette.responses import StreamingResponse
 
 from agentloop.api.parameters import Cursor, Filter, Limit, Project, TraceId
 from agentloop.formats.export import load_exporter
+from agentloop.loop.held_out import withhold
+from agentloop.loop.project import EVALS
 from agentloop.otel.stored_trace import StoredTrace, read_each
 from agentloop.store.feedback import TraceFeedback
 from agentloop.store.store import Store
@@ -64,8 +67,8 @@ class TraceDocument(BaseModel):
     feedback: list[TraceFeedback] = Field(description="Scores and words from outside, the oldest first.")
 
 
-def trace_routes(store: Store) -> APIRouter:
-    """The routes that read traces."""
+def trace_routes(store: Store, folder: Path | None) -> APIRouter:
+    """The routes that read traces. folder: see `make_app`."""
     routes = APIRouter()
 
     @routes.get("/traces")
@@ -111,6 +114,8 @@ def trace_routes(store: Store) -> APIRouter:
     ) -> StreamingResponse:
         """Whole traces for which a filter holds, newest first, as a file that is sent while it is made."""
         exporter = load_exporter(format)
+        if folder is not None:
+            withhold(exporter, folder / EVALS)
         store.find(filter, project=project, limit=1)  # reports an invalid filter before the response begins
         name = "traces" + (".jsonl" if exporter.one_each else exporter.suffix)
         return StreamingResponse(

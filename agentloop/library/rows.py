@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from agentloop.errors import ConfigError, extra
 from agentloop.library.stores import StoreLike, opened
+from agentloop.loop.held_out import held_out_texts
+from agentloop.loop.project import EVALS
 from agentloop.store.tables import TraceSummary
 from agentloop.types import Split, Task
 
@@ -39,14 +41,16 @@ def training_rows(
     project: str | None = None,
     logprobs: bool = True,
     cache: str | Path | None = None,
+    evals: str | Path = EVALS,
 ) -> TrainingRows:
     """The rows of the stored traces for which `filter` holds, those first that were stored last.
 
     A row has the arrays `token_ids`, `action_mask` and `logprobs`, the `temperature`, and the `reward`, `group`, `task`
     and `trajectory` that it belongs to. Held-out and validation tasks, unscored traces and runs without a sandbox are
-    in no row; a trace that names no task is not compared with the text of such tasks. filter: as in `load`. logprobs:
-    refuse turns without the sampler's. cache: a folder that keeps rows, so that the next call decodes only what is new.
-    Raises ConfigError for a wrong filter, and without the extra `train`.
+    in no row. A trace that names no task is in none if its instruction has the text of such a task. filter: as in
+    `load`. logprobs: refuse turns without the sampler's. cache: a folder that keeps rows, so that the next call decodes
+    only what is new, and traces without a task. evals: the folder of the project's suites, which have these texts.
+    Raises ConfigError for a wrong filter, for a suite that cannot be read, and without the extra `train`.
     """
     try:
         from agentloop.train.data.admission import Admission
@@ -55,11 +59,13 @@ def training_rows(
     except ImportError as error:
         raise ConfigError(f"rows need numpy; {extra('train')}") from error
     excluded: Counter[str] = Counter()
+    is_held_out = held_out_texts(Path(evals))
 
     def read() -> Iterator[Row]:
         with opened(store, create=False) as source, TemporaryDirectory() as temporary:
             segment = RowSegment(Path(cache or temporary), Admission(logprobs=logprobs))
-            for cut in stored_rows(source, segment, filter, project=project or source.project, task_of=_task):
+            tenant = project or source.project
+            for cut in stored_rows(source, segment, filter, project=tenant, task_of=_task, is_held_out=is_held_out):
                 excluded.update({str(reason): n for reason, n in cut.excluded.items()})
                 yield from cut.rows
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from agentloop.abilities import WithholdsTasks
 from agentloop.errors import ConfigError, counted
 from agentloop.mining.case import read_case, read_cases
 from agentloop.mining.failed_tasks import FAILURES, read_failed
+from agentloop.protocols import Exporter
 from agentloop.suites.names import CASE, HEAD
 from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Split, Task, Trace
@@ -67,6 +69,26 @@ def held_out(evals: Path, suite: Suite) -> HeldOut:
     texts = {normalised(task.instruction) for task in tasks} - {""}
     ids |= {task.id for task in suite.split(Split.heldout)}
     return HeldOut(frozenset(ids), frozenset(texts))
+
+
+def held_out_texts(evals: Path) -> Callable[[Trace], bool]:
+    """Whether a trace, which names no task, asks for a task below `evals` that is held out or for validation.
+
+    Raises ConfigError for a suite there that cannot be read.
+    """
+    tasks: list[Task] = []
+    for head in sorted(evals.rglob(HEAD)):
+        suite = load_suite(head.parent)
+        is_case = (head.parent / CASE).is_file()
+        tasks += [task for task in suite.tasks if is_case or task.split is not Split.train]
+    hidden = HeldOut(frozenset(), frozenset(normalised(task.instruction) for task in tasks) - {""})
+    return lambda trace: hidden.has(None, instruction_of(trace))
+
+
+def withhold(exporter: Exporter, evals: Path) -> None:
+    """Let `exporter`, if it writes data to train on, exclude what is held out below `evals`. Raises ConfigError."""
+    if isinstance(exporter, WithholdsTasks):
+        exporter.withhold(held_out_texts(evals))
 
 
 def normalised(instruction: str) -> str:

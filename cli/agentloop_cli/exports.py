@@ -42,7 +42,8 @@ def export_traces(
     parquet  a table, a row a trace, with messages, token ids and logprobs
     atif     Harbor's ATIF 1.8: a file a trace; a line each on stdout
     otlp     OpenTelemetry: a request a line, for any collector's /v1/traces
-    rows     training rows, a JSON object a line: token ids, mask, logprobs, temperature, group, reward
+    rows     training rows, a JSON object a line: token ids, mask, logprobs, temperature, group, reward; without tasks
+             that are held out or for validation, also where a trace has only their text
 
     A file is written whole or not at all. Exit code 5: no trace matches.
     """
@@ -51,6 +52,7 @@ def export_traces(
 
     exporter = load_exporter(format, out)
     _check(exporter, ids, filter, out, as_json)
+    _withhold(exporter, project)
     with opened_store(where, project=project) as store, LiveProgress() as progress:
         account = export(exporter, store, Choice(ids or (), filter, tenant), out, _to_stdout, progress)
     if account is None:
@@ -83,6 +85,13 @@ def _check(exporter: Exporter, ids: list[str] | None, filter: str, out: Path, as
         raise ConfigError("--json and the traces both go to stdout; name a file with --out")
     if out == STDOUT and "json" not in exporter.media_type and sys.stdout.isatty():
         raise ConfigError(f"{exporter.name} cannot be printed on a terminal; name a file with --out")
+
+
+def _withhold(exporter: Exporter, project: Path) -> None:
+    from agentloop.loop.held_out import withhold
+    from agentloop.loop.project import EVALS
+
+    withhold(exporter, project / EVALS)
 
 
 def _to_stdout(exporter: Exporter, traces: Iterator[ExportedTrace]) -> int:

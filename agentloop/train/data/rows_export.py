@@ -11,14 +11,14 @@ they were computed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from agentloop.errors import ConfigError, extra
 from agentloop.protocols import ExportedTrace
-from agentloop.types import Judged, Split
+from agentloop.types import Judged, Split, Trace
 
 if TYPE_CHECKING:
     from agentloop.train.data.row import Row
@@ -28,7 +28,7 @@ REFUSED = {Split.heldout: "held_out", Split.validation: "validation"}
 
 
 class RowLines:
-    """An Exporter. Needs the extra `train`. Also an `abilities.CountsExcluded`."""
+    """An Exporter. Needs the extra `train`. Also an `abilities.CountsExcluded` and an `abilities.WithholdsTasks`."""
 
     name = "rows"
     suffix = ".rows"
@@ -44,7 +44,12 @@ class RowLines:
             raise ConfigError(f"rows need numpy; {extra('train')}") from error
         self._admission = Admission(reward=False)
         self._rows_of = rows_of
+        self._is_held_out: Callable[[Trace], bool] = lambda trace: False
         self.excluded: Counter[str] = Counter()
+
+    def withhold(self, is_held_out: Callable[[Trace], bool]) -> None:
+        """See `abilities.WithholdsTasks`."""
+        self._is_held_out = is_held_out
 
     def write(self, traces: Iterable[ExportedTrace]) -> Iterator[bytes]:
         """See `Exporter`."""
@@ -52,6 +57,9 @@ class RowLines:
             facts = stored.facts
             if facts["split"] in REFUSED:
                 self.excluded[REFUSED[facts["split"]]] += 1
+                continue
+            if facts["split"] is None and self._is_held_out(stored.trace):
+                self.excluded[REFUSED[Split.heldout]] += 1
                 continue
             group = f"{facts['group']}/v{facts['policy_version']}" if facts["group"] else None
             judged = Judged(stored.trace, stored.verdict, None, group, facts["pool"] or "")

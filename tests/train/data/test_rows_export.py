@@ -6,21 +6,28 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from environments import python_with
+from parts import Run
 from serving.tiny_model import make_tokenizer
+from starlette.testclient import TestClient
 from store.rows import judged
 
+from agentloop.api.app import make_app
+from agentloop.api.auth import new_key
 from agentloop.formats.export import load_exporter, save
+from agentloop.library.rows import training_rows
 from agentloop.otel.stored_trace import read_each
 from agentloop.policies.tiny import new_model
 from agentloop.store.store import Store
+from agentloop.suites.writer import write_suite
 from agentloop.train.data.rows_export import RowLines
-from agentloop.types import Attempt, Sampling, Split
+from agentloop.types import Attempt, Imported, Message, Part, RewardState, Sampling, Split, Task, Verdict
 
-from .traces import step
+from .traces import step, trace
 
 TRL = (
     "trl==1.16.0", "datasets==5.2.0", "accelerate==1.15.0", "peft==0.21.2", "dill==0.4.1", "multiprocess==0.70.19",
@@ -72,7 +79,70 @@ def test_a_line_a_row_and_a_count_of_the_others(store: Store) -> None:
     assert exporter.excluded == {"held_out": 1, "infra_failed": 1, "sampling_unknown": 1}
 
 
-@pytest.mark.slow
+TEXT = "Count the lines of notes/may.txt and submit them."
+
+
+def outside(name: str, instruction: str) -> Imported:
+    """A scored trace from elsewhere, which names no task."""
+    said = Message(role="user", content=instruction)
+    whole = trace(step(0, [1], [11]), id=name, source="atif", messages=(said,))
+    return Imported(trace=whole, verdict=Verdict(trace_id=name, state=RewardState.scored, reward=1.0))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A suite with a held-out, a validation and a train task, and traces from elsewhere that ask for them."""
+    texts = {Split.heldout: TEXT, Split.validation: "Sort notes/may.txt by its second word.", Split.train: "Say hello."}
+    check = Part(kind="exact", options={"expected": "4"})
+    tasks = [Task(id=f"{s}", instruction=text, split=s, verifiers=(check,)) for s, text in texts.items()]
+    write_suite(tmp_path / "evals" / "notes", "notes", tasks)
+    store = Store(tmp_path / "traces" / "store.db")
+    asked = (f"You are a clerk. {TEXT.upper()} Begin.", texts[Split.validation], "Say hello.", "Count something else.")
+    store.put_imported("default", [outside(f"{n}" * 32, text) for n, text in enumerate(asked)])
+    store.close()
+    return tmp_path
+
+
+TRAINED = {"2" * 32, "3" * 32}
+"""The traces that ask for no task but one of the train split."""
+
+
+def test_a_trace_without_a_task_that_asks_for_a_held_out_one_is_exported_in_no_row(
+    project: Path, agentloop: Run
+) -> None:
+    done = agentloop("traces", "export", "--format", "rows", "--out", "o.rows", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {json.loads(line)["trajectory"] for line in (project / "o.rows").read_text().splitlines()} == TRAINED
+    assert json.loads(done.stdout)["excluded"] == {"held_out": 2}
+
+
+def test_the_service_exports_no_row_of_it_either(project: Path) -> None:
+    store = Store(project / "traces" / "store.db")
+    app: Any = make_app(store, folder=project)
+    words, key = new_key("default", ("read",))
+    store.put_key(key)
+    with TestClient(app, base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as client:
+        answer = client.get("/api/v1/export", params={"format": "rows"}, headers={"authorization": f"Bearer {words}"})
+    assert answer.status_code == 200, answer.text
+    assert {json.loads(line)["trajectory"] for line in answer.text.splitlines()} == TRAINED
+    store.close()
+
+
+def test_a_trace_without_a_task_that_asks_for_a_held_out_one_is_no_training_row(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    for _ in range(2):  # from the cache, too
+        rows = training_rows(cache="rows")
+        assert {row.trajectory for row in rows} == TRAINED
+        assert rows.excluded == {"held_out": 2}
+    everything = training_rows(cache="rows", evals="elsewhere")
+    assert len(list(everything)) == 4
+    rows = training_rows(cache="rows")
+    assert {row.trajectory for row in rows} == TRAINED, "cut while nothing was held out"
+
+
+@pytest.mark.soak
 def test_trl_trains_on_the_file_as_it_is(store: Store, tmp_path: Path) -> None:
     """Its loss on the file is the mean over the masked tokens, which plain torch computes, too."""
     python = python_with(TRL)
