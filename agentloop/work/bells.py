@@ -1,0 +1,41 @@
+"""Bells say that there may be work. A lost, doubled or late ring changes no result: the store's rows are the truth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Protocol
+
+POLL_S = 1.0
+"""Interval in seconds at which a worker looks for units although nothing rang."""
+
+
+class Bell(Protocol):
+    """Wakes workers that wait for units."""
+
+    def ring(self, kinds: Collection[str]) -> None:
+        """There may be units of these kinds."""
+        ...
+
+    async def rung(self, timeout_s: float) -> None:
+        """Return when it rings, or after `timeout_s` seconds."""
+        ...
+
+
+class PollBell:
+    """A bell for one event loop. Workers in other processes do not hear it and look for units once a second."""
+
+    def __init__(self) -> None:
+        self._rings = asyncio.Event()
+
+    def ring(self, kinds: Collection[str]) -> None:
+        """See `Bell`."""
+        self._rings.set()
+
+    async def rung(self, timeout_s: float) -> None:
+        """See `Bell`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(timeout_s, POLL_S)):
+                await self._rings.wait()
+        self._rings.clear()

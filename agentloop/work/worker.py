@@ -1,0 +1,317 @@
+"""A worker: one event loop that claims units of the store, does many of them at once, and commits those that end.
+
+    ready ─ claim ─▶ do ─▶ effects and `done`, one transaction for all that end within 10 ms
+                      ├──▶ handed back: its infrastructure failed, it took too long, or the worker drains
+                      └──▶ dropped: cancelled, or another worker has it by now
+
+A heartbeat is the lease of all its units. The worker also takes the units of workers whose heartbeat has stopped. While
+the store cannot be reached it goes on with what it does, keeps what ended, and tries again after longer and longer
+pauses. It does not know what a unit is: a `Doer` for each kind does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar
+
+from agentloop.errors import AttemptConflict, CapabilityError, ConfigError, SandboxUnavailable, StoreError, counted
+from agentloop.store.claims import Claimed, Effect, Finished, HandBack, Returned, WorkerCard
+from agentloop.store.commits import Commits
+from agentloop.store.store import Store
+from agentloop.version import __version__
+from agentloop.work.bells import POLL_S, Bell, PollBell
+
+T = TypeVar("T")
+LEASE_S = 15.0
+"""Age of its heartbeat in seconds at which a worker counts as dead."""
+BEATS = 3
+"""Heartbeats in one lease."""
+DRAIN_S = 25.0
+"""Seconds that units get to end by themselves when their worker ends."""
+CUT_S = 5.0
+"""Seconds that units get to close their sandboxes when they are cancelled."""
+MAX_LOST = 5
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 30.0
+"""Pauses while the store cannot be reached: the first one, and the longest."""
+UNABLE = (CapabilityError, SandboxUnavailable)
+"""Errors of units that another worker may be able to do."""
+_log = logging.getLogger(__name__)
+
+
+class Doer(Protocol):
+    """Does the units of one kind. Whatever it raises gives the unit back (`reason_of`)."""
+
+    async def do(self, claimed: Claimed) -> Effect:
+        """Do a unit and return what it leaves. Cancelled, it closes whatever it opened and leaves nothing."""
+        ...
+
+
+def reason_of(error: Exception) -> HandBack:
+    """Why a unit that ended with `error` is handed back."""
+    if isinstance(error, UNABLE):
+        return HandBack.unable
+    if isinstance(error, ConfigError):
+        return HandBack.mistake
+    return HandBack.infrastructure
+
+
+def card_of_process(
+    kinds: Collection[str],
+    has: Collection[str] = (),
+    *,
+    n_slots: int = 16,
+    lease_s: float = LEASE_S,
+    projects: Sequence[str] = (),
+    runs: Sequence[int] = (),
+) -> WorkerCard:
+    """The card of a worker in this process; see `WorkerCard`."""
+    host = platform.node() or "unknown"
+    id = f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
+    own = (tuple(sorted(kinds)), frozenset(has), n_slots, lease_s, tuple(projects), tuple(runs))
+    return WorkerCard(id, host, os.getpid(), __version__, *own)
+
+
+class Worker:
+    """One worker. `run` it once."""
+
+    def __init__(
+        self,
+        store: Store,
+        card: WorkerCard,
+        doers: Mapping[str, Doer],
+        *,
+        bell: Bell | None = None,
+        max_lost: int = MAX_LOST,
+        drain_s: float = DRAIN_S,
+    ) -> None:
+        """doers: by kind, one for each kind of the card. bell: rings when there may be units; default: it polls.
+
+        max_lost: of `Claims`. Raises ValueError for a kind without a doer.
+        """
+        if missing := [kind for kind in card.kinds if kind not in doers]:
+            raise ValueError(f"worker {card.id} has no doer for {', '.join(missing)}")
+        self.card = card
+        self._claims = store.claims(card, max_lost=max_lost)
+        self._doers = doers
+        self._bell = bell or PollBell()
+        self._drain_s = drain_s
+        self._commits = Commits[Finished, bool](lambda _, finished: self._claims.finish(finished))
+        self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._claimed: dict[tuple[int, int], Claimed] = {}
+        self._changed = asyncio.Event()
+        """Set when a slot is free, and when the worker is to drain."""
+        self._cut = asyncio.Event()
+        """Set when it is to end at once."""
+        self._is_draining = False
+        self._is_away = False
+        self._steady_since = time.monotonic()
+        """Since when the store could be reached without a gap."""
+        self.n_done = 0
+        """Units whose effects it has written."""
+
+    # ------------------------------------------------------------------ its life
+
+    def drain(self) -> None:
+        """Claim nothing more, and end when the units in progress have ended. Called again, end at once.
+
+        What has not ended after `drain_s` is handed back. A handler of SIGTERM.
+        """
+        if self._is_draining:
+            self._cut.set()
+        elif self._tasks:
+            under_way = counted(len(self._tasks), "unit")
+            _log.warning("draining: waiting up to %g s for %s; a second signal ends them", self._drain_s, under_way)
+        self._is_draining = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Do units until the worker has drained. Cancelled, it hands back what is in progress.
+
+        Raises StoreError if the store cannot be used at the start.
+        """
+        await asyncio.to_thread(self._claims.begin)
+        beating = asyncio.create_task(self._beat())
+        try:
+            await self._work()
+            await self._wait_for_units()
+        finally:
+            beating.cancel()
+            await self._cancel_all()
+            await asyncio.to_thread(self._end)
+
+    async def _work(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._is_draining:
+            self._changed.clear()
+            n_free = self.card.n_slots - len(self._tasks)
+            try:
+                n_new = await self._claim(n_free) if n_free else 0
+            except StoreError as error:
+                self._note_away(error)
+                await self._changed_or(pause_s)
+                pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+                continue
+            self._note_back()
+            pause_s = FIRST_PAUSE_S
+            if n_free and n_new:
+                continue  # another run may have units for the slots that are left
+            if n_free:
+                await self._changed_or(POLL_S, listens=True)
+            else:
+                await self._changed.wait()
+
+    async def _changed_or(self, timeout_s: float, *, listens: bool = False) -> None:
+        """Wait until a slot is free, the worker drains or `timeout_s` have passed. listens: or until the bell rings."""
+        waits = [asyncio.create_task(self._changed.wait())]
+        if listens:
+            waits.append(asyncio.create_task(self._rung(timeout_s)))
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _rung(self, timeout_s: float) -> Literal[True]:
+        await self._bell.rung(timeout_s)
+        return True
+
+    async def _wait_for_units(self) -> None:
+        if not self._tasks:
+            return
+        waits: list[asyncio.Future[Any]] = [asyncio.create_task(self._cut.wait())]
+        waits.append(asyncio.gather(*self._tasks.values(), return_exceptions=True))
+        await asyncio.wait(waits, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
+        waits[0].cancel()
+
+    async def _cancel_all(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CUT_S)
+
+    def _end(self) -> None:
+        """Write what waits for a commit, and remove the worker."""
+        self._commits.close()
+        try:
+            self._claims.end()
+        except StoreError as error:
+            _log.warning("%s; other workers take over what this one had when its lease ends", error)
+
+    # ------------------------------------------------------------------ its units
+
+    async def _claim(self, n: int) -> int:
+        claimed = await asyncio.to_thread(self._claims.claim, n)
+        for one in claimed:
+            self._claimed[one.place] = one
+            task = asyncio.create_task(self._do(one))
+            self._tasks[one.place] = task
+            task.add_done_callback(partial(self._free, one.place))
+        return len(claimed)
+
+    def _free(self, place: tuple[int, int], _: object) -> None:
+        del self._tasks[place]
+        del self._claimed[place]
+        self._changed.set()
+
+    async def _do(self, claimed: Claimed) -> None:
+        """Do one unit. Never raises an Exception."""
+        unit = claimed.unit
+        limit = asyncio.timeout(unit.limit_s)
+        try:
+            async with limit:
+                effect = await self._doers[unit.kind].do(claimed)
+            await self._finish(claimed, effect)
+        except asyncio.CancelledError:
+            await self._hand_back(claimed, HandBack.drain, "its worker ended")
+            raise
+        except Exception as error:  # whatever a doer raises becomes the unit's error
+            problem = f"{type(error).__name__}: {error}"
+            if isinstance(error, TimeoutError) and limit.expired():
+                problem = f"it took longer than its limit of {unit.limit_s:g} s"
+            await self._hand_back(claimed, reason_of(error), problem)
+
+    async def _finish(self, claimed: Claimed, effect: Effect) -> None:
+        """Write the effects. Raises AttemptConflict."""
+        counts = await self._until_reached(lambda: self._commits.put("", Finished(claimed, effect)))
+        self.n_done += counts
+        if not counts:
+            _log.info("unit %s had ended without this worker, so nothing of it was written", claimed.unit.key)
+        elif effect.units:
+            self._bell.ring({unit.kind for unit in effect.units})
+
+    async def _hand_back(self, claimed: Claimed, why: HandBack, error: str) -> None:
+        returned = [Returned(claimed, why, error)]
+        if why is HandBack.drain:  # no time to wait for a store that is away: the lease ends by itself
+            try:
+                await asyncio.shield(asyncio.to_thread(self._claims.hand_back, returned))
+            except StoreError as problem:
+                _log.warning("unit %s could not be handed back: %s", claimed.unit.key, problem)
+            return
+        await self._until_reached(lambda: asyncio.to_thread(self._claims.hand_back, returned))
+        _log.info("unit %s was handed back: %s", claimed.unit.key, error)
+
+    async def _until_reached(self, write: Callable[[], Awaitable[T]]) -> T:
+        """The result of `write`, which is tried again while the store cannot be reached."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return await write()
+            except AttemptConflict:
+                raise
+            except StoreError as error:
+                self._note_away(error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+    # ------------------------------------------------------------------ its heartbeat
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self.card.lease_s / BEATS)
+            try:
+                beat = await asyncio.to_thread(self._claims.beat, list(self._claimed.values()))
+            except StoreError as error:
+                self._note_away(error)
+                self._steady_since = time.monotonic() + self.card.lease_s
+                continue
+            for place in beat.lost:
+                self._drop(place)
+            if beat.is_draining and not self._is_draining:
+                self.drain()
+            # While the store was away, nobody could give a heartbeat: those who can again must have had time for it.
+            if time.monotonic() - self._steady_since >= self.card.lease_s:
+                await self._reap()
+
+    async def _reap(self) -> None:
+        try:
+            n = await asyncio.to_thread(self._claims.reap)
+        except StoreError as error:
+            self._note_away(error)
+            return
+        if n:
+            _log.warning("%s of workers without a heartbeat can be claimed again", counted(n, "unit"))
+            self._bell.ring(self.card.kinds)
+
+    def _drop(self, place: tuple[int, int]) -> None:
+        task = self._tasks.get(place)
+        if task is not None:
+            task.cancel()
+
+    def _note_away(self, error: StoreError) -> None:
+        if not self._is_away:
+            _log.warning("%s; trying again", error)
+        self._is_away = True
+
+    def _note_back(self) -> None:
+        if self._is_away:
+            _log.warning("the store can be reached again")
+        self._is_away = False

@@ -1,0 +1,32 @@
+"""Doers of tests: each unit says in what it asks how long it takes and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentloop.errors import CapabilityError, ConfigError, UpstreamUnavailable
+from agentloop.store.claims import Claimed, Effect
+
+ERRORS = {error.__name__: error for error in (CapabilityError, ConfigError, UpstreamUnavailable, RuntimeError)}
+
+
+class Timed:
+    """Waits for `asks["s"]` seconds, and raises `asks["error"]` or leaves its key."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.n_open = 0
+        self.most = 0
+
+    async def do(self, claimed: Claimed) -> Effect:
+        asks = claimed.unit.asks
+        self.begun.append(claimed.unit.key)
+        self.n_open += 1
+        self.most = max(self.most, self.n_open)
+        try:
+            await asyncio.sleep(asks.get("s", 0.0))
+        finally:
+            self.n_open -= 1
+        if error := asks.get("error"):
+            raise ERRORS[error]("it failed")
+        return Effect(result={"key": claimed.unit.key, "epoch": claimed.epoch})

@@ -1,0 +1,287 @@
+"""A worker does many units at once, loses none, hands back what it does not end, and takes those of the dead."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.errors import StoreError
+from agentloop.store.claims import Claims, Effect
+from agentloop.store.store import Store
+from agentloop.types import Unit, UnitState
+from agentloop.work import worker as module
+from agentloop.work.bells import PollBell
+from agentloop.work.worker import Worker, card_of_process
+
+from .doers import Timed
+
+PROCESS = Path(__file__).with_name("process.py")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "store.db")
+    yield made
+    made.close()
+
+
+def asked(store: Store, *asks: dict[str, Any], **values: Any) -> list[str]:
+    run = store.begin_run("run", "r").number
+    n = len(store.units(run, state=UnitState.done, limit=10_000))
+    units = [Unit(key=f"u{n + k}", kind="rollout", position=k, asks=one, **values) for k, one in enumerate(asks)]
+    store.put_units(run, units)
+    return [unit.key for unit in units]
+
+
+def make(store: Store, doer: Timed, bell: PollBell | None = None, **values: Any) -> Worker:
+    card = card_of_process(("rollout",), n_slots=values.pop("n_slots", 4), lease_s=values.pop("lease_s", 15.0))
+    return Worker(store, card, {"rollout": doer}, bell=bell, **values)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 - the store does not call
+            await asyncio.sleep(0.01)
+
+
+def during(worker: Worker, scene: Callable[[], Awaitable[None]]) -> None:
+    """Run the worker during the scene, and let it end by itself afterwards."""
+
+    async def both() -> None:
+        running = asyncio.create_task(worker.run())
+        try:
+            await scene()
+        finally:
+            worker.drain()
+            await asyncio.wait_for(running, 20)
+
+    asyncio.run(both())
+
+
+def states(store: Store) -> Counter[str]:
+    return Counter(state.value for state in UnitState for _ in store.units(state=state, limit=10_000))
+
+
+def test_all_units_are_done_with_as_many_at_once_as_there_are_slots(store: Store) -> None:
+    keys = asked(store, *[{"s": 0.02}] * 30)
+    doer = Timed()
+    worker = make(store, doer)
+    during(worker, lambda: until(lambda: len(store.unit_ends(keys)) == 30))
+    assert doer.begun == keys, "in the order of the plan"
+    assert (doer.most, doer.n_open, worker.n_done) == (4, 0, 30)
+    assert {end.key: end.result["key"] for end in store.unit_ends(keys)} == {key: key for key in keys}
+    assert store.workers() == [], "it ended properly"
+
+
+def test_a_ring_wakes_it_at_once_and_without_one_it_polls(store: Store) -> None:
+    bell = PollBell()
+    worker = make(store, Timed(), bell)
+
+    async def scene() -> None:
+        await until(lambda: len(store.workers()) == 1)
+        await asyncio.sleep(0.1)
+        for rings, most_s in ((True, 0.9), (False, 3.0)):
+            keys = asked(store, {})
+            began = time.monotonic()
+            if rings:
+                bell.ring(["rollout"])
+            await until(lambda keys=keys: len(store.unit_ends(keys)) == 1)
+            assert time.monotonic() - began < most_s
+
+    during(worker, scene)
+
+
+def test_what_follows_from_a_unit_begins_at_once(store: Store) -> None:
+    class Chain(Timed):
+        async def do(self, claimed: Any) -> Effect:
+            n = claimed.unit.asks["n"]
+            return Effect(units=(Unit(key=f"c{n + 1}", kind="rollout", asks={"n": n + 1}),) if n < 5 else ())
+
+    asked(store, {"n": 0})
+    began = time.monotonic()
+    during(make(store, Chain()), lambda: until(lambda: len(store.unit_ends(["c5"])) == 1))
+    assert time.monotonic() - began < 4, "five waits for the next look would take five seconds"
+
+
+@pytest.mark.parametrize(
+    ("asks", "state", "words"),
+    [
+        ({"error": "UpstreamUnavailable"}, "dead", "UpstreamUnavailable: it failed"),
+        ({"error": "RuntimeError"}, "dead", "RuntimeError: it failed"),
+        ({"error": "ConfigError"}, "dead", "ConfigError: it failed"),
+        ({"error": "CapabilityError"}, "ready", "CapabilityError: it failed"),
+        ({"s": 60}, "dead", "it took longer than its limit of 0.2 s"),
+    ],
+)
+def test_a_unit_that_fails_is_handed_back_with_the_reason(
+    store: Store, asks: dict[str, Any], state: str, words: str
+) -> None:
+    [key] = asked(store, asks, limit_s=0.2)
+    doer = Timed()
+    during(make(store, doer, max_lost=1), lambda: until(lambda: store.unit(key).error != ""))
+    unit = store.unit(key)
+    assert (unit.state, unit.error) == (state, words)
+    assert doer.begun == [key]
+
+
+def test_cancelled_units_are_ended(store: Store) -> None:
+    keys = asked(store, {"s": 60}, {"s": 60})
+    doer = Timed()
+
+    async def scene() -> None:
+        await until(lambda: doer.n_open == 2)
+        store.cancel_units(keys[:1])
+        await until(lambda: doer.n_open == 1)
+
+    during(make(store, doer, lease_s=0.6, drain_s=0.0), scene)
+    assert [store.unit(key).state for key in keys] == ["cancelled", "ready"]
+
+
+def test_a_person_drains_it(store: Store) -> None:
+    keys = asked(store, {"s": 0.3}, {})
+    doer = Timed()
+
+    async def scene() -> None:
+        worker = make(store, doer, n_slots=1, lease_s=0.6)
+        running = asyncio.create_task(worker.run())
+        await until(lambda: doer.n_open == 1)
+        store.drain_worker(worker.card.id)
+        await asyncio.wait_for(running, 20)
+
+    asyncio.run(scene())
+    assert [store.unit(key).state for key in keys] == ["done", "ready"]
+
+
+def test_it_outlives_a_store_that_is_away(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What had ended meanwhile is written when the store is back, and nothing spins."""
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.1)
+    is_away = False
+    n_calls: Counter[str] = Counter()
+
+    def broken(name: str) -> Callable[..., Any]:
+        real = getattr(Claims, name)
+
+        def call(*arguments: Any) -> Any:
+            n_calls[name] += is_away
+            if is_away:
+                raise StoreError("no server")
+            return real(*arguments)
+
+        return call
+
+    for name in ("claim", "finish", "beat", "reap"):
+        monkeypatch.setattr(Claims, name, broken(name))
+    keys = asked(store, *[{"s": 0.3}] * 6)
+    doer = Timed()
+
+    async def scene() -> None:
+        nonlocal is_away
+        await until(lambda: doer.n_open == 4)
+        is_away = True
+        await asyncio.sleep(1.2)
+        assert doer.n_open == 0
+        is_away = False
+        await until(lambda: len(store.unit_ends(keys)) == 6)
+
+    with caplog.at_level(logging.WARNING):
+        during(make(store, doer, lease_s=3.0), scene)
+    assert sorted(doer.begun) == keys, "none was done twice"
+    assert 1 <= sum(n_calls.values()) < 40
+    assert [record.message for record in caplog.records] == [
+        "no server; trying again",
+        "the store can be reached again",
+    ]
+
+
+def test_a_kind_without_a_doer_is_refused(store: Store) -> None:
+    with pytest.raises(ValueError, match="has no doer for update"):
+        Worker(store, card_of_process(("rollout", "update")), {"rollout": Timed()})
+
+
+# -------------------------------------------------------------------------------------- processes
+
+
+def start(where: str | Path, lease_s: float = 1.0) -> subprocess.Popen[str]:
+    words = [sys.executable, str(PROCESS), str(where), str(lease_s)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n", process.communicate()
+    return process
+
+
+@pytest.mark.slow
+def test_units_of_a_killed_worker_are_done_by_another(where: str | Path) -> None:
+    store = Store(where)
+    keys = asked(store, *[{"s": 0.3}] * 24)
+    killed, other = start(where), start(where)
+    asyncio.run(until(lambda: len(store.unit_ends(keys)) >= 4))
+    killed.kill()
+    began = time.monotonic()
+    asyncio.run(until(lambda: len(store.unit_ends(keys)) == 24))
+    other.send_signal(signal.SIGTERM)
+    output, problem = other.communicate(timeout=20)
+    killed.communicate()
+    assert other.returncode == 0, problem
+    assert states(store) == {"done": 24}
+    deaths = Counter(store.unit(key).n_deaths for key in keys)
+    assert set(deaths) == {0, 1}
+    assert deaths[1] <= 4
+    assert json.loads(output)["done"] > deaths[1]
+    assert time.monotonic() - began < 15
+    store.close()
+
+
+@pytest.mark.slow
+def test_sigterm_lets_units_end_and_a_second_one_hands_them_back(tmp_path: Path) -> None:
+    where = tmp_path / "store.db"
+    store = Store(where)
+    short, long = asked(store, {"s": 1.0}, {"s": 60})
+    worker = start(where, 15.0)
+    asyncio.run(until(lambda: len(store.units(state=UnitState.leased)) == 2))
+    worker.send_signal(signal.SIGTERM)
+    asyncio.run(until(lambda: store.unit(short).state is UnitState.done))
+    assert worker.poll() is None
+    worker.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    _, problem = worker.communicate(timeout=20)
+    assert (worker.returncode, time.monotonic() - began < 5) == (0, True), problem
+    assert "waiting up to 25 s for 2 units" in problem
+    unit = store.unit(long)
+    assert (unit.state, unit.n_lost, unit.history[0]["how"]) == ("ready", 0, "drain")
+    assert store.workers() == []
+    store.close()
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_stopped_past_its_lease_commits_nothing_that_another_one_did(tmp_path: Path) -> None:
+    where = tmp_path / "store.db"
+    store = Store(where)
+    [key] = asked(store, {"s": 0.4})
+    frozen = start(where)
+    asyncio.run(until(lambda: store.unit(key).state is UnitState.leased))
+    os.kill(frozen.pid, signal.SIGSTOP)
+    other = start(where)
+    asyncio.run(until(lambda: store.unit(key).state is UnitState.done))
+    os.kill(frozen.pid, signal.SIGCONT)
+    time.sleep(0.5)
+    for worker in (frozen, other):
+        worker.send_signal(signal.SIGTERM)
+    n_done = [json.loads(worker.communicate(timeout=20)[0])["done"] for worker in (frozen, other)]
+    assert n_done == [0, 1]
+    [end] = store.unit_ends([key])
+    assert end.result == {"key": key, "epoch": 2}
+    store.close()
