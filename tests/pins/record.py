@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.store import structure
+
 from . import commands, demo, outcomes, scenario, service
 from .compare import write
 
@@ -43,6 +45,7 @@ RECORDERS: dict[str, Callable[[Path], list[Path]]] = {
     "openapi": record_openapi,
     "commands": record_commands,
     "demo": record_demo,
+    "structure": structure.record,
 }
 
 

@@ -20,6 +20,7 @@ from agentloop.store.tables import SCHEMA_VERSION
 from .old import at_schema, load_schema_4
 from .rows import judged, version
 from .span_rows import span
+from .structure import migrated, structure
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +36,13 @@ def old(tmp_path: Path) -> Path:
     connection.executescript(SCHEMA_1.read_text())
     connection.close()
     return path
+
+
+def test_a_new_file_has_the_tables_that_the_migrations_make(tmp_path: Path) -> None:
+    Store(tmp_path / "new.db").close()
+    assert structure(tmp_path / "new.db") == migrated(tmp_path / "migrated.db"), (
+        "run `python -m tests.pins.record structure`"
+    )
 
 
 def test_stages_of_schema_4_get_their_kind_version_and_suite(tmp_path: Path) -> None:
