@@ -35,7 +35,7 @@ from agentloop.store.store import Store
 from agentloop.testing import postgresql as postgresql_server
 
 settings.register_profile("quick", max_examples=10)
-settings.register_profile("test", max_examples=30)
+settings.register_profile("test", max_examples=20)
 settings.register_profile("soak", max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("test")
 STARTS_PROCESSES = {

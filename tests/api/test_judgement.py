@@ -86,18 +86,19 @@ def test_another_user_of_this_machine_gets_and_leaves_nothing(server: Server) ->
     assert (found["span_ids"], found["summary"]["reward"]) == ([SPAN["spanId"]], None)
 
 
-@pytest.mark.parametrize("what", JUDGEMENTS)
-def test_without_a_key_nobody_judges(server: Server, what: str, tmp_path: Path) -> None:
-    path = f"{server.url}/api/v1/traces/{ID}/{what}"
-    refused = httpx.put(path, json=JUDGEMENTS[what])
-    assert refused.status_code == 403
-    assert "scope 'judge'" in refused.json()["error"]
-    assert str(tmp_path / "traces.token") in refused.json()["error"], "where the token is"
+def test_without_a_key_nobody_judges(server: Server, tmp_path: Path) -> None:
+    paths = {f"{server.url}/api/v1/traces/{ID}/{what}": body for what, body in JUDGEMENTS.items()}
+    for path, body in paths.items():
+        refused = httpx.put(path, json=body)
+        assert refused.status_code == 403
+        assert "scope 'judge'" in refused.json()["error"]
+        assert str(tmp_path / "traces.token") in refused.json()["error"], "where the token is"
     assert reward_of(server.url) == (None, "unscored")
     token = (tmp_path / "traces.token").read_text().strip()
-    assert httpx.put(path, json=JUDGEMENTS[what], headers=bearer(token)).status_code == 200
     wrong = token[:-1] + ("A" if token[-1] != "A" else "B")
-    assert httpx.put(path, json=JUDGEMENTS[what], headers=bearer(wrong)).status_code == 401
+    for path, body in paths.items():
+        assert httpx.put(path, json=body, headers=bearer(token)).status_code == 200
+        assert httpx.put(path, json=body, headers=bearer(wrong)).status_code == 401
 
 
 def test_the_token_is_renewed_by_a_command_while_the_service_runs(

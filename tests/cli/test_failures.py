@@ -142,6 +142,7 @@ def test_what_is_not_known_yet_is_told_with_the_command_that_tells_it(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.first(columns=1)
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.usefixtures("project")
 def test_no_line_is_longer_than_the_terminal(terminal: Terminal, columns: int) -> None:

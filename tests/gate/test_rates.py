@@ -53,6 +53,7 @@ def test_fresh_pairs_do_not_take_a_drift_for_a_drop(name: str) -> None:
     assert verdicts(name, "fresh pairs")["FAIL"] <= allowed(0.05)
 
 
+@pytest.mark.first(name=2)
 @pytest.mark.first(name=1, gate=1)
 @pytest.mark.parametrize("gate", ["bank with controls", "fresh pairs"])
 @pytest.mark.parametrize(

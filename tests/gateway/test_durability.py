@@ -80,6 +80,7 @@ def test_kill_9_under_load(model: ModelServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.first(dialect=2)
 @pytest.mark.parametrize(("dialect", "stream"), [("chat", True), ("responses", False), ("messages", True)])
 def test_a_full_disk(dialect: str, stream: bool, model: ModelServer, tmp_path: Path) -> None:
     """No last byte for a call that is not on it; when there is room again, the gateway goes on."""

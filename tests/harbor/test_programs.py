@@ -127,6 +127,7 @@ def test_a_program_does_a_task(backend: SandboxBackend, image: Path, solver: Pat
     assert trace.stop_reason == "submitted"
 
 
+@pytest.mark.first(kind=1)
 @pytest.mark.parametrize("kind", ["openai", "vllm"])
 def test_the_settings_of_the_folder_say_who_acts_and_what_it_costs(
     kind: str, bubblewrap: BubblewrapBackend, image: Path, solver: Path, tmp_path: Path

@@ -51,7 +51,7 @@ def test_each_shipped_task(docker: DockerBackend, tmp_path: Path, agent: str, re
     store.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures("base")
 def test_bubblewrap_runs_an_image_that_docker_made(bubblewrap: BubblewrapBackend) -> None:
     """Agent code is held there by Landlock alone: a box has one user."""

@@ -44,9 +44,9 @@ class Stopwatch(Silent):
             raise Interrupted
 
 
-def project_folder(folder: Path) -> Path:
+def project_folder(folder: Path, settings: str = "") -> Path:
     """Four train tasks, and the same four to validate: what has been learned by heart passes."""
-    make_mini(folder, n_heldout=1)
+    make_mini(folder, settings, n_heldout=1)
     suite = folder / "evals" / "mini"
     tasks = load_suite(suite).tasks
     copies = [
@@ -99,7 +99,7 @@ def test_an_interrupted_warm_start_repeats_at_most_one_interval(tmp_path: Path) 
 
 def test_a_checkpoint_of_other_settings_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentloop.loop.warm_start.CHECK_EVERY", 10)
-    folder = project_folder(tmp_path / "cut")
+    folder = project_folder(tmp_path / "cut", "[warm_start]\nn_demonstrations = 40\n")
     with opened(folder, Stopwatch(11)) as project, pytest.raises(Interrupted):
         train(project, tmp_path / "never")
     settings = folder / "agentloop.toml"

@@ -137,7 +137,7 @@ def test_a_task_that_proves_nothing_is_no_case(
 @pytest.mark.slow
 def test_a_coin_is_no_case(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     task = seven(tmp_path)
-    store = recorded(tmp_path, task, FLIPS, bubblewrap, n=8)
+    store = recorded(tmp_path, task, FLIPS, bubblewrap, n=4)
     tried = mined(tmp_path, store, [task], bubblewrap, FLIPS, GOOD, limit=None)
     assert tried
     assert {tuple(failed_checks(one)) for one in tried} == {("reproduces",)}

@@ -175,6 +175,7 @@ for n in range(1, %d):
 
 
 @pytest.mark.first(n_names=1)
+@pytest.mark.first(backend=1)
 @pytest.mark.parametrize("n_names", [50_000, 1_000_000])
 def test_a_folder_of_a_million_names_is_given_up_at_the_limit(
     backend: SandboxBackend, n_names: int, tmp_path: Path
