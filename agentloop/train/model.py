@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentloop.errors import ConfigError, TrainingError
 from agentloop.output_files import make_folder
-from agentloop.registry.artifacts import ADAPTER, ADAPTER_CONFIG, TENSORS, WEIGHTS, weights_hash
+from agentloop.registry.artifacts import ADAPTER, ADAPTER_CONFIG, HEAD, TENSORS, WEIGHTS, weights_hash
 from agentloop.registry.folders import replacing
 from agentloop.train.adapters import sort_settings, with_adapter
 from agentloop.train.algorithms.algorithm import Scored
@@ -33,8 +33,6 @@ from agentloop.train.distributed import ALONE, Ranks, like, whole
 from agentloop.train.forward import LOGPROBS, Layout, ScoreParts, ScoringModel
 from agentloop.train.trees import follows_trees
 
-HEAD = "head.safetensors"
-"""File of the scalar head, next to the adapter or the weights: no server reads it."""
 COMPANIONS = (
     "added_tokens.json",
     "chat_template*",

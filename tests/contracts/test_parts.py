@@ -423,6 +423,7 @@ ELSEWHERE = {
     "replay": "plays recordings alone: tests/policies and tests/sandbox",
     "unconfined": "holds nothing, so most laws are not for it: tests/sandbox",
     "rubric": "asks a model: tests/judge/test_rubric.py",
+    "reward_model": "needs a trained model, and the trainer of that name: tests/train/trainers/test_reward_verifier.py",
 }
 """The others, with the reason."""
 

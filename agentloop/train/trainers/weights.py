@@ -107,7 +107,8 @@ class WeightsTrainer:
             folder = draft.workspace.with_name(f"reward-model-v{draft.number}")
             training.trainable.save(folder)
             draft.progress.say(
-                f"finished: a reward model from {note} is in {folder}; it answers nobody, so it is no version"
+                f"finished: a reward model from {note} is in {folder}; it answers nobody, so it is no version, and the "
+                "verifier `reward_model` judges with it"
             )
             return None
         training.save()
