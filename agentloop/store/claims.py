@@ -8,11 +8,11 @@ heartbeat of its worker. Only the database's clock counts.
 from __future__ import annotations
 
 import heapq
-import re
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import orjson
@@ -24,9 +24,9 @@ from agentloop.store.portable import ask, in_transaction
 from agentloop.store.runs import listed
 from agentloop.store.shared import SharedBodies
 from agentloop.store.statements import chunks
-from agentloop.store.units import put_units
+from agentloop.store.units import KIND, put_units
 from agentloop.types import Unit, UnitState
-from agentloop.types.unit import units_before
+from agentloop.types.unit import NOTHING, units_before
 
 MAX_DEATHS = 3
 """Workers that may die while they do a unit; after that it is dead."""
@@ -77,7 +77,7 @@ class Claimed(NamedTuple):
 class Effect(NamedTuple):
     """Everything that a unit leaves in the store. It is written in the transaction that marks the unit as done."""
 
-    result: dict[str, Any] = {}  # noqa: RUF012
+    result: Mapping[str, Any] = NOTHING
     """Facts for whoever asked, as JSON."""
     attempts: tuple[Placed, ...] = ()
     units: tuple[Unit, ...] = ()
@@ -125,13 +125,14 @@ class Claims:
 
     def __init__(self, database: Database, shared: SharedBodies, card: WorkerCard, *, max_lost: int = 5) -> None:
         """max_lost: failures of infrastructure after which a unit is dead. Raises ValueError for a wrong card."""
-        wrong = [kind for kind in card.kinds if not re.fullmatch("[a-z][a-z_-]*", kind)]
+        wrong = [kind for kind in card.kinds if not KIND.fullmatch(kind)]
         if wrong or not card.kinds:
             raise ValueError(f"worker {card.id} does units of kinds {card.kinds}; a kind is a word in small letters")
         self.card = card
         self._database = database
         self._shared = shared
         self._max_lost = max_lost
+        self._was_idle = True
         self._queues = f"{_QUEUES} AND q.kind IN ({listed(card.kinds)})"
         if card.projects:
             self._queues += f" AND r.project IN ({', '.join(f'${n}' for n in range(1, len(card.projects) + 1))})"
@@ -183,22 +184,24 @@ class Claims:
 
     def claim(self, k: int) -> list[Claimed]:
         """Up to `k` units that this worker can do. Runs get their shares of the slots by their weights."""
-        with self._database.read() as connection:
-            queues = self._waiting(connection)
-        if not queues:
-            return []
+        if self._was_idle:  # a worker that only looks for units must not keep writers waiting
+            with self._database.read() as connection:
+                if not self._waiting(connection):
+                    return []
+        claimed = in_transaction(self._database, lambda connection: self._claim(connection, k))
+        self._was_idle = not claimed
+        return claimed
 
-        def claim(connection: Connection) -> list[Claimed]:
-            shares = _shares(queues, k)
-            claimed: list[Claimed] = []
-            for queue in queues:
-                if shares[queue.run] > 0:
-                    rows = ask(connection, _CLAIM, (self.card.id, queue.number, shares[queue.run]))
-                    shares[queue.run] -= len(rows)
-                    claimed += sorted((_claimed(queue, row) for row in rows), key=_order)
-            return claimed
-
-        return in_transaction(self._database, claim)
+    def _claim(self, connection: Connection, k: int) -> list[Claimed]:
+        queues = self._waiting(connection)
+        shares = _shares(queues, k) if queues else {}
+        claimed: list[Claimed] = []
+        for queue in queues:
+            if shares[queue.run] > 0:
+                rows = ask(connection, _CLAIM, (self.card.id, queue.number, shares[queue.run]))
+                shares[queue.run] -= len(rows)
+                claimed += [_claimed(queue, row) for row in sorted(rows, key=_ORDER)]
+        return claimed
 
     def _waiting(self, connection: Connection) -> list[_Waiting]:
         """Queues with units for this worker, those with the highest priority first."""
@@ -227,8 +230,9 @@ class Claims:
             attempts: defaultdict[str, list[Placed]] = defaultdict(list)
             units: defaultdict[tuple[str, int], list[Unit]] = defaultdict(list)
             for claimed, effect in finished:
-                if claimed.place in counting:
+                if effect.attempts and claimed.place in counting:
                     attempts[claimed.project] += effect.attempts
+                if effect.units and claimed.place in counting:
                     units[claimed.project, claimed.run] += effect.units
             for project, placed in sorted(attempts.items()):
                 put_attempts(self._database, self._shared, project, placed, within=connection)
@@ -238,14 +242,14 @@ class Claims:
 
         return in_transaction(self._database, finish)
 
-    def _mark_done(self, connection: Connection, finished: Sequence[Finished]) -> set[tuple[int, int]]:
+    def _mark_done(self, connection: Connection, finished: Sequence[Finished]) -> set[tuple[Any, ...]]:
         """The places of those that count. A worker may have one unit twice, claimed again after its lease had ended."""
-        counting = set[tuple[int, int]]()
+        counting = set[tuple[Any, ...]]()
         for part in chunks(finished):
             values: list[Any] = []
             for claimed, effect in part:
-                values += *claimed.place, orjson.dumps(effect.result).decode()
-            counting.update((number, epoch) for number, epoch in ask(connection, _done(len(part)), values))
+                values += claimed.number, claimed.epoch, orjson.dumps(dict(effect.result)).decode()
+            counting.update(ask(connection, _done(len(part)), values))
         return counting
 
     def hand_back(self, returned: Sequence[Returned]) -> None:
@@ -377,6 +381,10 @@ _BACK = (
 )
 
 
+_ORDER = itemgetter(5, 6, 0)
+"""Rank, position and number of a row of `_CLAIM`."""
+
+
 @lru_cache(64)
 def _done(n: int) -> str:
     """The statement that marks `n` units as done and returns the numbers of those that count."""
@@ -397,20 +405,8 @@ def _leased(connection: Connection, numbers: Sequence[int]) -> list[_Leased]:
 
 def _claimed(queue: _Waiting, row: tuple[Any, ...]) -> Claimed:
     number, epoch, key, asks, limit_s, rank, position, n_lost = row
-    unit = Unit.model_construct(
-        key=key,
-        kind=queue.kind,
-        asks=orjson.loads(asks),
-        needs=queue.needs,
-        limit_s=limit_s,
-        priority=-rank,
-        position=position,
-    )
+    unit = Unit(key, queue.kind, orjson.loads(asks), queue.needs, limit_s, -rank, position)
     return Claimed(number, epoch, queue.project, queue.run, unit, n_lost)
-
-
-def _order(claimed: Claimed) -> tuple[int, int, int]:
-    return -claimed.unit.priority, claimed.unit.position, claimed.number
 
 
 def _shares(queues: Sequence[_Waiting], k: int) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -22,13 +23,16 @@ MAX_VALUES = 8192
 def run(connection: Connection, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """Runs one statement with `marks` for its values. Returns its rows.
 
-    On a server it bypasses SQLAlchemy, and psycopg's search for marks in each statement, which costs more than the
+    It bypasses SQLAlchemy, and on a server psycopg's search for marks in each statement, which cost more than the
     statement itself if that has many rows.
     """
-    if connection.dialect.name == "sqlite":
-        result = connection.exec_driver_sql(statement, tuple(values))
-        return [tuple(row) for row in result] if result.returns_rows else []
     driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        try:
+            rows: list[tuple[Any, ...]] = driver.execute(statement, tuple(values)).fetchall()
+        except sqlite3.Error as error:
+            raise DBAPIError(None, None, error) from error
+        return rows
     psycopg: Any = connection.dialect.loaded_dbapi
     try:
         cursor = psycopg.RawCursor(driver)

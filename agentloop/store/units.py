@@ -5,6 +5,7 @@ A unit's key follows from the plan, so whoever asks for it again gets the same u
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -23,6 +24,8 @@ from agentloop.types.unit import units_before
 
 MAX_ASKS = 16 << 10
 """Maximum size of `Unit.asks` as JSON, in bytes. Whatever is larger is a file, which a unit names by its hash."""
+KIND = re.compile("[a-z][a-z_-]*")
+"""Names of kinds."""
 TERMINAL = (UnitState.done, UnitState.dead, UnitState.cancelled)
 """States in which nobody works on a unit."""
 _UNIT = (
@@ -259,11 +262,17 @@ def _needs(unit: Unit) -> str:
 
 
 def _asks(unit: Unit) -> str:
-    data = orjson.dumps(unit.asks)
+    """The references of a unit as JSON. Raises ValueError for a unit that no worker could do."""
+    data = orjson.dumps(dict(unit.asks))
     if len(data) > MAX_ASKS:
         raise ValueError(
             f"unit {unit.key} asks for {len(data):,} bytes, and a unit may have {MAX_ASKS:,}; put what is large into a "
             "file, and name it by its hash"
+        )
+    if not KIND.fullmatch(unit.kind) or unit.limit_s <= 0:
+        raise ValueError(
+            f"unit {unit.key} has kind {unit.kind!r} and limit {unit.limit_s:g} s; a kind is a word in "
+            "small letters, and a limit is above 0"
         )
     if any(not need or any(character.isspace() for character in need) for need in unit.needs):
         raise ValueError(f"unit {unit.key} needs {unit.needs}; a need is a word without spaces")

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from agentloop.types.frozen import Frozen
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class RunState(StrEnum):
@@ -70,19 +72,19 @@ def runs_before(after: RunState) -> tuple[str, ...]:
     return tuple(before.value for before in RunState if after in RUN_MOVES[before])
 
 
-class Unit(Frozen):
-    """One unit of a run. Asked for twice, it is done once."""
+class Unit(NamedTuple):
+    """One unit of a run. Asked for twice, it is done once. A plain tuple, because there are thousands a second."""
 
     key: str
     """Names its effect within the project; it follows from the plan alone."""
-    kind: str = Field(pattern=r"^[a-z][a-z_-]*$")
-    """Which `Doer` does it: `rollout`, `update`, ..."""
-    asks: dict[str, Any] = Field(default_factory=dict)
+    kind: str
+    """Which `Doer` does it: `rollout`, `update`, ...; a word in small letters."""
+    asks: Mapping[str, Any] = NOTHING
     """References to what it needs, as JSON of at most 16 KiB."""
     needs: tuple[str, ...] = ()
     """Abilities that its worker must have, such as `sandbox` or `gpu`."""
-    limit_s: float = Field(default=3600.0, gt=0)
-    """Maximum duration in seconds. A unit that takes longer has failed for reasons of infrastructure."""
+    limit_s: float = 3600.0
+    """Maximum duration in seconds, above 0. A unit that takes longer has failed for reasons of infrastructure."""
     priority: int = 0
     """Units with a higher priority come first."""
     position: int = 0

@@ -43,7 +43,7 @@ def units(n: int, *, first: int = 0, **values: Any) -> list[Unit]:
 
 def begun(store: Store, n: int = 1, name: str = "loop", weight: float = 1.0, **values: Any) -> int:
     run = store.begin_run("loop", name, weight=weight)
-    store.put_units(run.number, [one.model_copy(update={"key": f"{name}-{one.key}"}) for one in units(n, **values)])
+    store.put_units(run.number, [one._replace(key=f"{name}-{one.key}") for one in units(n, **values)])
     return run.number
 
 
@@ -108,6 +108,8 @@ def test_what_a_unit_asks_comes_to_the_worker_and_is_small(either: Store) -> Non
     assert claimed.unit == unit
     with pytest.raises(ValueError, match=r"unit big asks for 16,397 bytes, and a unit may have 16,384"):
         either.put_units(run, [Unit(key="big", kind="rollout", asks={"text": "x" * 16_386})])
+    with pytest.raises(ValueError, match="has kind 'Roll out' and limit 3600 s"):
+        either.put_units(run, [Unit(key="odd", kind="Roll out")])
     with pytest.raises(ValueError, match="a need is a word"):
         either.put_units(run, [Unit(key="odd", kind="rollout", needs=("two words",))])
 
@@ -340,7 +342,7 @@ def test_what_an_ended_run_left_is_done_when_it_is_asked_for_again(either: Store
         either.retry_unit("loop-u1")
     again = either.begin_run("loop", "loop").number
     assert again != run
-    asked = [one.model_copy(update={"key": f"loop-{one.key}"}) for one in units(3)]
+    asked = [one._replace(key=f"loop-{one.key}") for one in units(3)]
     either.put_units(again, asked)
     assert claims.claim(8) == []
     either.put_units(again, asked, again=True)
