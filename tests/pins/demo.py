@@ -34,6 +34,7 @@ from .command import clean_environment, run
 from .commands import merge
 
 PIN = "demo.json"
+CPUINFO = Path("/proc/cpuinfo")
 SEEDS = (0, 1)
 N_TASKS = {"train": 12, "validation": 6, "heldout": 24}
 TINY = 'kind = "tiny"\n'
@@ -128,10 +129,19 @@ def play(way: str, seed: int) -> dict[str, Any]:
 
 
 def arithmetic() -> str:
-    """What decides how sums of weights are rounded."""
+    """What decides how sums of weights are rounded: torch, and the processor, for which its libraries choose code."""
     import torch
 
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+    return f"{processor()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+
+
+def processor() -> str:
+    """Vendor, family and model, where Linux names them."""
+    if not CPUINFO.exists():
+        return platform.machine()
+    lines = [line.partition(":") for line in CPUINFO.read_text().splitlines()]
+    fields = {key.strip(): value.strip() for key, _, value in lines}
+    return " ".join([platform.machine(), *(fields.get(key, "") for key in ("vendor_id", "cpu family", "model"))])
 
 
 def lineage(result: dict[str, Any]) -> list[dict[str, Any]]:
