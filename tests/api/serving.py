@@ -70,7 +70,7 @@ class Server:
 
     def wait(self) -> None:
         """Until it answers."""
-        for _ in range(400):
+        for _ in range(1200):
             try:
                 httpx.get(f"{self.url}/healthz")
                 return
