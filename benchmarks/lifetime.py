@@ -6,10 +6,11 @@
 A project has 40 held-out tasks, four attempts of each. In the null worlds each candidate acts exactly as the live
 version does, so every promotion is false. Beside the loop's rule (`gate/promotion.py`, `gate/wealth.py`), for the same
 candidates: an exact sign-flip test of the tasks' means at 5% for each candidate, and "more wins than losses". Then how
-often a candidate that is better is promoted. Then 40 simulated attacks of a candidate that is as good as the live
-version, or worse: rows of outcomes as an attack leaves them once it was seen, with their labels. Nothing is attacked
-here; `benchmarks/attacks.py` does that. The last line is JSON; `missed` names each goal that is missed, and then the
-exit code is 1.
+often a candidate that is better is promoted, and what the report of a promoted one says of its gain: it is measured
+anew, but the measurement of the version before it took part in the choice. Then 40 simulated attacks of a candidate
+that is as good as the live version, or worse: rows of outcomes as an attack leaves them once it was seen, with their
+labels. Nothing is attacked here; `benchmarks/attacks.py` does that. The last line is JSON; `missed` names each goal
+that is missed, and then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -146,18 +147,23 @@ def null_worlds(pool: Any, n_projects: int, n_candidates: int) -> dict[str, floa
     return {rule: sum(getattr(row, rule) > 0 for row in rows) / n_projects for rule in Counts._fields}
 
 
-def power(job: tuple[int, float, int]) -> tuple[bool, bool, bool]:
-    """Whether each rule promotes a candidate that is better. job: seed, gain, number of candidates held before it."""
+def power(job: tuple[int, float, int]) -> tuple[bool, bool, bool, float]:
+    """Whether each rule promotes a candidate that is better, and the gain that a report would say minus the true one.
+
+    job: seed, gain, number of candidates held before it.
+    """
     seed, gain, n_before = job
     rng = np.random.default_rng([seed, round(1000 * gain), n_before])
     p = world(rng)
     bank = drawn(p, rng)
-    mine = drawn(better(p, gain), rng)
+    p_better = better(p, gain)
+    mine = drawn(p_better, rng)
     alpha = next_alpha([AlphaSpent(0.0, is_promotion=False)] * n_before, ALPHA)
     comparison = Comparison(PART, outcomes(bank, Side.baseline), alpha=alpha, looks=False)
     promoted = is_promoted(comparison, outcomes(mine, Side.candidate))
     wins = bool((mine > bank).sum() > (mine < bank).sum())
-    return promoted, sign_flip_p((mine - bank).mean(0).tolist()) <= ALPHA, wins
+    bias = float((drawn(p_better, rng).mean() - bank.mean()) - (p_better.mean() - p.mean()))
+    return promoted, sign_flip_p((mine - bank).mean(0).tolist()) <= ALPHA, wins, bias
 
 
 # ------------------------------------------------------------------------------------ simulated attacks
@@ -248,6 +254,15 @@ def upper(share: float, n: int) -> float:
     return ALPHA + NormalDist().inv_cdf(0.999) * math.sqrt(ALPHA * (1 - ALPHA) / n)
 
 
+def show_bias(gain: float, biases: Array) -> dict[str, float]:
+    """Print, and return, by how much the reports of promoted candidates are wrong, with the standard error."""
+    mean = float(biases.mean())
+    error = float(biases.std(ddof=1)) / math.sqrt(len(biases))
+    label = f"reported minus true gain, +{gain * 100:.0f} points"
+    print(f"{label:44}{100 * mean:+8.1f} (standard error {100 * error:.1f}, {len(biases)} promoted)", flush=True)
+    return {"mean": round(mean, 4), "standard_error": round(error, 4), "promoted": len(biases)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the projects")
@@ -270,10 +285,14 @@ def main() -> int:
         for gain in (0.1, 0.2):
             for n_before in (0, 4, 49):
                 n = 400 // scale
-                rows = np.array(pool.map(power, [(seed, gain, n_before) for seed in range(n)])).mean(0)
+                rows = np.array(pool.map(power, [(seed, gain, n_before) for seed in range(n)]))
+                by_rule = rows[:, :3].mean(0)
                 label = f"promoted, +{gain * 100:.0f} points, candidate {n_before + 1}"
-                print(f"{label:44}{rows[0]:8.1%}{rows[1]:11.1%}{rows[2]:8.1%}", flush=True)
-                document[f"power_{gain * 100:.0f}_{n_before + 1}"] = [round(float(one), 3) for one in rows]
+                print(f"{label:44}{by_rule[0]:8.1%}{by_rule[1]:11.1%}{by_rule[2]:8.1%}", flush=True)
+                document[f"power_{gain * 100:.0f}_{n_before + 1}"] = [round(float(one), 3) for one in by_rule]
+                biases = rows[rows[:, 0] == 1, 3]
+                if n_before == 0 and len(biases) > 1:
+                    document[f"bias_{gain * 100:.0f}"] = show_bias(gain, biases)
     n_by_loop = n_by_wins = 0
     for attack in ATTACKS:
         results = [attacked(attack, seed) for seed in range(SEEDS)]
