@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from operator import itemgetter
@@ -200,7 +200,7 @@ class Claims:
             if shares[queue.run] > 0:
                 rows = ask(connection, _CLAIM, (self.card.id, queue.number, shares[queue.run]))
                 shares[queue.run] -= len(rows)
-                claimed += [_claimed(queue, row) for row in sorted(rows, key=_ORDER)]
+                claimed += _claimed(queue, sorted(rows, key=_ORDER))
         return claimed
 
     def _waiting(self, connection: Connection) -> list[_Waiting]:
@@ -224,23 +224,34 @@ class Claims:
         It does not count where the unit ended without this worker, or another worker has claimed it since; then nothing
         of it is written. Raises AttemptConflict as `Store.put_placed` does.
         """
+        return self.finish_and_claim(finished, 0)[0]
 
-        def finish(connection: Connection) -> list[bool]:
-            counting = self._mark_done(connection, finished)
-            attempts: defaultdict[str, list[Placed]] = defaultdict(list)
-            units: defaultdict[tuple[str, int], list[Unit]] = defaultdict(list)
-            for claimed, effect in finished:
-                if effect.attempts and claimed.place in counting:
-                    attempts[claimed.project] += effect.attempts
-                if effect.units and claimed.place in counting:
-                    units[claimed.project, claimed.run] += effect.units
-            for project, placed in sorted(attempts.items()):
-                put_attempts(self._database, self._shared, project, placed, within=connection)
-            for (project, run), new in sorted(units.items()):
-                put_units(connection, project, run, new)
-            return [one.claimed.place in counting for one in finished]
+    def finish_and_claim(self, finished: Sequence[Finished], k: int) -> tuple[list[bool], list[Claimed]]:
+        """`finish`, then `claim` up to `k` units in the same transaction: half the commits of a busy worker."""
 
-        return in_transaction(self._database, finish)
+        def turn(connection: Connection) -> tuple[list[bool], list[Claimed]]:
+            return self._finish(connection, finished), self._claim(connection, k) if k else []
+
+        counts, claimed = in_transaction(self._database, turn)
+        self._was_idle = k > 0 and not claimed
+        return counts, claimed
+
+    def _finish(self, connection: Connection, finished: Sequence[Finished]) -> list[bool]:
+        counting = self._mark_done(connection, finished)
+        attempts: defaultdict[str, list[Placed]] = defaultdict(list)
+        units: defaultdict[tuple[str, int], list[Unit]] = defaultdict(list)
+        counts: list[bool] = []
+        for claimed, effect in finished:
+            counts.append((claimed.number, claimed.epoch) in counting)
+            if effect.attempts and counts[-1]:
+                attempts[claimed.project] += effect.attempts
+            if effect.units and counts[-1]:
+                units[claimed.project, claimed.run] += effect.units
+        for project, placed in sorted(attempts.items()):
+            put_attempts(self._database, self._shared, project, placed, within=connection)
+        for (project, run), new in sorted(units.items()):
+            put_units(connection, project, run, new)
+        return counts
 
     def _mark_done(self, connection: Connection, finished: Sequence[Finished]) -> set[tuple[Any, ...]]:
         """The places of those that count. A worker may have one unit twice, claimed again after its lease had ended."""
@@ -248,7 +259,7 @@ class Claims:
         for part in chunks(finished):
             values: list[Any] = []
             for claimed, effect in part:
-                values += claimed.number, claimed.epoch, orjson.dumps(dict(effect.result)).decode()
+                values += claimed.number, claimed.epoch, orjson.dumps(effect.result, default=dict).decode()
             counting.update(ask(connection, _done(len(part)), values))
         return counting
 
@@ -403,10 +414,11 @@ def _leased(connection: Connection, numbers: Sequence[int]) -> list[_Leased]:
     return [_Leased(*row) for row in rows]
 
 
-def _claimed(queue: _Waiting, row: tuple[Any, ...]) -> Claimed:
-    number, epoch, key, asks, limit_s, rank, position, n_lost = row
-    unit = Unit(key, queue.kind, orjson.loads(asks), queue.needs, limit_s, -rank, position)
-    return Claimed(number, epoch, queue.project, queue.run, unit, n_lost)
+def _claimed(queue: _Waiting, rows: Iterable[tuple[Any, ...]]) -> Iterator[Claimed]:
+    _, project, run, kind, needs, *_ = queue
+    for number, epoch, key, asks, limit_s, rank, position, n_lost in rows:
+        unit = Unit(key, kind, orjson.loads(asks), needs, limit_s, -rank, position)
+        yield Claimed(number, epoch, project, run, unit, n_lost)
 
 
 def _shares(queues: Sequence[_Waiting], k: int) -> dict[int, int]:

@@ -63,7 +63,7 @@ def sqlite_engine(path: Path, timeouts: Timeouts) -> Engine:
     def _begin(connection: Connection) -> None:
         # A writer says so at once: one that has read first could not wait for another writer any more.
         write = connection.get_execution_options().get("agentloop_write")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        run(connection, "BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
 

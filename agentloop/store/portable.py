@@ -44,7 +44,7 @@ _POSTGRESQL = {
 def ask(connection: Connection, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """Runs a statement. Returns its rows."""
     text, order = _ported(connection.dialect.name, statement)
-    return run(connection, text, [values[n] for n in order])
+    return run(connection, text, [values[n] for n in order] if order else values)
 
 
 def as_time(value: Any) -> datetime | None:
@@ -71,10 +71,11 @@ def in_transaction(database: Database, work: Callable[[Connection], T]) -> T:
 
 @lru_cache(512)
 def _ported(dialect: str, statement: str) -> tuple[str, tuple[int, ...]]:
-    """The statement as the driver takes it, and which value each of its marks has."""
+    """The statement as the driver takes it, and which value each of its marks has; empty if they have them in order."""
     words = _SQLITE if dialect == "sqlite" else _POSTGRESQL
     text = _WORD.sub(lambda match: words[match[1]].format(match[2]), statement)
     numbers = [int(number) for number in _MARK.findall(text)]
     if dialect == "sqlite":
-        return _MARK.sub("?", text), tuple(number - 1 for number in numbers)
-    return text, tuple(range(max(numbers, default=0)))
+        is_plain = numbers == list(range(1, len(numbers) + 1))
+        return _MARK.sub("?", text), () if is_plain else tuple(number - 1 for number in numbers)
+    return text, ()

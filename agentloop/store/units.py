@@ -263,7 +263,7 @@ def _needs(unit: Unit) -> str:
 
 def _asks(unit: Unit) -> str:
     """The references of a unit as JSON. Raises ValueError for a unit that no worker could do."""
-    data = orjson.dumps(dict(unit.asks))
+    data = orjson.dumps(unit.asks, default=dict)
     if len(data) > MAX_ASKS:
         raise ValueError(
             f"unit {unit.key} asks for {len(data):,} bytes, and a unit may have {MAX_ASKS:,}; put what is large into a "

@@ -102,13 +102,14 @@ class Worker:
         self._doers = doers
         self._bell = bell or PollBell()
         self._drain_s = drain_s
-        self._commits = Commits[Finished, bool](lambda _, finished: self._claims.finish(finished))
+        self._commits = Commits[Finished, bool](lambda _, finished: self._write(finished))
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._claimed: dict[tuple[int, int], Claimed] = {}
         self._changed = asyncio.Event()
         """Set when a slot is free, and when the worker is to drain."""
         self._cut = asyncio.Event()
         """Set when it is to end at once."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_draining = False
         self._is_away = False
         self._steady_since = time.monotonic()
@@ -136,6 +137,7 @@ class Worker:
 
         Raises StoreError if the store cannot be used at the start.
         """
+        self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._claims.begin)
         beating = asyncio.create_task(self._beat())
         try:
@@ -150,7 +152,7 @@ class Worker:
         pause_s = FIRST_PAUSE_S
         while not self._is_draining:
             self._changed.clear()
-            n_free = self.card.n_slots - len(self._tasks)
+            n_free = max(0, self.card.n_slots - len(self._tasks))
             try:
                 n_new = await self._claim(n_free) if n_free else 0
             except StoreError as error:
@@ -210,12 +212,23 @@ class Worker:
 
     async def _claim(self, n: int) -> int:
         claimed = await asyncio.to_thread(self._claims.claim, n)
+        self._start(claimed)
+        return len(claimed)
+
+    def _start(self, claimed: Sequence[Claimed]) -> None:
         for one in claimed:
             self._claimed[one.place] = one
             task = asyncio.create_task(self._do(one))
             self._tasks[one.place] = task
             task.add_done_callback(partial(self._free, one.place))
-        return len(claimed)
+
+    def _write(self, finished: Sequence[Finished]) -> Sequence[bool]:
+        """Commit units that ended, and claim as many others. Called by the thread of the commits."""
+        k = 0 if self._is_draining else len(finished)
+        counts, claimed = self._claims.finish_and_claim(finished, k)
+        if claimed and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._start, claimed)
+        return counts
 
     def _free(self, place: tuple[int, int], _: object) -> None:
         del self._tasks[place]

@@ -183,7 +183,7 @@ def test_it_outlives_a_store_that_is_away(
 
         return call
 
-    for name in ("claim", "finish", "beat", "reap"):
+    for name in ("claim", "finish_and_claim", "beat", "reap"):
         monkeypatch.setattr(Claims, name, broken(name))
     keys = asked(store, *[{"s": 0.3}] * 6)
     doer = Timed()
@@ -201,10 +201,8 @@ def test_it_outlives_a_store_that_is_away(
         during(make(store, doer, lease_s=3.0), scene)
     assert sorted(doer.begun) == keys, "none was done twice"
     assert 1 <= sum(n_calls.values()) < 40
-    assert [record.message for record in caplog.records] == [
-        "no server; trying again",
-        "the store can be reached again",
-    ]
+    lines = [record.message for record in caplog.records if not record.message.startswith("draining")]
+    assert lines == ["no server; trying again", "the store can be reached again"]
 
 
 def test_a_kind_without_a_doer_is_refused(store: Store) -> None:
