@@ -144,8 +144,11 @@ class Worker:
             await self._work()
             await self._wait_for_units()
         finally:
+            self._is_draining = True  # no commit claims anything any more
             beating.cancel()
             await self._cancel_all()
+            await asyncio.to_thread(self._commits.close)
+            await self._cancel_all()  # what the last commits had claimed
             await asyncio.to_thread(self._end)
 
     async def _work(self) -> None:
@@ -201,8 +204,7 @@ class Worker:
             await asyncio.wait(tasks, timeout=CUT_S)
 
     def _end(self) -> None:
-        """Write what waits for a commit, and remove the worker."""
-        self._commits.close()
+        """Remove the worker."""
         try:
             self._claims.end()
         except StoreError as error:

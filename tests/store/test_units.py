@@ -90,6 +90,7 @@ def test_a_unit_is_claimed_once_and_done_with_its_effects(either: Store) -> None
     assert [one.unit.key for one in second.claim(8)] == ["after"]
 
 
+@pytest.mark.first(where=1)
 def test_a_key_that_exists_is_left(either: Store) -> None:
     run = begun(either, 2)
     claims = worker(either)
@@ -114,6 +115,7 @@ def test_what_a_unit_asks_comes_to_the_worker_and_is_small(either: Store) -> Non
         either.put_units(run, [Unit(key="odd", kind="rollout", needs=("two words",))])
 
 
+@pytest.mark.first(where=1)
 def test_units_come_by_priority_and_position(either: Store) -> None:
     run = either.begin_run("loop", "loop").number
     order = [(0, 2), (0, 1), (5, 9), (5, 3)]
@@ -133,6 +135,7 @@ def test_a_worker_gets_only_what_it_can_do(either: Store) -> None:
     assert [queue.has_worker for queue in either.queues()] == [True, True]
 
 
+@pytest.mark.first(where=1)
 def test_a_worker_may_be_for_some_projects_or_runs_alone(either: Store) -> None:
     other = Store(either.path or either._engine.url.render_as_string(False), project="other")
     run = begun(other, 1)
@@ -156,6 +159,7 @@ def test_runs_share_the_workers_by_weight(either: Store) -> None:
     assert n == {"new": 40, "old": 10}, "60 units in progress: 20 of the old one and 40 of the new one"
 
 
+@pytest.mark.first(where=1)
 def test_a_paused_run_gets_no_worker_until_it_goes_on(either: Store) -> None:
     run = begun(either, 2)
     claims = worker(either)
@@ -189,6 +193,7 @@ def test_a_worker_that_was_overtaken_writes_nothing(either: Store) -> None:
     assert [row.id for row in either.stage_traces("turn-1")] == ["t2"]
 
 
+@pytest.mark.first(where=1)
 def test_a_worker_that_claims_its_own_unit_again_leaves_its_effects_once(either: Store) -> None:
     begun(either)
     claims, other = worker(either), worker(either, "w2")
@@ -218,6 +223,7 @@ def test_a_late_worker_that_nobody_overtook_still_commits(either: Store) -> None
     assert other.claim(1) == []
 
 
+@pytest.mark.first(where=1)
 def test_what_fails_to_be_written_leaves_the_unit_undone(either: Store) -> None:
     begun(either, 2)
     claims = worker(either)
@@ -254,6 +260,7 @@ def test_a_unit_that_fails_is_tried_again_after_longer_and_longer_pauses_and_the
     assert (end.state, end.error) == (UnitState.dead, "the endpoint gave 503")
 
 
+@pytest.mark.first(where=1)
 @pytest.mark.parametrize("why", [HandBack.drain, HandBack.unable])
 def test_a_worker_that_ends_or_cannot_do_a_unit_does_not_count(either: Store, why: HandBack) -> None:
     begun(either)
@@ -266,6 +273,7 @@ def test_a_worker_that_ends_or_cannot_do_a_unit_does_not_count(either: Store, wh
     assert (unit.state, unit.n_lost, unit.n_deaths) == (UnitState.ready, 0, 0)
 
 
+@pytest.mark.first(where=1)
 def test_a_mistake_is_not_tried_again(either: Store) -> None:
     begun(either)
     claims = worker(either)
@@ -351,6 +359,7 @@ def test_what_an_ended_run_left_is_done_when_it_is_asked_for_again(either: Store
     ]  # fmt: skip
 
 
+@pytest.mark.first(where=1)
 def test_cancelled_units_are_dropped_and_those_that_ended_stay(either: Store) -> None:
     begun(either, 3)
     claims = worker(either)
@@ -386,6 +395,7 @@ def test_a_unit_is_named_by_how_its_key_begins(either: Store) -> None:
         either.unit("c%")
 
 
+@pytest.mark.first(where=1)
 @pytest.mark.parametrize("before", [RunState.paused, RunState.done])
 def test_runs_move_as_the_table_says(either: Store, before: RunState) -> None:
     for after in RunState:

@@ -6,12 +6,13 @@ import asyncio
 
 from agentloop.errors import CapabilityError, ConfigError, UpstreamUnavailable
 from agentloop.store.claims import Claimed, Effect
+from agentloop.types import Unit
 
 ERRORS = {error.__name__: error for error in (CapabilityError, ConfigError, UpstreamUnavailable, RuntimeError)}
 
 
 class Timed:
-    """Waits for `asks["s"]` seconds, and raises `asks["error"]` or leaves its key."""
+    """Waits for `asks["s"]` seconds, and raises `asks["error"]` or leaves its key, and with `asks["effect"]` a unit."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -29,4 +30,6 @@ class Timed:
             self.n_open -= 1
         if error := asks.get("error"):
             raise ERRORS[error]("it failed")
-        return Effect(result={"key": claimed.unit.key, "epoch": claimed.epoch})
+        effect = Unit(key=f"effect-{claimed.unit.key}-{claimed.epoch}", kind="effect")
+        units = (effect,) if asks.get("effect") else ()
+        return Effect(result={"key": claimed.unit.key, "epoch": claimed.epoch}, units=units)

@@ -164,6 +164,25 @@ def test_a_person_drains_it(store: Store) -> None:
     assert [store.unit(key).state for key in keys] == ["done", "ready"]
 
 
+def test_a_worker_that_is_cancelled_while_it_is_busy_keeps_nothing(store: Store) -> None:
+    asked(store, *[{"s": 0.001}] * 400)
+    doer = Timed()
+
+    async def scene() -> None:
+        for n in range(5):
+            worker = make(store, doer, n_slots=16)
+            running = asyncio.create_task(worker.run())
+            await until(lambda n=n: len(doer.begun) >= 40 * (n + 1))
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert states(store)["leased"] == 0
+            assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+    asyncio.run(scene())
+    assert doer.n_open == 0
+    assert store.workers() == []
+
+
 def test_it_outlives_a_store_that_is_away(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
