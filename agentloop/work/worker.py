@@ -122,7 +122,7 @@ class Worker:
     def drain(self) -> None:
         """Claim nothing more, and end when the units in progress have ended. Called again, end at once.
 
-        What has not ended after `drain_s` is handed back. A handler of SIGTERM.
+        After `drain_s` the worker hands back the units that are still in progress. A handler of SIGTERM.
         """
         if self._is_draining:
             self._cut.set()
