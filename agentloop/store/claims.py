@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from agentloop.store.attempts import Placed, put_attempts
 from agentloop.store.database import Database
-from agentloop.store.portable import ask, in_transaction
+from agentloop.store.portable import ask, in_transaction, read_by_index
 from agentloop.store.runs import listed
 from agentloop.store.shared import SharedBodies
 from agentloop.store.statements import chunks
@@ -205,6 +205,7 @@ class Claims:
 
     def _waiting(self, connection: Connection) -> list[_Waiting]:
         """Queues with units for this worker, those with the highest priority first."""
+        read_by_index(connection)
         rows = ask(connection, self._queues, self.card.projects)
         n_leased: defaultdict[int, int] = defaultdict(int)
         for _, _, run, *_, n, _ in rows:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from agentloop.errors import StateError
 from agentloop.store.attempts import Placed
-from agentloop.store.claims import Claimed, Claims, Effect, Finished, HandBack, Returned, WorkerCard
+from agentloop.store.claims import _CLAIM, Claimed, Claims, Effect, Finished, HandBack, Returned, WorkerCard
 from agentloop.store.portable import ask
 from agentloop.store.store import Store
 from agentloop.store.units import UnitFacts
@@ -433,6 +433,22 @@ def test_processes_that_claim_at_once_share_the_units_and_each_is_done_once(wher
     assert all(one["done"] > 0 for one in counted)
     deaths = [unit.n_deaths for unit in store.units(state=UnitState.done, limit=400)]
     assert Counter(deaths) == {0: 392, 1: 8}
+    store.close()
+
+
+@pytest.mark.slow
+def test_a_claim_reads_its_queue_by_the_index_and_never_sorts_it(postgresql_store: str) -> None:
+    """Without statistics of a queue of 100,000 units the server once sorted all of it for each claim."""
+    store = Store(postgresql_store)
+    begun(store, 1000)
+    claims = worker(store)
+    with store.transaction() as connection:
+        [queue] = claims._waiting(connection)
+        plan = ask(connection, f"EXPLAIN {_CLAIM}", ("w1", queue.number, 8))
+        settings = [ask(connection, f"SHOW enable_{name}")[0][0] for name in ("sort", "bitmapscan")]
+    assert "Sort" not in str(plan), plan
+    assert "unit_ready" in str(plan)
+    assert settings == ["off", "off"]
     store.close()
 
 
