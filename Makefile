@@ -30,7 +30,7 @@ endef
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
-demo: $(VENV)/.demo  ## watch a policy learn tool use: no GPU, no key, a few minutes
+demo: $(VENV)/.demo  ## watch a policy learn tool use: no GPU, no key; 4 to 5 minutes on two quiet cores
 	$(BIN)/agentloop demo --out $(DEMO_OUT)
 
 test: $(VENV)/.dev  ## every behaviour once, with a Docker Engine where one can be had: about ten minutes on two cores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 import os
 import re
@@ -171,7 +172,7 @@ def untrained(settings: str) -> str:
 def test_the_first_command_comes_early_and_the_page_is_short() -> None:
     lines = README.splitlines()
     assert next(i for i, line in enumerate(lines) if line.startswith("make demo")) < 25
-    assert len(lines) <= 110
+    assert len(lines) <= 113
 
 
 def test_three_words_and_four_doors_each_with_a_command_and_its_output() -> None:
@@ -220,7 +221,8 @@ def test_guard_my_ci_prints_what_the_readme_shows(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not TAU_BENCH.exists(), reason="needs ../shared/data: public runs of tau-bench")
 def test_look_at_my_traces_prints_what_the_readme_shows(tmp_path: Path) -> None:
-    shutil.copy(TAU_BENCH, tmp_path)
+    runs = [json.loads(line) for line in gzip.decompress(TAU_BENCH.read_bytes()).splitlines()]
+    (tmp_path / "gpt-4o-airline.json").write_text(json.dumps(runs))
     (commands,) = blocks(door("Look at my traces"), "sh")
     done = shell(commands, tmp_path)
     assert done.returncode == 0, done.stderr
