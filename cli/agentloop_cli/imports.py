@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -15,11 +15,13 @@ import typer
 from rich.table import Table
 
 from agentloop.errors import counted
+from agentloop.plugins import installed
 from agentloop_cli.render import AsJson, LiveProgress, add_columns, print_json, stderr, stdout
 from agentloop_cli.stores import Where, opened_store, same_store
 
 if TYPE_CHECKING:
-    from agentloop.formats.importing import ImportReport
+    from agentloop.formats.importing import ImportReport, Put
+    from agentloop.protocols import Format
     from agentloop.store.store import Store
 
 FAILED = 1
@@ -52,10 +54,11 @@ def import_traces(
     Exit codes: 0 everything was imported, 1 some records are broken, 2 a path or
     option is wrong, 5 nothing was found to import, 130 interrupted.
     """
-    from agentloop.config.settings import known_secrets
+    from agentloop.formats.importing import load_formats, walk
 
-    with opened_store(where, create=True, secrets=known_secrets(Path())) as store:
-        account, is_interrupted = _take(paths, format, store, tenant or store.project)
+    files, formats = walk(paths), load_formats(format)
+    with _destination(where, tenant) as put:
+        account, is_interrupted = _take(files, formats, put)
     if as_json:
         _print_json(account)
     else:
@@ -68,15 +71,30 @@ def import_traces(
         raise typer.Exit(NOTHING)
 
 
-def _take(paths: list[Path], format: str | None, store: Store, tenant: str) -> tuple[ImportReport, bool]:
-    """(the report of the import, whether Ctrl-C ended it early)."""
-    from agentloop.formats.importing import load_formats, take, walk
+@contextmanager
+def _destination(where: str | None, tenant: str | None) -> Iterator[Put]:
+    """Stores traces. A store that does not exist is created for the first of them, not before."""
+    from agentloop.config.settings import known_secrets
+    from agentloop.store.place import store_place
 
-    files = walk(paths)
-    formats = load_formats(format)
+    with ExitStack() as stack:
+
+        @cache
+        def store() -> Store:
+            return stack.enter_context(opened_store(where, create=True, secrets=known_secrets(Path())))
+
+        file = store_place(Path(), where).file
+        if file is None or file.exists():
+            store()
+        yield lambda items: store().put_imported(tenant or store().project, items)
+
+
+def _take(files: list[Path], formats: Mapping[str, Format], put: Put) -> tuple[ImportReport, bool]:
+    """(the report of the import, whether Ctrl-C ended it early)."""
+    from agentloop.formats.importing import take
+
     with LiveProgress() as progress, _until_interrupted() as interrupts:
         progress.start(f"import: {counted(len(files), 'file')}", len(files))
-        put = partial(store.put_imported, tenant)
         account = take(files, formats, put, progress.advance, lambda: bool(interrupts))
     return account, bool(interrupts)
 
@@ -123,6 +141,9 @@ def _show(account: ImportReport, where: str | None, tenant: str | None) -> None:
             names += f" and {n:,} more"
         are = "is no trace" if account.skipped == 1 else "are no traces"
         stderr.print(f"{counted(account.skipped, 'file')} {are} of a supported format: {names}", markup=False)
+        if not account.by_format:
+            known = ", ".join(sorted(installed("formats")))
+            stderr.print(f"supported: {known}; --format NAME reads every file as one of them", soft_wrap=True)
     if account.imported or account.known:
         judge = f"agentloop judge{same_store(Path(), where or None, None)}"
         ls = f"agentloop traces ls{same_store(Path(), where or None, tenant or None)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -66,4 +67,19 @@ def test_nothing_found_has_no_next_move(agentloop: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("# notes")
     done = agentloop("traces", "import", "notes.md")
     assert (done.returncode, "next:" in done.stderr) == (5, False)
-    assert done.stderr.endswith("1 file is no trace of a supported format: notes.md\n")
+    assert done.stderr.splitlines()[-2] == "1 file is no trace of a supported format: notes.md"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "exit_code"), [("missing.jsonl", 2), ("in", 5), ("in/broken.jsonl", 1)])
+def test_an_import_without_a_trace_leaves_no_store(agentloop: Run, tmp_path: Path, path: str, exit_code: int) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "README.md").write_text("# hi")
+    if exit_code == 1:
+        (tmp_path / "in" / "broken.jsonl").write_text("{\n")
+    done = agentloop("traces", "import", path)
+    assert done.returncode == exit_code, done.stderr
+    assert not (tmp_path / "traces").exists()
+    if exit_code == 5:
+        assert done.stderr.splitlines()[-1].startswith("supported: ")
+        assert {"chat", "tau", "--format"} <= set(re.findall(r"[\w-]+", done.stderr.splitlines()[-1]))
