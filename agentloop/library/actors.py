@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config.sections import AgentSection, PolicySection, from_environment
-from agentloop.config.settings import load_agent, load_prices
+from agentloop.config.settings import CONFIG_FILE, load_agent, load_prices
 from agentloop.errors import ConfigError
 from agentloop.gate.suites import EvalSuite
 from agentloop.identity import Value, identity
@@ -65,8 +65,8 @@ class ActorOptions:
             if is_litellm:
                 needed = "--model"
             raise ConfigError(
-                f"--agent {self.agent or agent.kind} needs {needed}; or name a policy with --policy REF, or use "
-                "--agent oracle, or nop"
+                f"--agent {self.agent or agent.kind} needs {needed}, or --policy REF; the table [policy] of the "
+                f"settings is used only with --policy {CONFIG_FILE}; --agent oracle and nop need no model"
             )
         section = PolicySection.model_validate({"kind": kind, "base_url": self.base_url, "model": self.model})
         if key := from_environment("${AGENTLOOP_POLICY__API_KEY:-}"):

@@ -194,7 +194,8 @@ def test_a_phase_s_time_is_the_program_s(bubblewrap: BubblewrapBackend, image: P
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--agent", "command", "--command", "true"], "needs --base-url and --model"),
+        (["--agent", "command", "--command", "true"], "needs --base-url and --model, or --policy REF"),
+        (["--agent", "command", "--command", "true"], "is used only with --policy agentloop.toml"),
         (["--agent", "command", "--command", "true", "--policy", "litellm"], "needs --model"),
         (["--agent", "command", "--command", "true", "--tool", "files", "--base-url", "http://x/v1", "--model", "m"],
          "brings its own tools"),
