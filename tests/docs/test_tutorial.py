@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.ci.runner import action
 
-from .walk import BLOCK, HOSTED, assert_prints, change, hosted_model, shell
+from .walk import BLOCK, HOSTED, assert_prints, change, shell
 
-PAGE = (Path(__file__).parents[2] / "docs" / "00-tutorial.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "00-tutorial.md").read_text()
+MODEL = "examples/order_model.py"
 TRACE = re.compile(r"(?<=agentloop traces show )\w+")
 EXIT_CODES = [0, 0, 0, 0, 1, 0]
 """Of the blocks of commands after the installation: only the gate of the worse agent fails."""
 
 
-def reply(request: dict[str, Any]) -> dict[str, Any]:
-    """The model's next message: it calls the tool where the prompt asks for it, and repeats the tool's result."""
-    messages = request["messages"]
-    prompt, mail, last = messages[0]["content"], messages[1]["content"], messages[-1]
-    order = re.findall(r"\b[A-Za-z]-\d+\b", mail)[0]
-    if last["role"] == "tool":
-        return {"role": "assistant", "content": last["content"].removeprefix("error: ").capitalize()}
-    if "Call find_order" not in prompt:
-        return {"role": "assistant", "content": f"Good news: order {order} will arrive soon!"}
-    call = {"name": "find_order", "arguments": json.dumps({"order_id": order})}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]}
+@contextmanager
+def scripted_model() -> Iterator[str]:
+    """Runs the model that the page names for readers without a key. Returns its URL, on a free port."""
+    with subprocess.Popen([sys.executable, ROOT / MODEL, "0"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
 
 
 @pytest.mark.slow
@@ -38,7 +40,7 @@ def test_an_agent_becomes_a_gated_agent(tmp_path: Path) -> None:
     """Every block of the page in its order, but for the installation and CI; then the last gate has passed."""
     output, exit_codes = "", iter(EXIT_CODES)
     shell("git init --quiet", tmp_path)
-    with hosted_model(reply) as url:
+    with scripted_model() as url:
         for block in BLOCK.finditer(PAGE.replace(HOSTED, url)):
             text, file = block["text"], tmp_path / (block["file"] or ".")
             match block["language"]:
@@ -56,6 +58,12 @@ def test_an_agent_becomes_a_gated_agent(tmp_path: Path) -> None:
                     file.write_text(text)
     assert next(exit_codes, None) is None
     assert re.search(r"^PASS ", output, re.MULTILINE)
+
+
+def test_the_page_names_the_model_and_its_address() -> None:
+    (port,) = re.findall(r"else (\d+)$", (ROOT / MODEL).read_text(), re.MULTILINE)
+    assert f"`python ../agentloop/{MODEL}`" in PAGE
+    assert f"`http://127.0.0.1:{port}/v1`" in PAGE
 
 
 def test_the_steps_for_ci_fit_the_action_and_the_page() -> None:
