@@ -65,7 +65,9 @@ class SandboxSection(Section):
     """`auto` takes docker if an engine answers, else bubblewrap, else refuses to run. `unconfined` is no sandbox, and
     `replay` answers from `journals`; `auto` never chooses these two."""
     allow_unconfined: bool = False
-    """True allows training without a sandbox: every action of the policy runs on this machine, as this user."""
+    """True accepts two things that are refused by default: the kind `unconfined`, with which every action of the policy
+    runs on this machine as this user, and a trainer for an agent that runs on this machine, because such an agent can
+    read the answers of the suite and learn to copy them."""
     journals: Path | None = None
     """Folder, relative to the project, for recordings of everything that happens in sandboxes. `replay` reads them."""
     secrets: tuple[SecretSection, ...] = ()

@@ -188,9 +188,12 @@ def print_summary(document: Mapping[str, Any]) -> None:
     stdout.print(_outcome(document), soft_wrap=True)
     if document["control"]:
         stdout.print(_lead(document))
+    where = f"in {document['sandbox']} ({document['isolation']})"
+    if document["isolation"] == "none":
+        where = "on this machine, without a sandbox"
     stdout.print(
-        f"{counted(document['episodes'], 'episode')} and {counted(document['tool_calls'], 'tool call')} in "
-        f"{document['sandbox']} ({document['isolation']}),\n{document['wall_s']:.0f} s wall, {document['cpu_s']:.0f} s "
+        f"{counted(document['episodes'], 'episode')} and {counted(document['tool_calls'], 'tool call')} {where},\n"
+        f"{document['wall_s']:.0f} s wall, {document['cpu_s']:.0f} s "
         f"CPU, {counted(document['infra_failed'], 'infrastructure failure')}, "
         f"{counted(document['failed_tasks'], 'failed task')} kept"
     )

@@ -73,3 +73,10 @@ def test_the_control_arm_stands_below_the_versions_and_says_what_the_loop_adds(
     assert lines[5].split() == ["control", "40.0%", "30.0%", "to", "50.0%"]
     assert "control: the same model, 1,020 steps on the 650 demonstrations that passed;" in lines
     assert "v2 is ahead of it by 55.0 points (95% interval +47.2 to +61.9)" in lines
+
+
+def test_a_loop_without_a_sandbox_says_that_it_ran_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary({**document([version(1, None, live=True)]), "sandbox": "docker", "isolation": "none"})
+    out = capsys.readouterr().out
+    assert "on this machine, without a sandbox,\n" in out
+    assert "docker" not in out
