@@ -17,9 +17,16 @@ from typing import Any
 
 
 class CallablePackage(ModuleType):
-    """A package that can be called, as the function `_target` names: `module:function`."""
+    # A package that can be called, as the function `_target` names: `module:function`.
 
     _target: str
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        """The function's, so that `help(al.gate)` begins with how to call it."""
+        first, _, rest = (inspect.getdoc(self._function) or "").partition("\n")
+        signature = str(self.__signature__).replace("'", "")  # annotations are strings
+        return f"{first}\n\nal.{self._function.__name__}{signature}\n{rest}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See the function."""

@@ -29,9 +29,11 @@ class Part(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _of_name(cls, value: Any) -> Any:
-        """A kind alone, or a class that says which part it is (`library/parts.py`)."""
+        """A kind alone, a row as in tasks.jsonl, or a class that says which part it is (`library/parts.py`)."""
         if isinstance(value, str):
             return {"kind": value}
+        if isinstance(value, dict) and "kind" in value and "options" not in value:
+            return {"kind": value["kind"], "options": {key: each for key, each in value.items() if key != "kind"}}
         return dict(value.part()) if isinstance(value, type) and hasattr(value, "part") else value
 
 

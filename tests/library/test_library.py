@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import json
+import pydoc
 import random
 import signal
 import subprocess
@@ -80,6 +81,14 @@ def test_gate_and_judge_are_packages_and_functions() -> None:
     assert agentloop.judge.score.judge
     assert "baseline" in inspect.signature(al.gate).parameters
     assert "verifiers" in inspect.signature(al.judge).parameters
+
+
+@pytest.mark.parametrize(("name", "words"), [("gate", "baseline: BaselineLike"), ("judge", "verifiers: ")])
+def test_help_of_gate_and_judge_begins_with_the_function(name: str, words: str) -> None:
+    text = pydoc.render_doc(getattr(al, name), renderer=pydoc.plaintext)
+    before = text.partition("PACKAGE CONTENTS")[0]
+    assert f"al.{name}(" in before
+    assert words in before
 
 
 # ------------------------------------------------------------------------------------ training rows
@@ -325,6 +334,13 @@ async def from_sandbox(trace: al.Trace, sandbox: Sandbox | None) -> Graded:
     return Graded(value=0.5, why="half" if sandbox is None else "more")
 
 
+def test_a_verifier_may_be_written_as_in_tasks_jsonl() -> None:
+    rows = ({"kind": "exact", "expected": "1"}, {"kind": "exact", "options": {"expected": "1"}})
+    one, other = al.Task(id="a", instruction="b", verifiers=rows).verifiers
+    assert one == other
+    assert one.options == {"expected": "1"}
+
+
 def test_functions_are_verifiers_with_options() -> None:
     task = TASK.model_copy(update={"verifiers": (al.verifier(at_most.function).part(limit=0), from_sandbox.part())})
     [attempt] = al.run([task], Model().policy(), **HERE)
@@ -566,14 +582,17 @@ def test_traces_are_judged_by_their_task_or_by_what_is_named() -> None:
 def test_the_page_is_a_script_that_runs(folder: Path, bubblewrap: object) -> None:
     page = (Path(__file__).parents[2] / "docs" / "13-python.md").read_text()
     blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
-    [agent] = [block for block in blocks if block.startswith("# my_agent.py")]
-    (folder / "my_agent.py").write_text(agent)
-    (folder / "page.py").write_text("\n\n".join(block for block in blocks if block is not agent))
+    names = {"my_agent.py", "worse_agent.py"}
+    files = {name: block for block in blocks if (name := block.partition("\n")[0].removeprefix("# ")) in names}
+    assert set(files) == names
+    for name, block in files.items():
+        (folder / name).write_text(block)
+    (folder / "page.py").write_text("\n\n".join(block for block in blocks if block not in files.values()))
     (folder / "agentloop.toml").write_text('[sandbox]\nkind = "bubblewrap"\n')
     done = subprocess.run([sys.executable, "page.py"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    expected = ["8 attempts, mean reward 1.0", "2 scored", "1.0", "FAIL", "8 traces of the run above"]
-    expected += ["Counter({'held_out': 8})", "1.0"]
+    expected = ["8 attempts, mean reward 1.0", "2 scored", "1.0", "FAIL", "FAIL", "8 traces of the run above", "1.0"]
+    expected += ["Counter({'held_out': 8})"]
     assert done.stdout.splitlines() == expected
     names = {f"al.{name}" for name in al.__all__ if name != "__version__"}
     assert names == {word for word in names if word in page}
