@@ -106,7 +106,8 @@ def gate(
         OnDivergence,
         typer.Option(
             rich_help_panel=COMPARED,
-            help="Action when the candidate differs from its recording; off ignores recordings.",
+            help="`bank --tape` records a policy's answers; an unchanged candidate is played from them at no cost. "
+            "If it asks something else: live goes on with the model, stop ends the gate. off plays no recording.",
         ),
     ] = OnDivergence.live,
     seed: Annotated[

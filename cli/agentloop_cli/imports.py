@@ -17,7 +17,7 @@ from rich.table import Table
 from agentloop.errors import counted
 from agentloop.plugins import installed
 from agentloop_cli.render import AsJson, LiveProgress, add_columns, print_json, stderr, stdout
-from agentloop_cli.stores import Where, opened_store, same_store
+from agentloop_cli.stores import ProjectFolder, Where, opened_store, same_store
 
 if TYPE_CHECKING:
     from agentloop.formats.importing import ImportReport, Put
@@ -40,6 +40,7 @@ def import_traces(
     tenant: Annotated[
         str | None, typer.Option("--tenant", help="The project (tenant) to import into; default: that of the store.")
     ] = None,
+    project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -57,12 +58,12 @@ def import_traces(
     from agentloop.formats.importing import load_formats, walk
 
     files, formats = walk(paths), load_formats(format)
-    with _destination(where, tenant) as put:
+    with _destination(project, where, tenant) as put:
         account, is_interrupted = _take(files, formats, put)
     if as_json:
         _print_json(account)
     else:
-        _show(account, where, tenant)
+        _show(account, project, where, tenant)
     if is_interrupted:
         raise KeyboardInterrupt
     if account.failed:
@@ -72,7 +73,7 @@ def import_traces(
 
 
 @contextmanager
-def _destination(where: str | None, tenant: str | None) -> Iterator[Put]:
+def _destination(project: Path, where: str | None, tenant: str | None) -> Iterator[Put]:
     """Stores traces. A store that does not exist is created for the first of them, not before."""
     from agentloop.config.settings import known_secrets
     from agentloop.store.place import store_place
@@ -81,9 +82,11 @@ def _destination(where: str | None, tenant: str | None) -> Iterator[Put]:
 
         @cache
         def store() -> Store:
-            return stack.enter_context(opened_store(where, create=True, secrets=known_secrets(Path())))
+            return stack.enter_context(
+                opened_store(where, project=project, create=True, secrets=known_secrets(project))
+            )
 
-        file = store_place(Path(), where).file
+        file = store_place(project, where).file
         if file is None or file.exists():
             store()
         yield lambda items: store().put_imported(tenant or store().project, items)
@@ -122,7 +125,7 @@ def _until_interrupted() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _show(account: ImportReport, where: str | None, tenant: str | None) -> None:
+def _show(account: ImportReport, project: Path, where: str | None, tenant: str | None) -> None:
     table = Table(box=None, pad_edge=False)
     add_columns(table, "format", "files", "imported", "known", "failed", "kept raw", left=("format",))
     for name, ours in sorted(account.by_format.items()):
@@ -145,8 +148,8 @@ def _show(account: ImportReport, where: str | None, tenant: str | None) -> None:
             known = ", ".join(sorted(installed("formats")))
             stderr.print(f"supported: {known}; --format NAME reads every file as one of them", soft_wrap=True)
     if account.imported or account.known:
-        judge = f"agentloop judge{same_store(Path(), where or None, None)}"
-        ls = f"agentloop traces ls{same_store(Path(), where or None, tenant or None)}"
+        judge = f"agentloop judge{same_store(project, where or None, None)}"
+        ls = f"agentloop traces ls{same_store(project, where or None, tenant or None)}"
         stderr.print(f"next: `{judge}` finds why they failed, `{ls}` lists them", markup=False)
 
 

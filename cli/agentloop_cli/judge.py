@@ -43,7 +43,11 @@ class Judge(FilterOrCommand):
     default = AGAIN
 
 
-judge = typer.Typer(help="Judge stored traces again, and resolve what verifiers cannot.", cls=Judge)
+judge = typer.Typer(
+    help="Judge stored traces again, and resolve what verifiers cannot. Without a command, `agentloop judge [FILTER]` "
+    "judges all traces, or those that match, for which something has changed.",
+    cls=Judge,
+)
 
 
 @judge.command(AGAIN)

@@ -83,3 +83,12 @@ def test_an_import_without_a_trace_leaves_no_store(agentloop: Run, tmp_path: Pat
     if exit_code == 5:
         assert done.stderr.splitlines()[-1].startswith("supported: ")
         assert {"chat", "tau", "--format"} <= set(re.findall(r"[\w-]+", done.stderr.splitlines()[-1]))
+
+
+@pytest.mark.slow
+def test_traces_go_into_the_store_of_the_project_that_is_named(agentloop: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(chat("hi"))
+    (tmp_path / "shop").mkdir()
+    done = agentloop("traces", "import", "a.jsonl", "-p", "shop")
+    assert (done.returncode, "agentloop judge -p shop" in done.stderr) == (0, True), done.stderr
+    assert (tmp_path / "shop/traces/store.db").is_file()
