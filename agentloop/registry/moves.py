@@ -312,10 +312,13 @@ def shown_proof(proof: Proof) -> str:
 
 
 def claim_words(proof: Proof) -> str:
-    """The result in words: the proof's claim, such as `better` or `not worse`; `worse` after a FAIL."""
+    """The result in words: `better` or `not worse` after a PASS, `worse` after a FAIL, else only the claim."""
+    claim = proof.claim.replace("_", " ")
     if proof.verdict == FAIL:
         return "worse"
-    return proof.claim.replace("_", " ")
+    if proof.verdict == PASS:
+        return claim
+    return f"claim {claim}"
 
 
 def check_version(version: PolicyVersion, project: Path) -> None:

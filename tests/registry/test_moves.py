@@ -13,6 +13,7 @@ from agentloop.registry.moves import Moves, live_stack
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
 from agentloop.types import PolicyState, PolicyVersion, Proof
+from agentloop.views.policies import short_proof
 
 from .test_versions import add, states
 
@@ -49,6 +50,13 @@ def proof(candidate: int = 2, baseline: int = 1, **fields: Any) -> Proof:
         "low": 0.05,
     }
     return Proof.model_validate({**values, **fields})
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"), [("PASS", "better"), ("FAIL", "worse"), ("INCONCLUSIVE", "claim better")]
+)
+def test_a_proof_without_a_result_shows_only_what_was_claimed(verdict: str, words: str) -> None:
+    assert short_proof(proof(verdict=verdict)) == f"gate {verdict}: +0.200, {words}, n = 60"
 
 
 def test_a_version_goes_live_by_its_stored_proof_which_the_move_has(store: Store) -> None:
