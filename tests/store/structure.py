@@ -25,9 +25,11 @@ def migrated(path: Path) -> str:
 
 
 def structure(path: Path) -> str:
-    """The statements that make the tables of a store, and the row that names its schema."""
+    """The statements that make the tables of a store, and the rows that they begin with."""
     connection = sqlite3.connect(path)
     statements = [sql for (sql,) in connection.execute(STATEMENTS)]
+    for key, value in connection.execute("SELECT k, v FROM body_text_config WHERE k != 'version'"):
+        statements.append(f"INSERT INTO body_text(body_text, rank) VALUES ('{key}', {value})")
     (version,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     connection.close()
     statements.append(f"INSERT INTO alembic_version (version_num) VALUES ('{version}')")

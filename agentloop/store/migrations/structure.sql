@@ -397,4 +397,5 @@ CREATE TABLE worker (
 	beat_at DATETIME NOT NULL, 
 	PRIMARY KEY (id)
 );
+INSERT INTO body_text(body_text, rank) VALUES ('automerge', 16);
 INSERT INTO alembic_version (version_num) VALUES ('0009');
