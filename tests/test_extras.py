@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from parts import need_ports
 
 from tests.environments import python_resolved
 
@@ -128,6 +129,7 @@ def run(task):
 @pytest.mark.slow
 def test_an_agent_in_python_needs_no_extra(tmp_path: Path) -> None:
     """The packages of `serve` that the base lacks cannot be imported, and its gateway answers."""
+    need_ports()
     base = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
     extras = {canonicalize_name(Requirement(line).name) for line in EXTRAS["serve"]}
     assert {"starlette", "uvicorn", "httptools"} <= base

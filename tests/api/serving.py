@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from parts import need_ports
 
 SPAN = {"traceId": "1" * 32, "spanId": "2" * 16, "name": "fine", "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
 
@@ -108,6 +109,7 @@ class Server:
 @contextmanager
 def serving(store: Path | str, *options: str, **how: Any) -> Iterator[Server]:
     """A server that answers."""
+    need_ports()
     server = Server(store, *options, **how)
     try:
         server.wait()
@@ -119,6 +121,7 @@ def serving(store: Path | str, *options: str, **how: Any) -> Iterator[Server]:
 @contextmanager
 def serving_here(store: Path) -> Iterator[int]:
     """The port of a server in a thread of this process, whose limits a test can set."""
+    need_ports()
     from agentloop.api.app import make_app
     from agentloop.api.shutdown import UvicornServer as Service
     from agentloop.store.store import Store

@@ -290,6 +290,7 @@ def test_cheats_are_not_run_without_a_box(tmp_path: Path, root: Path) -> None:
     assert str(done.exception) == "unconfined is no sandbox, and an audit breaks what it can; use docker or bubblewrap"
 
 
+@pytest.mark.usefixtures("bubblewrap")
 def test_a_verifier_that_cannot_be_made_is_said_before_anything_runs(tmp_path: Path, root: Path) -> None:
     suite = write_suite(tmp_path / "s", root, asked("a", {"kind": "exakt"}, "echo 42"))
     done = CliRunner().invoke(app, ["judge", "audit", str(suite), "--sandbox", "bubblewrap"])
@@ -297,6 +298,7 @@ def test_a_verifier_that_cannot_be_made_is_said_before_anything_runs(tmp_path: P
     assert str(done.exception).startswith(f"{suite / 'tasks.jsonl'}:1: task 'a': no verifiers 'exakt'")
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_a_suite_is_audited_as_the_loop_would_judge_it(root: Path, tmp_path: Path) -> None:
     sourced = {"kind": "command", "command": "sh $TESTS/check.sh", "artifacts": ["answer.sh"], "tests": "tests"}
@@ -491,6 +493,7 @@ def test_canaries_lie_in_the_agent_s_box_alone(bubblewrap: BubblewrapBackend, ro
     assert "No such file" in bare.trace.tool_calls[0][2].content  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_a_quick_check_has_a_line_for_each_wrong_task(root: Path, tmp_path: Path, agentloop: Run) -> None:
     exact = {"kind": "exact", "expected": "42"}
@@ -516,6 +519,7 @@ def test_a_quick_check_has_a_line_for_each_wrong_task(root: Path, tmp_path: Path
     assert said["person"].startswith("unscored: waiting: a person")
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_a_quick_check_of_a_project_changes_nothing_in_it(tmp_path: Path, agentloop: Run) -> None:
     assert agentloop("init", "p").returncode == 0

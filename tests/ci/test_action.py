@@ -13,7 +13,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from parts import lacking
 
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from tests.reports.forge import TOKEN, Comments, forge
 from tests.reports.test_report import Page
 
@@ -151,6 +153,8 @@ def test_without_the_base_the_gate_runs_and_says_so(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if reason := BubblewrapBackend().probe():
+        lacking(reason)
     return make(tmp_path_factory.mktemp("scratch"))
 
 

@@ -33,12 +33,14 @@ def test_a_bad_seed(agentloop: Run, tmp_path: Path, seed: str) -> None:
     assert files(tmp_path) == []
 
 
+@pytest.mark.usefixtures("bubblewrap")
 def test_out_is_a_file(agentloop: Run, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("mine")
     assert refused(agentloop, 2, "demo", "--out", "f") == "f is a file; name a folder that is not there yet"
     assert (tmp_path / "f").read_text() == "mine"
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_out_is_somebody_elses(agentloop: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
@@ -49,6 +51,7 @@ def test_out_is_somebody_elses(agentloop: Run, tmp_path: Path) -> None:
     assert files(tmp_path) == ["d", "d/diary"]
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_out_has_another_seed_or_another_project(agentloop: Run, tmp_path: Path) -> None:
     for name, head in (("d", 'name = "demo"\nseed = 3'), ("p", 'name = "notes"')):
@@ -63,6 +66,7 @@ def test_out_has_another_seed_or_another_project(agentloop: Run, tmp_path: Path)
     assert refused(agentloop, 2, "init", "p") == "p holds a project already; `agentloop loop p` runs it"
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 @pytest.mark.parametrize("parent", ["/proc/nowhere", "file"])
 def test_out_where_nothing_can_be_made(agentloop: Run, tmp_path: Path, parent: str) -> None:
@@ -152,7 +156,6 @@ def test_the_hint_where_no_project_is_can_be_followed(agentloop: Run, tmp_path: 
     ("text", "words"),
     [
         ("[project\n", "agentloop.toml"),
-        ('[project]\nsuite = "evals/none"\n', "evals/none/suite.toml: no such file"),
         ('[project]\nsuite = "x"\n[sandbox]\nkind = "[red]"\n', "agentloop.toml: [sandbox] kind: no sandbox '[red]'"),
         ('[project]\nsuite = "x"\ncolour = "red"\n', "agentloop.toml: [project] colour: no such key"),
     ],
@@ -160,6 +163,12 @@ def test_the_hint_where_no_project_is_can_be_followed(agentloop: Run, tmp_path: 
 def test_a_project_with_a_mistake(agentloop: Run, tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "agentloop.toml").write_text(text)
     assert words in refused(agentloop, 2, "loop", *(() if "[red]" in text else ("--sandbox", "bubblewrap")))
+
+
+@pytest.mark.usefixtures("bubblewrap")
+def test_a_project_without_its_suite(agentloop: Run, tmp_path: Path) -> None:
+    (tmp_path / "agentloop.toml").write_text('[project]\nsuite = "evals/none"\n')
+    assert "evals/none/suite.toml: no such file" in refused(agentloop, 2, "loop", "--sandbox", "bubblewrap")
 
 
 @pytest.mark.parametrize(

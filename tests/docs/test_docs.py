@@ -210,6 +210,7 @@ def test_improve_my_agent_prints_what_the_readme_shows(tmp_path: Path) -> None:
     assert_prints("Improve my agent", done.stdout)
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_guard_my_ci_prints_what_the_readme_shows(tmp_path: Path) -> None:
     (commands,) = blocks(door("Guard my CI"), "sh")
@@ -229,6 +230,7 @@ def test_look_at_my_traces_prints_what_the_readme_shows(tmp_path: Path) -> None:
     assert_prints("Look at my traces", done.stdout)
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_the_task_of_the_page_can_be_added_and_is_right(agentloop: Run, tmp_path: Path) -> None:
     project = scripted_project(agentloop, tmp_path / "p")
@@ -239,6 +241,7 @@ def test_the_task_of_the_page_can_be_added_and_is_right(agentloop: Run, tmp_path
     assert "train tasks: 376 right, 0 wrong, 0 unscored" in done.stderr, "125 files x 3 questions, and this one"
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_the_verifier_of_the_page_scores_the_task_of_the_page(agentloop: Run, tmp_path: Path) -> None:
     suite = scripted_project(agentloop, tmp_path / "p") / "evals/notes"
@@ -256,6 +259,7 @@ def test_the_verifier_of_the_page_scores_the_task_of_the_page(agentloop: Run, tm
     assert json.loads(done.stdout)["heldout"]["after"]["success"] == 0.5
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_the_settings_of_the_page_are_settings(agentloop: Run, tmp_path: Path) -> None:
     project = scripted_project(agentloop, tmp_path / "p")
@@ -310,6 +314,7 @@ def test_each_module_that_the_architecture_lists_is_in_its_folder() -> None:
     assert not missing
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_a_policy_of_ones_own_is_a_file_and_a_table(agentloop: Run, tmp_path: Path) -> None:
     """The page's class and its settings, in a project; and its table of groups is the engine's."""

@@ -356,6 +356,7 @@ def test_tables_nested_a_thousand_deep_are_one_line(suite: Path, tmp_path: Path,
     assert result.exception.exit_code == 2
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.parametrize("kind", ["os:system", "posix:system", "subprocess:run", "commands.py:system"])
 def test_a_line_of_tasks_runs_no_command(suite: Path, tmp_path: Path, kind: str) -> None:
     """Through the command that reads the file: `{"kind": "os:system", "command": ...}` called it while it was read."""

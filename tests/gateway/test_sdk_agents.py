@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from environments import python_with
+from parts import need_ports
 
 from agentloop.types import Component, Lesson, Overlay
 from benchmarks.overlay_agents import drive, questions, success
@@ -36,6 +37,7 @@ def check(agent: str, python: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["openai_chat", "anthropic_messages"])
 def test_an_agent_with_an_sdk(agent: str) -> None:
+    need_ports()
     check(agent, sys.executable)
 
 

@@ -74,6 +74,7 @@ def train(project: Project, folder: Path) -> tuple[str, float, list[tuple[str, i
     return weights, n_steps, [(row.id, row.n) for row in project.store.stage_traces("warm-start")]
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.soak
 def test_an_interrupted_warm_start_repeats_at_most_one_interval(tmp_path: Path) -> None:
     folder = project_folder(tmp_path / "whole")
@@ -97,6 +98,7 @@ def test_an_interrupted_warm_start_repeats_at_most_one_interval(tmp_path: Path) 
     assert not list((folder / ".agentloop" / "policies").glob(".warm-start*"))
 
 
+@pytest.mark.usefixtures("bubblewrap")
 def test_a_checkpoint_of_other_settings_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentloop.loop.warm_start.CHECK_EVERY", 10)
     folder = project_folder(tmp_path / "cut", "[warm_start]\nn_demonstrations = 40\n")

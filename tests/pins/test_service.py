@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from parts import need_ports
 
 from .compare import assert_same, read
 from .service import ANSWERS_PIN, DOCUMENT_PIN, SERVERS, observe
@@ -12,6 +13,7 @@ from .service import ANSWERS_PIN, DOCUMENT_PIN, SERVERS, observe
 
 @pytest.fixture(scope="module")
 def replies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    need_ports()
     return observe(tmp_path_factory.mktemp("service"))
 
 

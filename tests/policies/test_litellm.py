@@ -10,6 +10,7 @@ from pathlib import Path
 import agentloop_cli
 import pytest
 from environments import python_with
+from parts import need_ports
 
 import agentloop
 from agentloop.errors import ConfigError, PluginError
@@ -29,6 +30,7 @@ def pinned() -> list[str]:
 
 @pytest.mark.slow
 def test_in_an_environment_with_litellm() -> None:
+    need_ports()
     python = python_with(pinned())
     packages = [str(Path(str(package.__file__)).parents[1]) for package in (agentloop, agentloop_cli)]
     ours = os.pathsep.join([*packages, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from parts import need_ports
 from safetensors.torch import load_file
 
 from agentloop.train.plans import deal, parts_of
@@ -32,6 +33,7 @@ def run_two(folder: Path, what: str) -> None:
 @pytest.mark.first(what=1)
 @pytest.mark.parametrize("what", ["adapter", "all"])
 def test_two_ranks_equal_one(tmp_path: Path, what: str) -> None:
+    need_ports()
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()

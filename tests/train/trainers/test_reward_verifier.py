@@ -43,7 +43,8 @@ def answered(name: str, answer: str) -> Trace:
     done = Completion(message=Message(role="assistant", content=answer), finish_reason="stop")
     question = Message(role="user", content=f"say {name}")
     steps = (Step(index=0, completion=done),)
-    return Trace(id=f"{name} {answer}", messages=(question,), steps=steps, answer=answer, stop_reason=StopReason.submitted)
+    stop = StopReason.submitted
+    return Trace(id=f"{name} {answer}", messages=(question,), steps=steps, answer=answer, stop_reason=stop)
 
 
 def pairs(name: str) -> list[Judged]:
