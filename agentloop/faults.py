@@ -59,6 +59,8 @@ _UNPARSED = re.compile(r"pars\w*.{0,40}(?:tool|function)|(?:tool|function)\w*.{0
 NO_PARSER = "--tool-call-parser"
 """In vLLM's 400: the server was started without the options for tools, so it refuses every request with tools."""
 _STATUS = re.compile(r"\bHTTP (\d{3})\b")
+REFUSALS = (401, 403, 404)
+"""HTTP statuses with which an endpoint refuses a wrong API key, model name or URL."""
 
 
 class Fault(NamedTuple):
@@ -92,6 +94,11 @@ def refused(message: str, status: int) -> PolicyError:
         return errors.UpstreamUnavailable(message, status=status)
     unparsed = status == 400 and _UNPARSED.search(message) and NO_PARSER not in message
     return (errors.MalformedAnswer if unparsed else errors.ModelRefused)(message, status=status)
+
+
+def is_refusal(status: int | None, words: str) -> bool:
+    """True where an endpoint refuses the API key, the model name, the URL or any tools, whatever the request says."""
+    return status in REFUSALS or NO_PARSER in words
 
 
 def event_of(error: BaseException, phase: AttemptPhase, *, overdue: bool = False, shared: bool = False) -> Break:

@@ -29,7 +29,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentloop.agents.calls import MAX_WORDS, asked, crash_of, record_calls, sdk_variables, stop_of
+from agentloop.agents.calls import (
+    MAX_WORDS,
+    asked,
+    crash_of,
+    record_calls,
+    refuse_refused,
+    sdk_variables,
+    stop_of,
+)
 from agentloop.agents.host_process import HOST, MARK, HostProcess, started
 from agentloop.agents.program import Ran, ran_to_its_end
 from agentloop.errors import AgentCrashed, ConfigError
@@ -189,10 +197,13 @@ class PythonAgent:
         if report is None or ran.flooded or "answer" not in report:
             if grant.overflowed:
                 return StopReason.context_limit, None
-            raise self._crash(ran, calls, report)
+            refuse_refused(grant)
+            raise self._crash(ran, grant, calls, report)
         if calls is None and self._expects_calls:
             raise ConfigError(f"{self._who}: {NO_CALL}")
         answer: str | None = report["answer"]
+        if answer is None:
+            refuse_refused(grant)
         return (StopReason.no_tool_call if answer is None else StopReason.submitted), answer
 
     def _refuse_import(self, report: Mapping[str, Any]) -> None:
@@ -202,11 +213,12 @@ class PythonAgent:
                 "interpreter of its environment: python"
             )
 
-    def _crash(self, ran: Ran, calls: Trace | None, report: Mapping[str, Any] | None) -> AgentCrashed:
+    def _crash(self, ran: Ran, grant: Grant, calls: Trace | None, report: Mapping[str, Any] | None) -> AgentCrashed:
         if report is None or ran.flooded:
             return crash_of(ran, calls, self._who)
         heard = f"; {SILENT}" if calls is None and self._expects_calls else ""
-        return AgentCrashed(f"{self._who}: {report['error']}{heard}")
+        refused = f"; its last call was refused: {grant.refusal}" if grant.refusal else ""
+        return AgentCrashed(f"{self._who}: {report['error']}{heard}{refused}")
 
 
 async def _order_of(task: Task, variables: Mapping[str, str], seed: int, folder: Path) -> dict[str, Any]:

@@ -87,8 +87,8 @@ def stop_of(ran: Ran, grant: Grant) -> StopReason | None:
     """The limit that ended a program; None if it ended by itself.
 
     Raises ConfigError if money is limited and the price of an answer is unknown, UpstreamUnavailable if the upstream of
-    the last call was unreachable or answered 429 or 5xx, and ReplayMismatch if the program departed from the turns that
-    it continues.
+    the last call was unreachable or answered 429 or 5xx, ModelRefused as `refuse_refused`, and ReplayMismatch if the
+    program departed from the turns that it continues.
     """
     if grant.mismatch is not None:
         raise ReplayMismatch(grant.mismatch)
@@ -97,8 +97,18 @@ def stop_of(ran: Ran, grant: Grant) -> StopReason | None:
     if grant.failed is not None:
         raise UpstreamUnavailable(grant.failed.error or "the last call of the model got no answer")
     if ran.timed_out:
+        refuse_refused(grant)
         return StopReason.time_limit
     return grant.stop
+
+
+def refuse_refused(grant: Grant) -> None:
+    """Raise ModelRefused where the endpoint refused the program's calls and answered none, as the reference agent does.
+
+    For a program that ended without a result: one that goes on after a refusal is judged by its answer.
+    """
+    if grant.refusal is not None and not grant.answered:
+        raise grant.refusal
 
 
 def crash_of(ran: Ran, calls: Trace | None, who: str) -> AgentCrashed:

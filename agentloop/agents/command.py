@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentloop.agents.calls import asked, crash_of, record_calls, sdk_variables, stop_of
+from agentloop.agents.calls import asked, crash_of, record_calls, refuse_refused, sdk_variables, stop_of
 from agentloop.agents.program import ProgramSandbox, Ran, ran_to_its_end
 from agentloop.errors import CapabilityError, ConfigError, PathError
 from agentloop.gateway.grants import Grant
@@ -111,6 +111,7 @@ class Command:
         stop = stop_of(ran, grant)
         if stop is None and (ran.exit_code or ran.flooded):
             if not grant.overflowed:
+                refuse_refused(grant)
                 raise crash_of(ran, calls, f"agent {self.name!r}")
             stop = StopReason.context_limit
         if stop is not None:

@@ -26,7 +26,7 @@ from agentloop.identity import Identity
 from agentloop.input_files import place_of
 from agentloop.judge.score import name_verifiers
 from agentloop.output_files import write_text
-from agentloop.rollout.refusals import CORRECT, MAX_INFRA_SHARE
+from agentloop.rollout.refusals import N_FIRST, refuse_settings
 from agentloop.store.evidence import EvidenceLog
 from agentloop.store.store import Store
 from agentloop.suites.lines import read_jsonl
@@ -43,8 +43,6 @@ N_DIGITS = 16
 """Digits of each part's hash."""
 MIN_TRIALS = 4
 """Fewer cannot be parted into visits that have a mean."""
-N_FIRST = 3
-"""Trials that finish before an endpoint's refusals can end the filling of a bank."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 Runner = Callable[[str, Side, int], Awaitable[Outcome]]
@@ -315,12 +313,13 @@ def _refuse_lost(outcome: Outcome) -> None:
 
 def _refuse_settings(latest: Sequence[Outcome], n_tasks: int) -> None:
     """ConfigError where the endpoint refused most of the `latest` trials, and there are a few of them."""
-    refused = [outcome for outcome in latest if outcome.refused]
-    if len(latest) >= min(N_FIRST, n_tasks) and len(refused) > MAX_INFRA_SHARE * len(latest):
-        raise ConfigError(
-            f"the model's endpoint refused the first request of {len(refused)} of the latest "
-            f"{counted(len(latest), 'trial')}: {refused[-1].why or 'nobody said why'}; {CORRECT} to continue"
-        )
+    if len(latest) >= min(N_FIRST, n_tasks):
+        refuse_settings(problems_of(latest), len(latest), f"the latest {counted(len(latest), 'trial')}")
+
+
+def problems_of(outcomes: Sequence[Outcome]) -> list[str]:
+    """The words of each outcome whose endpoint refused its first request."""
+    return [outcome.why or "no reason was recorded" for outcome in outcomes if outcome.refused]
 
 
 def new_head(evals: Evals, policy: str, identity: Identity, trials: int, environment: Environment) -> BankHead:

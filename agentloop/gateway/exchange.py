@@ -53,7 +53,7 @@ def refused_as(upstream: str, error: UpstreamRefusal | UpstreamFailed) -> ErrorR
     if isinstance(error, UpstreamFailed):
         return ErrorReply(error.status, f"upstream {upstream!r} {error}")
     if error.status in (401, 402, 403):  # the message may contain our key, and the client did nothing wrong
-        return ErrorReply(502, f"upstream {upstream!r} refused this gateway ({error.status}); see the trace")
+        return ErrorReply(502, f"upstream {upstream!r} refused this gateway ({error.status})")
     if not 400 <= error.status < 600:
         return ErrorReply(502, f"upstream {upstream!r} answered {error.status}; set base_url to the final address")
     return ErrorReply(error.status, str(error), error.code, error.retry_after)

@@ -17,6 +17,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from agentloop.errors import ModelRefused
+from agentloop.faults import is_refusal
 from agentloop.gateway.app import EPISODE, PATHS, Gateway, route_of
 from agentloop.gateway.calls import Calls
 from agentloop.gateway.dialects import chat
@@ -28,6 +29,7 @@ from agentloop.gateway.routes import PROJECT, NoRoute, Routes, Target, Upstream
 from agentloop.gateway.shadow import discard
 from agentloop.policies.openai import TOO_LONG, OpenAIPolicy
 from agentloop.policies.overlay import OverlaidPolicy
+from agentloop.printable import shortened
 from agentloop.protocols import Policy
 from agentloop.store.keys import Spent
 from agentloop.types import Completion, Limits, Message, Span, Step, StopReason, ToolSpec
@@ -41,6 +43,10 @@ MAX_AT_ONCE = 32
 """Maximum concurrent calls of one episode."""
 MAX_KEPT = 256 << 20
 """Maximum bytes of the recorded calls of one episode."""
+MAX_QUOTE = 300
+"""Characters of an upstream's refusal that the trace quotes."""
+HIDDEN = "[api key]"
+"""Stands for the policy's API key where a refusal repeats it."""
 CUT = {"client_disconnected", "gateway_ended"}
 UNAVAILABLE = {"unreachable", "silent", "broken_off", "rate_limit"}
 """Kinds of error of a call whose upstream was unreachable or answered 429; a 5xx is `http_5…`. All other kinds, such as
@@ -109,6 +115,27 @@ class Grant:
         last = max(calls, key=lambda span: span.start_ns, default=None)
         kind = _kind(last) if last is not None else None
         return last if kind is not None and (kind in UNAVAILABLE or kind.startswith("http_5")) else None
+
+    @property
+    def refusal(self) -> ModelRefused | None:
+        """The upstream's refusal of the last call, as of a wrong API key (`faults.is_refusal`), in its own words."""
+        calls = [span for span in self.spans if span.kind == "chat" and _kind(span) not in CUT]
+        last = max(calls, key=lambda span: span.start_ns, default=None)
+        kind = _kind(last) if last is not None else None
+        if last is None or kind is None or not kind.startswith("http_"):
+            return None
+        status = int(kind.removeprefix("http_"))
+        words = (last.error or "").partition(f" answered {status}: ")[2]
+        if isinstance(self.policy, OpenAIPolicy):
+            key = self.policy.api_key.get_secret_value() if self.policy.api_key else ""
+            words = words.replace(key, HIDDEN) if key else words
+            words = f"{self.policy.base_url}: HTTP {status}: {shortened(words, MAX_QUOTE)}"
+        return ModelRefused(words, status=status) if is_refusal(status, words) else None
+
+    @property
+    def answered(self) -> bool:
+        """Whether any call got an answer."""
+        return any(span.kind == "chat" and span.error is None for span in self.spans)
 
     @property
     def unpriced(self) -> bool:

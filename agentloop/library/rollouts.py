@@ -21,7 +21,7 @@ from agentloop.library.stores import StoreLike, opened
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import Planned, plan, stable_id
-from agentloop.rollout.refusals import refuse_broken
+from agentloop.rollout.refusals import refuse_broken, refuse_refused
 from agentloop.rollout.workplace import refuse_host_agent
 from agentloop.sandbox.ladder import make_backend
 from agentloop.sandbox.pool import SandboxPool
@@ -184,7 +184,8 @@ class SuiteRun:
 
         project: folder of the learned scorer.
 
-        Raises ConfigError, PolicyError or SandboxError where the first ones show that no other can succeed.
+        Raises ConfigError, PolicyError or SandboxError where the first ones show that no other can succeed, and
+        ConfigError where the model's endpoint refused the first request of most.
         """
         scorer = load_scorer(project)
         pool = SandboxPool(self._backend)
@@ -203,6 +204,7 @@ class SuiteRun:
         attempts = [done[episode.id] for _, episode in planned if episode.id in done]
         if len(attempts) < len(planned):  # the first ones showed that no other can succeed
             refuse_broken(attempts)
+        refuse_refused(attempts)
         return Results(self.stage, tuple(attempts))
 
     def _planned(self, task: Task, trial: int) -> Planned:

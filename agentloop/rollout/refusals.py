@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentloop.errors import ConfigError, PolicyError, SandboxError
-from agentloop.faults import NO_PARSER, fault_in
+from agentloop.errors import ConfigError, PolicyError, SandboxError, counted
+from agentloop.faults import fault_in, is_refusal
 from agentloop.rollout.retry import MISTAKES, is_lost
 from agentloop.types import Attempt, FailureType, RewardState, Trace, Verdict
 
 MAX_INFRA_SHARE = 0.5
 """Attempts of which more than this failed for our reasons say nothing about the policy."""
-REFUSALS = (401, 403, 404)
-"""HTTP statuses with which an endpoint refuses a wrong API key, model name or URL."""
 CORRECT = "correct the API key, the model name or the URL of the policy, then run the same command again"
 """The next move where an endpoint refuses most attempts like this."""
+N_FIRST = 3
+"""Attempts, at different tasks, after which an endpoint's refusals can end a command."""
 
 
 def refuse_broken(attempts: Sequence[Attempt]) -> None:
@@ -33,13 +33,28 @@ def refuse_broken(attempts: Sequence[Attempt]) -> None:
         unreachable = fault is not None and fault.type is FailureType.infra_model_api_error
         kind = PolicyError if unreachable else SandboxError
         raise kind(f"{len(broken)} of {len(attempts)} episodes failed outside the agent: {problem}; {again}")
+    refuse_refused(attempts)
     if len(mistaken) > most:
-        first = mistaken[0].trace
-        many = f"{len(mistaken)} of {len(attempts)} episodes"
-        problem = (first.error or "").partition(": ")[2]
-        if is_refused(first):
-            raise ConfigError(f"the model's endpoint refused the first request of {many}: {problem}; {CORRECT}")
-        raise ConfigError(f"{many} ended with a mistake: {problem}; {again}")
+        problem = (mistaken[0].trace.error or "").partition(": ")[2]
+        raise ConfigError(f"{len(mistaken)} of {len(attempts)} episodes ended with a mistake: {problem}; {again}")
+
+
+def refuse_refused(attempts: Sequence[Attempt]) -> None:
+    """Raise ConfigError where the model's endpoint refused the first request of most attempts (`is_refused`)."""
+    problems = [(one.trace.error or "").partition(": ")[2] for one in attempts if is_refused(one.trace)]
+    refuse_settings(problems, len(attempts), counted(len(attempts), "episode"))
+
+
+def refuse_settings(problems: Sequence[str], n_ended: int, attempts: str) -> None:
+    """Raise ConfigError where the endpoint refused the first request of most of `n_ended` attempts.
+
+    This is the one rule for a wrong API key, model name or URL. problems: the words of each refused attempt.
+    attempts: names all of them in the message, such as `3 episodes`.
+    """
+    if len(problems) > MAX_INFRA_SHARE * n_ended:
+        raise ConfigError(
+            f"the model's endpoint refused the first request of {len(problems)} of {attempts}: {problems[0]}; {CORRECT}"
+        )
 
 
 def is_mistaken(trace: Trace) -> bool:
@@ -54,10 +69,10 @@ def is_refused(trace: Trace) -> bool:
     like this, the API key, the model name or the URL is wrong.
     """
     broke = trace.broke
-    at_once = not trace.steps and not trace.children
+    at_once = all(step.copied for step in trace.steps) and not trace.children  # a program's output is a copied step
     if not at_once or broke is None or broke.error != "ModelRefused":
         return False
-    return broke.status in REFUSALS or NO_PARSER in (trace.error or "")
+    return is_refusal(broke.status, trace.error or "")
 
 
 def why_unscored(verdict: Verdict) -> str:
