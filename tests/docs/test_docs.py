@@ -172,7 +172,7 @@ def untrained(settings: str) -> str:
 def test_the_first_command_comes_early_and_the_page_is_short() -> None:
     lines = README.splitlines()
     assert next(i for i, line in enumerate(lines) if line.startswith("make demo")) < 25
-    assert len(lines) <= 113
+    assert len(lines) <= 110
 
 
 def test_three_words_and_four_doors_each_with_a_command_and_its_output() -> None:
