@@ -3,6 +3,9 @@
 Each outcome is in the store before it counts (`run.py`), so the same command after `kill -9` continues with the same
 evidence, and rolls out no finished trial again. Outcomes count in the order in which trials were requested. The order
 in which they finish would be biased: failures are often slow.
+
+A trial whose model endpoint refused the first request counts once that endpoint has answered the same side. Until then
+the API key, the model name or the URL may be wrong, which is no verdict on a candidate.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from agentloop.gate.bank import Runner
+from agentloop.errors import counted
+from agentloop.gate.bank import Runner, problems_of
 from agentloop.gate.fold import Fold
 from agentloop.gate.next_trials import NextTrials
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.run import Run
 from agentloop.gate.schedule import Trial
+from agentloop.rollout.refusals import N_FIRST, refuse_settings
 from agentloop.types import RewardState
 
 LOOKAHEAD = 4
@@ -68,7 +73,8 @@ async def roll_out(
     """Until `fold` decides, or there is nothing more to ask; why it ended before that, None where it did not.
 
     fold: has `run.outcomes` already. no_baseline: why no trial beyond the bank can be had, where none can.
-    Raises what `runner` raises; what was under way is cancelled either way.
+    Raises what `runner` raises, and ConfigError where an endpoint refuses the first N_FIRST trials of a side, or all of
+    them. What was under way is cancelled either way.
     """
     live = _Live(fold, runner, run, n_concurrent, budget, no_baseline)
     try:
@@ -84,9 +90,15 @@ async def roll_out(
             if live.running:
                 await live.wait()
             elif not has_new and not outcomes:
+                live.refuse(1)
                 return live.dry
     finally:
         await live.stop()
+
+
+def has_answer(outcome: Outcome) -> bool:
+    """Whether the endpoint of the trial's side is known to answer."""
+    return outcome.state is RewardState.scored and not outcome.refused
 
 
 class _Live:
@@ -107,6 +119,10 @@ class _Live:
         self.running: dict[asyncio.Task[Outcome], Trial] = {}
         self.why: str | None = None
         self.dry: str | None = None
+        self.answered = {one.policy for one in [*run.outcomes[run.n_banked :], *run.ahead.values()] if has_answer(one)}
+        """Sides whose endpoint has answered."""
+        self.refused: dict[Trial, Outcome] = {}
+        """Trials of other sides, which do not count yet."""
 
     def ask(self) -> bool:
         """Begin as many trials as may run at once; whether any is new."""
@@ -146,16 +162,32 @@ class _Live:
         if not finished:
             self.why = f"--max-minutes {self.budget.max_minutes:g} are over"
         ended = {self.running.pop(task): task.exception() or task.result() for task in finished}
-        good = {trial: one for trial, one in ended.items() if isinstance(one, Outcome)}
+        problems = [one for one in ended.values() if isinstance(one, BaseException)]
+        good = self.counting({trial: one for trial, one in ended.items() if isinstance(one, Outcome)})
         self.run.ahead.update(good)
-        next_up = set(takewhile(self.run.ahead.__contains__, self.queue)) if len(good) == len(ended) else set()
+        next_up = set() if problems else set(takewhile(self.run.ahead.__contains__, self.queue))
         if early := [one for trial, one in good.items() if trial not in next_up]:
             self.run.set_aside(early)
-        for problem in ended.values():
-            if isinstance(problem, BaseException):
-                raise problem
+        for problem in problems:
+            raise problem
         for outcome in good.values():
             self.why = self.budget.spend(outcome) or self.why
+        self.refuse(N_FIRST)
+
+    def counting(self, ended: dict[Trial, Outcome]) -> dict[Trial, Outcome]:
+        """Outcomes that count now: of `ended`, and of earlier trials that had been refused."""
+        self.answered |= {one.policy for one in ended.values() if has_answer(one)}
+        self.refused |= ended
+        good = {trial: one for trial, one in self.refused.items() if not one.refused or one.policy in self.answered}
+        self.refused = {trial: one for trial, one in self.refused.items() if trial not in good}
+        return good
+
+    def refuse(self, at_least: int) -> None:
+        """Raise ConfigError where an endpoint refused `at_least` trials of a side, and answered none."""
+        for side in Side:
+            problems = problems_of([one for one in self.refused.values() if one.policy is side])
+            if len(problems) >= at_least:
+                refuse_settings(problems, len(problems), f"the {side}'s first {counted(len(problems), 'trial')}")
 
     async def stop(self) -> None:
         """Nothing runs on."""

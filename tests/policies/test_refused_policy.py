@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +131,28 @@ def test_a_refusal_after_an_answer_is_the_agents_outcome_and_its_trace_has_the_w
         assert trace.broke.error == "AgentCrashed"
         assert WORDS in (trace.error or "")
         assert "sk-own" not in (trace.error or "")
+
+
+def in_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: a gate cancels its last requests, whose connections asyncio may leave to its end."""
+    command = [sys.executable, "-m", "agentloop_cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_refused_key_is_no_verdict_about_the_candidate(
+    agentloop: Any, project: Path, endpoint: Endpoint, agent: str
+) -> None:
+    (project / "good.toml").write_text(f'[policy]\nkind = "mine.py:Fixed"\n{agent}')
+    filled = agentloop("bank", "evals/mine", "--policy", "good.toml", "--as", "main", "--trials", "4")
+    assert filled.returncode == 0, filled.stderr
+    gate = ("gate", "evals/mine", "--baseline", "main", "--candidate", "policy.toml", "--must-pass", "t*")
+    gated = in_process(*gate, "--out", "gate")
+    refuse(gated)
+    assert "FAIL" not in gated.stdout + gated.stderr
+    assert not (project / "gate" / "gate.result.json").exists()
+    endpoint.answers = [(200, ANSWER)] * 200
+    again = in_process(*gate, "--out", "gate")
+    assert again.returncode in (0, 3), again.stderr
+    outcomes = (project / "gate" / "gate.outcomes.jsonl").read_text()
+    assert '"policy":"candidate"' in outcomes.replace(" ", "")
+    assert WORDS not in outcomes, "no refused trial counts"
