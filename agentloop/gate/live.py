@@ -70,11 +70,11 @@ async def roll_out(
     no_baseline: str | None = None,
     on_added: Callable[[Outcome], None] = lambda _: None,
 ) -> str | None:
-    """Until `fold` decides, or there is nothing more to ask; why it ended before that, None where it did not.
+    """Roll out until `fold` decides. Returns why it ended before that, or None.
 
     fold: has `run.outcomes` already. no_baseline: why no trial beyond the bank can be had, where none can.
     Raises what `runner` raises, and ConfigError where an endpoint refuses the first N_FIRST trials of a side, or all of
-    them. What was under way is cancelled either way.
+    them. Trials in progress are cancelled either way.
     """
     live = _Live(fold, runner, run, n_concurrent, budget, no_baseline)
     try:
