@@ -40,9 +40,9 @@ settings.register_profile("soak", max_examples=400, suppress_health_check=[Healt
 settings.load_profile("test")
 STARTS_PROCESSES = {
     *("process", "vllm", "terminal", "ran", "scene", "said", "server", "service", "endings", "replies"),
-    *("gateway", "model"),
+    *("gateway", "model", "bubblewrap", "backend"),
 }
-"""Fixtures that start a command or a server."""
+"""Fixtures that start a command, a server or sandboxes."""
 ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.(slow|alone|soak)\b", re.MULTILINE)
 SOAKS = {"vllm", "installed"}
 """Fixtures that install vLLM, which takes minutes."""

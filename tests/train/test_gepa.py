@@ -22,6 +22,8 @@ from agentloop.types import Completion, Judged, Lesson, Message, Overlay, Sandbo
 from agentloop.types.overlay import TOOL
 from tests.train.shops import Lines, draft_in, experience_of, improved
 
+pytestmark = pytest.mark.slow
+
 WORLD = World.of(7)
 
 

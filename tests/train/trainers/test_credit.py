@@ -21,6 +21,8 @@ from agentloop.types import Attempt, Completion, Message, Sampling, Step, StopRe
 
 from .world import Interrupted, draft_in, first_weights, hash_of, improved, task, trainer
 
+pytestmark = pytest.mark.slow
+
 N_TURNS = 3
 IDS = {"yes": 1, "no": 2}
 

@@ -18,6 +18,8 @@ from agentloop.types import Judged, Message, RewardState, Split, ToolSpec
 
 from .world import Lines, draft_in, experience, first_weights, hash_of, improved, trainer
 
+pytestmark = pytest.mark.slow
+
 
 def traces(parent: Path, folder: Path) -> Sequence[Judged]:
     """Attempts of an untrained model that passed."""

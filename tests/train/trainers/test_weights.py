@@ -23,6 +23,8 @@ from agentloop.types import Attempt, Split, Step, StopReason, Task
 
 from .world import Interrupted, Lines, Speaker, draft_in, experience, first_weights, hash_of, improved, trainer
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {"kto": {"desirable_weight": 6.0}}
 """Few attempts pass at first."""
 LONG = {"steps_per_turn": 12, "group_size": 16, "learning_rate": 0.03, "rows_per_update": 8}
