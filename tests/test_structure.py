@@ -82,7 +82,6 @@ def measured(module: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Funct
     )
 
 
-@pytest.mark.slow
 def test_a_command_parses_calls_and_prints() -> None:
     long = {one.name for one in functions() if one.is_command and one.n_body_lines > MAX_COMMAND_LINES}
     assert long == LONG_COMMANDS
