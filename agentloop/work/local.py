@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,13 +21,13 @@ from agentloop.policies.lockstep import BatchPolicy, Lockstep
 from agentloop.protocols import Agent, Pool
 from agentloop.rollout.attempt import Crew, Rollout
 from agentloop.rollout.plan import Planned
-from agentloop.rollout.refusals import MAX_INFRA_SHARE, is_mistaken
-from agentloop.rollout.retry import is_lost, is_worth_repeating, repeated
+from agentloop.rollout.probes import has_answered, second_probes
+from agentloop.rollout.retry import is_worth_repeating, repeated
 from agentloop.store.commits import AttemptCommits
 from agentloop.store.store import Store
 from agentloop.types import Attempt
-from agentloop.work.judging import Judging, compares_attempts
-from agentloop.work.stored import is_usable, read_attempts, usable_attempt
+from agentloop.work.judging import Judging
+from agentloop.work.stored import missing_batches, sort_stored, usable_attempt
 from agentloop.work.work import Ask
 
 T = TypeVar("T")
@@ -124,8 +123,8 @@ class LocalWork:
             for attempt in done.values():
                 on_end(attempt)
             if isinstance(ask.actor.policy, BatchPolicy):
-                for cohort in self._cohorts(ask, missing):
-                    await self._in_lockstep(judging, cohort, ask.actor.policy)
+                for batch in missing_batches(ask, done, self._pool.max_sandboxes):
+                    await self._in_lockstep(judging, batch, ask.actor.policy)
             elif done or await self._probe(judging, missing):  # an attempt that can be used shows that it answers
                 await self._one_by_one(judging, missing)
             await judging.end_rest()
@@ -141,51 +140,27 @@ class LocalWork:
         """Attempts of `ask` that are on disk and can be used; those that are made again are superseded."""
         if self._store is None or ask.anew:
             return {}
-        attempts = read_attempts(self._store, ask.planned)
-        if not attempts:
-            return {}
-        identity = ask.actor.identity.hash or None
-        usable = {name for name, attempt in attempts.items() if is_usable(attempt, identity)}
-        whole = [unit for unit in self._units(ask) if all(episode.id in usable for _, episode in unit)]
-        whole_ids = {episode.id for unit in whole for _, episode in unit}
-        if again := [name for name in attempts if name not in whole_ids]:
-            self._store.supersede_attempts(again)
-        return {name: attempt for name, attempt in attempts.items() if name in whole_ids}
+        usable, others = sort_stored(self._store, ask, self._pool.max_sandboxes)
+        if others:
+            self._store.supersede_attempts(others)
+        return usable
 
     def _stored(self, ask: Ask, planned: Planned) -> Attempt | None:
         if self._store is None or ask.anew:
             return None
         return usable_attempt(self._store, *planned, ask.actor)
 
-    def _units(self, ask: Ask) -> list[list[Planned]]:
-        """Attempts that are made again together."""
-        groups = [list(group) for _, group in groupby(ask.planned, key=lambda one: one[1].group)]
-        compared = [compares_attempts(group[0][0]) for group in groups]
-        if isinstance(ask.actor.policy, BatchPolicy):
-            return [list(ask.planned)] if any(compared) else self._cohorts(ask, ask.planned)
-        units: list[list[Planned]] = []
-        for group, is_compared in zip(groups, compared, strict=True):
-            units += [group] if is_compared else [[one] for one in group]
-        return units
-
     # ------------------------------------------------------------------ a policy that answers one at a time
 
     async def _probe(self, judging: Judging, missing: list[Planned]) -> bool:
-        """Make the first attempts of `missing` and take them out; False where these show that nothing answers.
-
-        The probe is the first episode. Where a mistake in the settings seems to have ended it, two episodes of other
-        tasks join it, because an endpoint may refuse one task alone.
-        """
+        """Make the first attempts of `missing` and take them out; False where these show that nothing answers."""
         if self._answers or not missing:
             return True
         rollouts = [await self._one(judging, missing.pop(0))]
-        if is_mistaken(rollouts[0].trace):
-            others = [one for one in missing if one[0].id != rollouts[0].task.id][:2]
-            rollouts += await together(self._one(judging, one) for one in others)
-            missing[:] = [one for one in missing if one not in others]
-        n_mistaken = sum(is_mistaken(rollout.trace) for rollout in rollouts)
-        n_lost = sum(is_lost(rollout.episode) for rollout in rollouts)
-        self._answers = max(n_mistaken, n_lost) <= MAX_INFRA_SHARE * len(rollouts)
+        others = second_probes(rollouts[0].trace, missing)
+        rollouts += await together(self._one(judging, one) for one in others)
+        missing[:] = [one for one in missing if one not in others]
+        self._answers = has_answered(rollouts)
         return self._answers
 
     async def _one_by_one(self, judging: Judging, missing: Iterable[Planned]) -> None:
@@ -212,16 +187,6 @@ class LocalWork:
         return rollout
 
     # ------------------------------------------------------------------ a policy that answers in batches
-
-    def _cohorts(self, ask: Ask, planned: Sequence[Planned]) -> list[list[Planned]]:
-        """Parts of `planned` whose attempts share batches.
-
-        A batched policy answers when every seat has asked, so no more episodes sit down at once than can have a
-        sandbox: one that waited for a sandbox would keep those that hold the sandboxes waiting.
-        """
-        is_shared = all(task.sandbox.read_only for task, _ in ask.planned)
-        size = max(1, len(ask.planned)) if is_shared else self._pool.max_sandboxes
-        return [list(planned[start : start + size]) for start in range(0, len(planned), size)]
 
     async def _in_lockstep(self, judging: Judging, cohort: Sequence[Planned], policy: BatchPolicy) -> None:
         todo = list(cohort)

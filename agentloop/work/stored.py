@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import Planned
@@ -11,6 +11,8 @@ from agentloop.rollout.retry import is_lost
 from agentloop.store.bodies import unpack
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Episode, EpisodeState, RewardState, Task
+from agentloop.work.cohorts import Cohort, batches_of, cohorts_of
+from agentloop.work.work import Ask
 
 
 def read_attempts(store: Store, planned: Sequence[Planned]) -> dict[str, Attempt]:
@@ -35,6 +37,27 @@ def is_usable(attempt: Attempt, identity: str | None) -> bool:
     has_worth = verdict.state in (RewardState.scored, RewardState.disputed) or any(s.waiting for s in verdict.scores)
     is_same = attempt.trace.identity == identity
     return is_same and has_worth and not is_lost(attempt.episode) and not is_mistaken(attempt.trace)
+
+
+def sort_stored(store: Store, ask: Ask, n_seats: int) -> tuple[dict[str, Attempt], list[str]]:
+    """The stored attempts of `ask` that can be used, by episode; and the episodes whose stored attempts cannot.
+
+    The attempts of a cohort can be used if all of them are there and can be. n_seats: of `cohorts_of`.
+    """
+    attempts = read_attempts(store, ask.planned)
+    if not attempts:
+        return {}, []
+    identity = ask.actor.identity.hash or None
+    usable = {name for name, attempt in attempts.items() if is_usable(attempt, identity)}
+    whole = [cohort for cohort in cohorts_of(ask, n_seats) if all(episode.id in usable for _, episode in cohort)]
+    whole_ids = {episode.id for cohort in whole for _, episode in cohort}
+    used = {name: attempt for name, attempt in attempts.items() if name in whole_ids}
+    return used, [name for name in attempts if name not in whole_ids]
+
+
+def missing_batches(ask: Ask, usable: Collection[str], n_seats: int) -> list[Cohort]:
+    """The batches of `ask` that have to be made, where those of the episodes `usable` are there."""
+    return [batch for batch in batches_of(ask.planned, n_seats) if batch[0][1].id not in usable]
 
 
 def usable_attempt(store: Store, task: Task, episode: Episode, actor: Actor) -> Attempt | None:
