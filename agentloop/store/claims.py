@@ -24,7 +24,7 @@ from agentloop.store.portable import ask, in_transaction, read_by_index
 from agentloop.store.runs import listed
 from agentloop.store.shared import SharedBodies
 from agentloop.store.statements import chunks
-from agentloop.store.units import KIND, put_units
+from agentloop.store.units import KIND, MISTAKE, put_units
 from agentloop.types import Unit, UnitState
 from agentloop.types.unit import NOTHING, units_before
 
@@ -100,7 +100,7 @@ class HandBack(StrEnum):
     """The worker lacks something that the unit needs, and another one may have it. It does not count."""
     infrastructure = "infrastructure"
     """What the unit needs has failed. It counts, and too many of them make the unit dead."""
-    mistake = "mistake"
+    mistake = MISTAKE
     """Only a person can mend it: the unit is dead at once."""
 
 

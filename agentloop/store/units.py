@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -26,6 +26,10 @@ MAX_ASKS = 16 << 10
 """Maximum size of `Unit.asks` as JSON, in bytes. Whatever is larger is a file, which a unit names by its hash."""
 KIND = re.compile("[a-z][a-z_-]*")
 """Names of kinds."""
+MISTAKE = "mistake"
+"""How an attempt at a unit ended that only a person can mend, in its history."""
+PROCESS = "process:"
+"""Begins the need of a unit that only one process can do, before the id of its worker."""
 TERMINAL = (UnitState.done, UnitState.dead, UnitState.cancelled)
 """States in which nobody works on a unit."""
 _UNIT = (
@@ -99,13 +103,30 @@ class Units:
     ) -> None:
         """Adds units to a run. A unit whose key exists is left as it is, whichever run it belongs to.
 
-        again: those that are dead or cancelled become ready in this run. Raises ValueError for a unit that asks for
-        more than MAX_ASKS bytes.
+        again: those that are dead or cancelled become ready in this run, and so do those that `adopt_units` takes.
+        Raises ValueError for a unit that asks for more than MAX_ASKS bytes.
         """
         if within is not None:
             put_units(within, self.project, run, units, again=again)
         else:
             in_transaction(self._database, lambda one: put_units(one, self.project, run, units, again=again))
+
+    def adopt_units(self, run: int, units: Sequence[Unit]) -> None:
+        """Units that exist, have not ended, and need a process that is gone become ready in this run, with these needs.
+
+        A process is gone if its worker has ended, gave no heartbeat for its lease, or is in `mark_gone`.
+        """
+
+        def adopt(connection: Connection) -> None:
+            _adopt(connection, self.project, _by_queue(connection, self.project, run, units))
+
+        in_transaction(self._database, adopt)
+
+    def mark_gone(self, workers: Collection[str]) -> None:
+        """Says that the processes of these workers are dead. A worker that lives is back with its next heartbeat."""
+        with self._database.write() as connection:
+            for id in sorted(workers):
+                ask(connection, "UPDATE worker SET state = 'gone' WHERE id = $1", (id,))
 
     def unit_ends(self, keys: Collection[str]) -> list[UnitEnd]:
         """How units ended, in no order; those that have not ended are left out."""
@@ -115,18 +136,22 @@ class Units:
                 places = ", ".join(f"${n}" for n in range(2, len(part) + 2))
                 rows = ask(
                     connection,
-                    f"SELECT key, state, result, error FROM unit WHERE project = $1 AND key IN ({places}) "  # noqa: S608
+                    f"SELECT key, state, result, error, history FROM unit WHERE project = $1 AND key IN ({places}) "  # noqa: S608
                     f"AND state IN ({listed(TERMINAL)})",
                     (self.project, *part),
                 )
                 ends += [_end(*row) for row in rows]
         return ends
 
-    def cancel_units(self, keys: Collection[str]) -> int:
-        """Cancels units that have not ended; others stay as they are. Returns the number of cancelled units."""
+    def cancel_units(self, keys: Collection[str], *, needs: Sequence[str] | None = None) -> int:
+        """Cancels units that have not ended; others stay as they are. Returns the number of cancelled units.
+
+        needs: cancels only units with exactly these needs.
+        """
+        only = None if needs is None else " ".join(sorted(needs))
 
         def cancel(connection: Connection) -> int:
-            return sum(len(_cancel(connection, self.project, part)) for part in chunks(sorted(keys)))
+            return sum(len(_cancel(connection, self.project, part, only)) for part in chunks(sorted(keys)))
 
         return in_transaction(self._database, cancel)
 
@@ -228,25 +253,66 @@ def put_units(connection: Connection, project: str, run: int, units: Sequence[Un
     if not units:
         return
     texts = [_asks(unit) for unit in units]
-    queues = _queues(connection, project, run, {(unit.kind, _needs(unit)) for unit in units})
+    by_queue = _by_queue(connection, project, run, units)
     [[moment]] = ask(connection, "SELECT {now}")
+    places = {unit.key: queue for queue, members in by_queue.items() for unit in members}
     rows: list[tuple[Any, ...]] = []
-    by_queue: defaultdict[int, list[str]] = defaultdict(list)
     for unit, text in zip(units, texts, strict=True):
-        queue = queues[unit.kind, _needs(unit)]
         order = (-unit.priority, unit.position)
-        rows.append((project, unit.key, queue, "ready", *order, unit.limit_s, text, 0, 0, 0, "", "[]", moment))
-        by_queue[queue].append(unit.key)
+        rows.append(
+            (project, unit.key, places[unit.key], "ready", *order, unit.limit_s, text, 0, 0, 0, "", "[]", moment)
+        )
     if again:
-        for queue, keys in sorted(by_queue.items()):
-            for part in chunks(sorted(keys)):
-                places = ", ".join(f"${n}" for n in range(3, len(part) + 3))
+        for queue, members in sorted(by_queue.items()):
+            for part in chunks(sorted(unit.key for unit in members)):
                 ask(
                     connection,
-                    f"{_AGAIN} WHERE project = $2 AND state IN ({listed(_ENDED)}) AND key IN ({places})",
+                    f"{_AGAIN} WHERE project = $2 AND state IN ({listed(_ENDED)}) AND key IN ({_places(part, 3)})",
                     (queue, project, *part),
                 )
+        _adopt(connection, project, by_queue)
     insert_rows(connection, "unit", _UNIT, rows, ignore=True)
+
+
+def _by_queue(connection: Connection, project: str, run: int, units: Sequence[Unit]) -> dict[int, list[Unit]]:
+    """Units by the number of their queue in this run."""
+    queues = _queues(connection, project, run, {(unit.kind, _needs(unit)) for unit in units})
+    by_queue: defaultdict[int, list[Unit]] = defaultdict(list)
+    for unit in units:
+        by_queue[queues[unit.kind, _needs(unit)]].append(unit)
+    return by_queue
+
+
+def _adopt(connection: Connection, project: str, by_queue: Mapping[int, Sequence[Unit]]) -> None:
+    """See `Units.adopt_units`."""
+    alive: set[str] | None = None
+    for queue, members in sorted(by_queue.items()):
+        for part in chunks(sorted(unit.key for unit in members)):
+            rows = ask(connection, f"{_PLACES} AND u.key IN ({_places(part, 2)})", (project, *part))
+            owners = {number: _processes(needs) for number, needs in rows}
+            if not any(owners.values()):
+                continue
+            if alive is None:
+                alive = {id for (id,) in ask(connection, _ALIVE)}
+            gone = [number for number, ids in owners.items() if ids - alive]
+            if gone:
+                numbers = ", ".join(map(str, gone))
+                ask(
+                    connection,
+                    f"{_ADOPT} WHERE project = $2 AND state IN ({listed(_OPEN)}) AND queue IN ({numbers}) "
+                    f"AND key IN ({_places(part, 3)})",
+                    (queue, project, *part),
+                )
+
+
+def _processes(needs: str) -> set[str]:
+    """The workers without which units with these needs cannot be done."""
+    return {need.removeprefix(PROCESS) for need in needs.split() if need.startswith(PROCESS)}
+
+
+def _places(values: Sequence[object], first: int) -> str:
+    """Marks for `values` in a statement, from `$first` on."""
+    return ", ".join(f"${n}" for n in range(first, first + len(values)))
 
 
 def _queues(connection: Connection, project: str, run: int, names: set[tuple[str, str]]) -> dict[tuple[str, str], int]:
@@ -279,15 +345,17 @@ def _asks(unit: Unit) -> str:
     return data.decode()
 
 
-def _cancel(connection: Connection, project: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Cancels units."""
-    places = ", ".join(f"${n}" for n in range(2, len(keys) + 2))
+def _cancel(connection: Connection, project: str, keys: Sequence[str], needs: str | None) -> list[tuple[Any, ...]]:
+    """Cancels units. needs: only those with these needs."""
+    only = "" if needs is None else "AND queue IN (SELECT number FROM queue WHERE project = $1 AND needs = $2) "
+    values = (project,) if needs is None else (project, needs)
     before = [state for state in units_before(UnitState.cancelled) if state != UnitState.dead]
     return ask(
         connection,
         "UPDATE unit SET state = 'cancelled', ended_at = {now} "  # noqa: S608
-        f"WHERE project = $1 AND state IN ({listed(before)}) AND key IN ({places}) RETURNING number",
-        (project, *keys),
+        f"WHERE project = $1 AND state IN ({listed(before)}) {only}AND key IN ({_places(keys, len(values) + 1)}) "
+        "RETURNING number",
+        (*values, *keys),
     )
 
 
@@ -295,6 +363,13 @@ _AGAIN = (
     "UPDATE unit SET queue = $1, state = 'ready', n_deaths = 0, n_lost = 0, not_before = NULL, ended_at = NULL, "
     "error = ''"
 )
+_OPEN = (UnitState.ready, UnitState.leased)
+_ADOPT = "UPDATE unit SET queue = $1, state = 'ready', not_before = NULL"
+_PLACES = (
+    "SELECT DISTINCT q.number, q.needs FROM unit u JOIN queue q ON q.number = u.queue "  # noqa: S608
+    f"WHERE u.project = $1 AND u.state IN ({listed(_OPEN)})"
+)
+_ALIVE = "SELECT id FROM worker WHERE state <> 'gone' AND beat_at >= {after -lease_s}"
 _RETRY = (
     "UPDATE unit SET state = 'ready', n_deaths = 0, n_lost = 0, not_before = NULL, ended_at = NULL, error = '' "
     "WHERE number = $1 AND state = 'dead' RETURNING number"
@@ -314,8 +389,11 @@ _WORKERS = (
 )
 
 
-def _end(key: str, state: str, result: str | None, error: str) -> UnitEnd:
-    return UnitEnd(key=key, state=UnitState(state), result=orjson.loads(result) if result else {}, error=error)
+def _end(key: str, state: str, result: str | None, error: str, history: str) -> UnitEnd:
+    entries = orjson.loads(history) if state == UnitState.dead else []
+    is_mistake = bool(entries) and entries[-1]["how"] == MISTAKE
+    facts = orjson.loads(result) if result else {}
+    return UnitEnd(key=key, state=UnitState(state), result=facts, error=error, is_mistake=is_mistake)
 
 
 def _facts(row: tuple[Any, ...]) -> UnitFacts:

@@ -98,6 +98,8 @@ class UnitEnd(Frozen):
     state: UnitState
     result: dict[str, Any] = Field(default_factory=dict)
     error: str = ""
+    is_mistake: bool = False
+    """It is dead because of a mistake that only a person can correct."""
 
 
 class RunFacts(Frozen):

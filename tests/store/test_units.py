@@ -475,3 +475,62 @@ def test_a_transaction_that_others_made_impossible_is_tried_again(postgresql_sto
     assert [store.unit(key).error for key in keys] == ["xx", "xx"]
     assert n == [1, 2], "the one that was ended did its work again"
     store.close()
+
+
+# -------------------------------------------------------------------------------------- units of one process
+
+
+def own(id: str, n: int = 2) -> list[Unit]:
+    return units(n, needs=(f"process:{id}",))
+
+
+def test_units_of_a_process_that_is_gone_are_adopted_by_whoever_asks_again(either: Store) -> None:
+    run = either.begin_run("loop", "loop").number
+    first = worker(either, has=frozenset({"process:w1"}))
+    either.put_units(run, own("w1"), again=True)
+    [late] = first.claim(1)
+    second = worker(either, "w2", has=frozenset({"process:w2"}))
+    either.put_units(run, own("w2"), again=True)
+    assert second.claim(9) == [], "the process of its units lives"
+    either.mark_gone(["w1"])
+    either.put_units(run, own("w2"))
+    assert second.claim(9) == [], "only those who ask again adopt"
+    either.adopt_units(run, own("w2"))
+    claimed = second.claim(9)
+    assert [(one.unit.key, one.epoch) for one in claimed] == [("u0", 2), ("u1", 1)]
+    assert [finish(first, late), finish(second, *claimed)] == [[False], [True, True]]
+    assert either.unit("u0").n_deaths == 0
+    either.adopt_units(run, own("w3"))
+    assert [state(either, key) for key in ("u0", "u1")] == ["done", "done"]
+
+
+@pytest.mark.parametrize("how", ["ended", "silent"])
+def test_a_process_is_gone_when_its_worker_has_ended_or_is_silent_for_its_lease(either: Store, how: str) -> None:
+    run = either.begin_run("loop", "loop").number
+    first = worker(either, has=frozenset({"process:w1"}))
+    either.put_units(run, own("w1"))
+    pass_time(either, 14.0, "worker")
+    either.put_units(run, own("w2"), again=True)
+    assert either.unit("u0").needs == ("process:w1",)
+    if how == "ended":
+        first.end()
+    else:
+        pass_time(either, 2.0, "worker")
+    either.put_units(run, own("w2"), again=True)
+    assert either.unit("u0").needs == ("process:w2",)
+
+
+def test_only_units_with_some_needs_are_cancelled(either: Store) -> None:
+    run = either.begin_run("loop", "loop").number
+    either.put_units(run, [*own("w1", 1), Unit(key="u1", kind="rollout", needs=("process:w2",))])
+    assert either.cancel_units(["u0", "u1"], needs=("process:w2",)) == 1
+    assert [state(either, key) for key in ("u0", "u1")] == ["ready", "cancelled"]
+
+
+def test_how_a_unit_died_says_whether_a_person_must_correct_something(either: Store) -> None:
+    begun(either, 2)
+    claims = worker(either, max_lost=1)
+    one, two = claims.claim(2)
+    claims.hand_back([Returned(one, HandBack.mistake, "ConfigError: no"), Returned(two, HandBack.infrastructure, "x")])
+    ends = {end.key: (end.state, end.is_mistake) for end in either.unit_ends(["loop-u0", "loop-u1"])}
+    assert ends == {"loop-u0": ("dead", True), "loop-u1": ("dead", False)}
