@@ -116,7 +116,7 @@ class Judging:
             if self._ask.is_judged:
                 attempts = await judge_rollouts(ordered, self._crew)
             else:
-                attempts = [_unjudged(one) for one in ordered]
+                attempts = [unjudged(one) for one in ordered]
         for one in ordered:
             if one.artifacts is not None:
                 shutil.rmtree(self._folder / one.episode.id, ignore_errors=True)
@@ -145,7 +145,8 @@ class Judging:
             return stored
 
 
-def _unjudged(rollout: Rollout) -> Attempt:
+def unjudged(rollout: Rollout) -> Attempt:
+    """The attempt of an ask without judging."""
     verdict = Verdict(trace_id=rollout.trace.id, state=RewardState.unscored, reward=None)
     return Attempt(task=rollout.task, episode=rollout.episode, trace=rollout.trace, verdict=verdict)
 

@@ -28,7 +28,7 @@ from agentloop.store.store import Store
 from agentloop.types import Attempt
 from agentloop.work.judging import Judging
 from agentloop.work.stored import missing_batches, sort_stored, usable_attempt
-from agentloop.work.work import Ask
+from agentloop.work.work import Ask, as_they_end, in_plan_order
 
 T = TypeVar("T")
 
@@ -96,21 +96,11 @@ class LocalWork:
 
     async def all(self, ask: Ask) -> list[Attempt]:
         """See `work.Work`."""
-        done = {attempt.episode.id: attempt async for attempt in self.each(ask)}
-        return [done[episode.id] for _, episode in ask.planned if episode.id in done]
+        return await in_plan_order(ask, self.each(ask))
 
-    async def each(self, ask: Ask) -> AsyncIterator[Attempt]:
+    def each(self, ask: Ask) -> AsyncIterator[Attempt]:
         """See `work.Work`."""
-        ended: asyncio.Queue[Attempt | None] = asyncio.Queue()
-        work = asyncio.create_task(self._make(ask, ended.put_nowait))
-        work.add_done_callback(lambda _: ended.put_nowait(None))
-        try:
-            while (attempt := await ended.get()) is not None:
-                yield attempt
-            await work
-        finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+        return as_they_end(partial(self._make, ask))
 
     async def _make(self, ask: Ask, on_end: Callable[[Attempt], None]) -> None:
         done = self._continued(ask)

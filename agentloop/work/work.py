@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import Planned
@@ -63,3 +64,23 @@ class Work(Protocol):
     async def all(self, ask: Ask) -> list[Attempt]:
         """The same in the order of the plan, whatever ended first."""
         ...
+
+
+async def as_they_end(make: Callable[[Callable[[Attempt], None]], Coroutine[Any, Any, None]]) -> AsyncIterator[Attempt]:
+    """The attempts that the coroutine of `make` hands to its argument. It is cancelled when the caller stops."""
+    ended: asyncio.Queue[Attempt | None] = asyncio.Queue()
+    work = asyncio.create_task(make(ended.put_nowait))
+    work.add_done_callback(lambda _: ended.put_nowait(None))
+    try:
+        while (attempt := await ended.get()) is not None:
+            yield attempt
+        await work
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+async def in_plan_order(ask: Ask, attempts: AsyncIterator[Attempt]) -> list[Attempt]:
+    """The attempts of `ask` in the order of its plan."""
+    done = {attempt.episode.id: attempt async for attempt in attempts}
+    return [done[episode.id] for _, episode in ask.planned if episode.id in done]

@@ -90,10 +90,12 @@ class Worker:
         bell: Bell | None = None,
         max_lost: int = MAX_LOST,
         drain_s: float = DRAIN_S,
+        on_end: Callable[[str], None] = lambda key: None,
     ) -> None:
         """doers: by kind, one for each kind of the card. bell: rings when there may be units; default: it polls.
 
-        max_lost: of `Claims`. Raises ValueError for a kind without a doer.
+        max_lost: of `Claims`. on_end: gets the key of each unit that this worker no longer does, after its commit.
+        Raises ValueError for a kind without a doer.
         """
         if missing := [kind for kind in card.kinds if kind not in doers]:
             raise ValueError(f"worker {card.id} has no doer for {', '.join(missing)}")
@@ -102,6 +104,7 @@ class Worker:
         self._doers = doers
         self._bell = bell or PollBell()
         self._drain_s = drain_s
+        self._on_end = on_end
         self._commits = Commits[Finished, bool](lambda _, finished: self._write(finished))
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._claimed: dict[tuple[int, int], Claimed] = {}
@@ -131,6 +134,15 @@ class Worker:
             _log.warning("draining: waiting up to %g s for %s; a second signal ends them", self._drain_s, under_way)
         self._is_draining = True
         self._changed.set()
+
+    async def drop(self, keys: Collection[str]) -> None:
+        """End what is in progress of these units, which were cancelled. Returns when their sandboxes are closed."""
+        places = [place for place, claimed in self._claimed.items() if claimed.unit.key in keys]
+        tasks = [self._tasks[place] for place in places if place in self._tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CUT_S)
 
     async def run(self) -> None:
         """Do units until the worker has drained. Cancelled, it hands back what is in progress.
@@ -234,8 +246,9 @@ class Worker:
 
     def _free(self, place: tuple[int, int], _: object) -> None:
         del self._tasks[place]
-        del self._claimed[place]
+        claimed = self._claimed.pop(place)
         self._changed.set()
+        self._on_end(claimed.unit.key)
 
     async def _do(self, claimed: Claimed) -> None:
         """Do one unit. Never raises an Exception."""
@@ -255,8 +268,17 @@ class Worker:
             await self._hand_back(claimed, reason_of(error), problem)
 
     async def _finish(self, claimed: Claimed, effect: Effect) -> None:
-        """Write the effects. Raises AttemptConflict."""
-        counts = await self._until_reached(lambda: self._commits.put("", Finished(claimed, effect)))
+        """Write the effects.
+
+        Attempts that somebody else has stored meanwhile count, and those of this unit do not: a stored attempt is
+        never replaced.
+        """
+        try:
+            counts = await self._until_reached(lambda: self._commits.put("", Finished(claimed, effect)))
+        except AttemptConflict as error:
+            _log.info("unit %s leaves no attempt: %s", claimed.unit.key, error)
+            without = Finished(claimed, effect._replace(attempts=()))
+            counts = await self._until_reached(lambda: self._commits.put("", without))
         self.n_done += counts
         if not counts:
             _log.info("unit %s had ended without this worker, so nothing of it was written", claimed.unit.key)

@@ -11,6 +11,7 @@ from agents.sandbox import MemoryPool
 from agentloop.store.store import Store
 from agentloop.testing.work import WORK_LAWS, WorkCase, WorkLaw
 from agentloop.work.local import LocalWork
+from agentloop.work.shared import UnitWork
 
 
 @pytest.mark.parametrize("law", WORK_LAWS, ids=lambda law: law.__name__)
@@ -20,3 +21,10 @@ def test_local_work_keeps(law: WorkLaw, tmp_path: Path) -> None:
         asyncio.run(law(WorkCase(lambda: LocalWork(pool, store), lambda: pool.n_open)))
     finally:
         store.close()
+
+
+@pytest.mark.parametrize("law", WORK_LAWS, ids=lambda law: law.__name__)
+def test_work_of_units_keeps(law: WorkLaw, either: Store) -> None:
+    pool = MemoryPool()
+    run = either.begin_run("run", "laws").number
+    asyncio.run(law(WorkCase(lambda: UnitWork(either, pool, run), lambda: pool.n_open)))

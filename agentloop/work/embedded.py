@@ -1,0 +1,141 @@
+"""The worker of one process, which does the units that this process asks for. It runs while asks are under way.
+
+Its units need this very process (`process:ID`), because the agent and the policy of an ask are objects in it. When the
+process has ended, whoever asks for the same units again adopts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from agentloop.errors import CapabilityError, StoreError
+from agentloop.store.claims import Claimed
+from agentloop.store.store import Store
+from agentloop.store.units import PROCESS
+from agentloop.work.bells import PollBell
+from agentloop.work.processes import pids
+from agentloop.work.rollouts import KIND, Resolve
+from agentloop.work.work import Ask
+from agentloop.work.worker import Doer, Worker, card_of_process
+
+ADOPT_S = 5.0
+"""Interval in seconds at which an ask looks for units whose process has died since."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Ear:
+    """Hears which units the worker of this process has ended."""
+
+    ended: set[str] = field(default_factory=set)
+    rings: asyncio.Event = field(default_factory=asyncio.Event)
+    look_at: float = 0.0
+    """When to look for units that other processes have ended, by the clock of `time.monotonic`."""
+    adopt_at: float = field(default_factory=lambda: time.monotonic() + ADOPT_S)
+    """When to look for units whose process has died."""
+
+    def hear(self, key: str) -> None:
+        """The worker does not do this unit any more."""
+        self.ended.add(key)
+        self.rings.set()
+
+
+class RunningWorker:
+    """A worker of this process that runs now, and the cohorts that it may be asked for."""
+
+    def __init__(self, store: Store, run: int, make_doer: Callable[[Resolve], Doer], n_slots: int) -> None:
+        card = card_of_process((KIND,), n_slots=n_slots, projects=(store.project,), runs=(run,))
+        where = pids()
+        self.needs = (f"{PROCESS}{card.id}",)
+        """What the units of this process need."""
+        card = card._replace(has=frozenset((*self.needs, *([where] if where else ()))))
+        self.bell = PollBell()
+        self._store = store
+        self._cohorts: dict[str, Ask] = {}
+        self._n_askers: Counter[str] = Counter()
+        self._ears: list[Ear] = []
+        self._worker = Worker(store, card, {KIND: make_doer(self._resolve)}, bell=self.bell, on_end=self._tell)
+        self._task = asyncio.create_task(self._worker.run())
+        self._task.add_done_callback(lambda _: self._tell(""))
+
+    def begin(self, cohorts: Mapping[str, Ask]) -> Ear:
+        """Units that somebody asks for from now on, by key."""
+        for key, cohort in cohorts.items():
+            self._cohorts.setdefault(key, cohort)
+            self._n_askers[key] += 1
+        ear = Ear()
+        self._ears.append(ear)
+        return ear
+
+    async def end(self, ear: Ear, keys: Collection[str], unfinished: Collection[str]) -> None:
+        """The asker with `ear` does not ask for `keys` any more.
+
+        Cancels those of `unfinished` that nobody else in this process asks for, and closes their sandboxes.
+        """
+        self._ears.remove(ear)
+        self._n_askers.subtract(keys)
+        unwanted = [key for key in keys if self._n_askers[key] == 0]
+        for key in unwanted:
+            del self._cohorts[key]
+            del self._n_askers[key]
+        cancelled = set(unwanted) & set(unfinished)
+        if not cancelled:
+            return
+        try:
+            await asyncio.to_thread(partial(self._store.cancel_units, cancelled, needs=self.needs))
+        except StoreError as error:
+            _log.warning("%s; units of this process can be adopted when it has ended", error)
+        await self._worker.drop(cancelled)
+
+    def raise_if_over(self) -> None:
+        """Raise the error that ended the worker, such as StoreError."""
+        if self._task.done():
+            self._task.result()
+            raise StoreError("the worker of this process was drained; run the same command again")
+
+    async def close(self) -> None:
+        """End the worker. It hands back what it does."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _resolve(self, claimed: Claimed) -> Ask:
+        cohort = self._cohorts.get(claimed.unit.key)
+        if cohort is None:
+            raise CapabilityError(f"this process does not ask for unit {claimed.unit.key} any more")
+        return cohort
+
+    def _tell(self, key: str) -> None:
+        for ear in self._ears:
+            ear.hear(key)
+
+
+class ProcessWorker:
+    """Starts the worker with the first ask, and ends it with the last one that is under way."""
+
+    def __init__(self, store: Store, run: int, make_doer: Callable[[Resolve], Doer], n_slots: int) -> None:
+        """make_doer: the doer of a worker that starts."""
+        self._make = partial(RunningWorker, store, run, make_doer, n_slots)
+        self._running: RunningWorker | None = None
+        self._n_open = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[RunningWorker]:
+        """The worker, for the duration of an ask."""
+        if self._running is None:
+            self._running = self._make()
+        running = self._running
+        self._n_open += 1
+        try:
+            yield running
+        finally:
+            self._n_open -= 1
+            if self._n_open == 0:
+                self._running = None
+                await running.close()

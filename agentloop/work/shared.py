@@ -1,0 +1,243 @@
+"""Attempts made as units of the store: each cohort of a plan is one unit, whoever asks for it.
+
+The worker of the asking process does the units (`embedded.py`), in the same way as any other worker. Attempts that are
+on disk are not made again. Two that ask for the same attempts at once share the units. If the process is killed, the
+same ask makes only the cohorts that were not done; their units are adopted from the dead process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from agentloop.errors import AttemptConflict, ConfigError, PluginError, StateError, StoreError
+from agentloop.failures.detectors.rules import Rule
+from agentloop.policies.lockstep import BatchPolicy
+from agentloop.protocols import Pool
+from agentloop.rollout.attempt import Crew
+from agentloop.rollout.probes import has_answered, second_probes
+from agentloop.store.attempts import Placed
+from agentloop.store.runs import ENDS
+from agentloop.store.store import Store
+from agentloop.types import Attempt, Unit, UnitEnd, UnitState
+from agentloop.work.bells import POLL_S
+from agentloop.work.cohorts import cohorts_of
+from agentloop.work.embedded import ADOPT_S, Ear, ProcessWorker, RunningWorker
+from agentloop.work.lost import lost_attempts
+from agentloop.work.processes import dead_workers
+from agentloop.work.rollouts import KIND, RolloutDoer, plan_hash, rollout_key, rollout_unit, with_facts
+from agentloop.work.stored import is_usable, read_attempts, sort_stored
+from agentloop.work.work import Ask, as_they_end, in_plan_order
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """One ask under way."""
+
+    running: RunningWorker
+    ask: Ask
+    on_end: Callable[[Attempt], None]
+
+
+class UnitWork:
+    """See `work.Work`. It does not take `Ask.leaves`: files that an attempt left are not in the store."""
+
+    def __init__(
+        self,
+        store: Store,
+        pool: Pool,
+        run: int,
+        *,
+        guess: Rule | None = None,
+        canaries: bool = True,
+        max_concurrent: int = 8,
+        probes: bool = True,
+        pauses_s: Sequence[float] | None = None,
+    ) -> None:
+        """run: number of the run that the units belong to. The others: of `LocalWork`, where max_concurrent is the
+        number of cohorts at once."""
+        self._store = store
+        self._pool = pool
+        self._run = run
+        self._guess = guess
+        self._canaries = canaries
+        self._answers = not probes
+        """Whether the policy is taken to answer."""
+        make_doer = partial(RolloutDoer, pool, guess=guess, canaries=canaries, pauses_s=pauses_s)
+        self._process = ProcessWorker(store, run, make_doer, max_concurrent)
+
+    async def all(self, ask: Ask) -> list[Attempt]:
+        """See `work.Work`."""
+        return await in_plan_order(ask, self.each(ask))
+
+    def each(self, ask: Ask) -> AsyncIterator[Attempt]:
+        """See `work.Work`. Raises ValueError for an ask with `leaves`, StateError if the run has ended."""
+        if ask.leaves is not None:
+            raise ValueError("what an attempt leaves in its sandbox is not in the store: ask LocalWork for it")
+        return as_they_end(partial(self._make, ask))
+
+    async def _make(self, ask: Ask, on_end: Callable[[Attempt], None]) -> None:
+        usable, others = await asyncio.to_thread(self._continued, ask)
+        for attempt in usable.values():
+            on_end(attempt)
+        cohorts = [one for one in self._cohorts(ask, set(others)) if one.planned[0][1].id not in usable]
+        if not cohorts:
+            return
+        async with self._process.running() as running:
+            asking = _Asking(running, ask, on_end)
+            if usable or isinstance(ask.actor.policy, BatchPolicy) or await self._probe(asking, cohorts):
+                await self._do(asking, cohorts)
+
+    def _continued(self, ask: Ask) -> tuple[dict[str, Attempt], list[str]]:
+        """Stored attempts of `ask` that can be used, and the episodes of others, which their successors supersede."""
+        if ask.anew:
+            return {}, []
+        return sort_stored(self._store, ask, self._pool.max_sandboxes)
+
+    def _cohorts(self, ask: Ask, others: set[str]) -> list[Ask]:
+        """The ask of each cohort."""
+        cohorts: list[Ask] = []
+        first = ask.first
+        for planned in cohorts_of(ask, self._pool.max_sandboxes):
+            anew = ask.anew or any(episode.id in others for _, episode in planned)
+            cohorts.append(replace(ask, planned=planned, first=first, anew=anew))
+            first += len(planned)
+        return cohorts
+
+    async def _probe(self, asking: _Asking, cohorts: list[Ask]) -> bool:
+        """Do the first cohorts and take them out; False where these show that nothing answers."""
+        if self._answers:
+            return True
+        attempts = await self._do(asking, [cohorts.pop(0)])
+        others = second_probes(attempts[0].trace, [one for cohort in cohorts for one in cohort.planned])
+        ids = {episode.id for _, episode in others}
+        second = [one for one in cohorts if ids.intersection(episode.id for _, episode in one.planned)]
+        if second:
+            attempts += await self._do(asking, second)
+        cohorts[:] = [one for one in cohorts if one not in second]
+        self._answers = has_answered(attempts)
+        return self._answers
+
+    # ------------------------------------------------------------------ units
+
+    async def _do(self, asking: _Asking, cohorts: Iterable[Ask]) -> list[Attempt]:
+        """The attempts of units that may exist already. Cancels those that have not ended when the caller is
+        cancelled."""
+        attempts: list[Attempt] = []
+        pending = await asyncio.to_thread(self._named, list(cohorts), asking.ask.anew)
+        running = asking.running
+        begun = list(pending)
+        ear = running.begin(pending)
+        try:
+            await self._put(asking, pending)
+            while pending:
+                for end in await self._ends(asking, ear, pending):
+                    if end.state is UnitState.cancelled:  # by another asker, who did not need it any more
+                        await self._put(asking, {end.key: pending[end.key]})
+                        continue
+                    ended = await self._attempts(end, pending[end.key])
+                    del pending[end.key]
+                    for attempt in ended:
+                        asking.on_end(attempt)
+                    attempts += ended
+        finally:
+            await running.end(ear, begun, pending)
+        return attempts
+
+    def _named(self, cohorts: Sequence[Ask], is_anew: bool) -> dict[str, Ask]:
+        """The cohorts by the keys of their units: each is the first that is not done.
+
+        A unit that is done counts only if its attempts can be used, because it was done since the store was asked for
+        them. is_anew: it never counts.
+        """
+        named: dict[str, Ask] = {}
+        number = 0
+        while cohorts:
+            by_key = {rollout_key(one, number): one for one in cohorts}
+            done = {end.key for end in self._store.unit_ends(list(by_key)) if end.state is UnitState.done}
+            again = {key for key in done if is_anew or not self._is_stored(by_key[key])}
+            named |= {key: one for key, one in by_key.items() if key not in again}
+            cohorts = [one for key, one in by_key.items() if key in again]
+            number += 1
+        return named
+
+    def _is_stored(self, cohort: Ask) -> bool:
+        attempts = read_attempts(self._store, cohort.planned)
+        identity = cohort.actor.identity.hash or None
+        return all(
+            episode.id in attempts and is_usable(attempts[episode.id], identity) for _, episode in cohort.planned
+        )
+
+    async def _put(self, asking: _Asking, cohorts: Mapping[str, Ask]) -> None:
+        await asyncio.to_thread(self._put_units, self._units(asking, cohorts))
+        asking.running.bell.ring([KIND])
+
+    def _units(self, asking: _Asking, cohorts: Mapping[str, Ask]) -> list[Unit]:
+        n_seats = self._pool.max_sandboxes
+        needs = asking.running.needs
+        plan = plan_hash(asking.ask)
+        return [rollout_unit(key, cohort, plan, n_seats, needs) for key, cohort in cohorts.items()]
+
+    def _put_units(self, units: Sequence[Unit]) -> None:
+        """Raises StateError if the run has ended."""
+        run = self._store.run(self._run)
+        if run.state in ENDS:
+            raise StateError(f"run {run.number} ({run.name}) is {run.state}; begin it again")
+        self._store.mark_gone(dead_workers(self._store.workers()))
+        self._store.put_units(self._run, units, again=True)
+
+    def _adopt(self, units: Sequence[Unit]) -> None:
+        self._store.mark_gone(dead_workers(self._store.workers()))
+        self._store.adopt_units(self._run, units)
+
+    async def _ends(self, asking: _Asking, ear: Ear, pending: Mapping[str, Ask]) -> list[UnitEnd]:
+        """Units of `pending` that have ended, at least one."""
+        while True:
+            asking.running.raise_if_over()
+            keys = list(ear.ended.intersection(pending))
+            ear.ended.clear()
+            ear.rings.clear()
+            if time.monotonic() >= ear.adopt_at:
+                await asyncio.to_thread(self._adopt, self._units(asking, pending))
+                ear.adopt_at = time.monotonic() + ADOPT_S
+            if time.monotonic() >= ear.look_at:
+                keys = list(pending)
+                ear.look_at = time.monotonic() + POLL_S
+            if keys and (ends := await asyncio.to_thread(self._store.unit_ends, keys)):
+                return ends
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, ear.look_at - time.monotonic())):
+                    await ear.rings.wait()
+
+    # ------------------------------------------------------------------ what a unit leaves
+
+    async def _attempts(self, end: UnitEnd, cohort: Ask) -> list[Attempt]:
+        """The attempts of a unit that is done or dead, in plan order. Raises PluginError and ConfigError."""
+        if end.state is UnitState.dead:
+            return await self._lost(end, cohort)
+        attempts = await asyncio.to_thread(read_attempts, self._store, cohort.planned)
+        missing = next((episode for _, episode in cohort.planned if episode.id not in attempts), None)
+        if missing is not None:
+            raise StoreError(
+                f"unit {end.key} is done, and the attempt at its episode {missing.id} is not in the store any more; "
+                "run the same command again to make it"
+            )
+        return [with_facts(attempts[episode.id], end.result) for _, episode in cohort.planned]
+
+    async def _lost(self, end: UnitEnd, cohort: Ask) -> list[Attempt]:
+        """The attempts of a dead unit, which are stored so that counts stay complete."""
+        if end.is_mistake:
+            kind, _, words = end.error.partition(": ")
+            raise (PluginError if kind == PluginError.__name__ else ConfigError)(words or kind)
+        unit = await asyncio.to_thread(self._store.unit, end.key)
+        crew = Crew(cohort.actor, self._pool, self._guess, self._canaries)
+        attempts = await lost_attempts(cohort, unit, crew)
+        placed = [Placed(cohort.stage, cohort.first + n, one, cohort.anew) for n, one in enumerate(attempts)]
+        with suppress(AttemptConflict):  # somebody else has stored one, which counts
+            return await asyncio.to_thread(self._store.put_placed, placed)
+        stored = await asyncio.to_thread(read_attempts, self._store, cohort.planned)
+        return [stored.get(one.episode.id, one) for one in attempts]
