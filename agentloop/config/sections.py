@@ -400,6 +400,14 @@ class StoreSection(Section):
         return self
 
 
+class WorkSection(Section):
+    """How the loop makes its attempts."""
+
+    shared: bool = False
+    """Make them as units of the store, with leases, instead of as calls in the loop's process. The process of the loop
+    still does all of them; no other worker can."""
+
+
 class PriceSection(Section):
     """Price of a model's tokens, in USD per million. Cost limits, budgets and `agentloop costs` use it."""
 

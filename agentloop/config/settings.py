@@ -31,6 +31,7 @@ from agentloop.config.sections import (
     StoreSection,
     TrainSection,
     WarmStartSection,
+    WorkSection,
     from_environment,
 )
 from agentloop.config.traffic import CanarySection, FeedbackSection
@@ -94,6 +95,7 @@ class Config(_Settings):
     failures: FailuresSection = FailuresSection()
     gateway: GatewaySection = GatewaySection()
     store: StoreSection = StoreSection()
+    work: WorkSection = WorkSection()
     feedback: FeedbackSection = FeedbackSection()
     canary: CanarySection = CanarySection()
     prices: tuple[PriceSection, ...] = ()
@@ -107,6 +109,7 @@ class Config(_Settings):
             exclude={
                 "project": {"name"},
                 "store": True,
+                "work": True,
                 "sandbox": True,
                 "policy": True,
                 "train": {"max_turns", "alarms", "trusted_verifiers", "variants", "rewriter"},

@@ -6,7 +6,7 @@ Every refusal of `agentloop loop` before the first attempt is raised here or in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from agentloop.errors import ConfigError
 from agentloop.judge.checks import check_environments, check_verifiers
 from agentloop.loop.held_out import trainable
 from agentloop.loop.project import EVALS, Project
+from agentloop.loop.units import attempts_as_units
 from agentloop.progress import Progress
 from agentloop.protocols import SandboxBackend
 from agentloop.recordings.sandboxes import Recording, ReplayBackend
@@ -82,7 +83,9 @@ def open_project(
     try:
         claim_project(kept_at, store, folder)
         with store.lock(), Meter() as meter:
-            yield Project(folder, config, suite, store, backend.name, SandboxPool(backend), progress, meter)
+            project = Project(folder, config, suite, store, backend.name, SandboxPool(backend), progress, meter)
+            with attempts_as_units(project) if config.work.shared else nullcontext():
+                yield project
     finally:
         store.close()
 

@@ -124,6 +124,8 @@ class Units:
 
     def mark_gone(self, workers: Collection[str]) -> None:
         """Says that the processes of these workers are dead. A worker that lives is back with its next heartbeat."""
+        if not workers:
+            return
         with self._database.write() as connection:
             for id in sorted(workers):
                 ask(connection, "UPDATE worker SET state = 'gone' WHERE id = $1", (id,))
