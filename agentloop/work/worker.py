@@ -270,14 +270,14 @@ class Worker:
     async def _finish(self, claimed: Claimed, effect: Effect) -> None:
         """Write the effects.
 
-        Attempts that somebody else has stored meanwhile count, and those of this unit do not: a stored attempt is
-        never replaced.
+        Where somebody else has stored the attempts meanwhile, those count, and this unit leaves neither attempts nor a
+        result: a stored attempt is never replaced.
         """
         try:
             counts = await self._until_reached(lambda: self._commits.put("", Finished(claimed, effect)))
         except AttemptConflict as error:
             _log.info("unit %s leaves no attempt: %s", claimed.unit.key, error)
-            without = Finished(claimed, effect._replace(attempts=()))
+            without = Finished(claimed, Effect(units=effect.units))
             counts = await self._until_reached(lambda: self._commits.put("", without))
         self.n_done += counts
         if not counts:

@@ -29,13 +29,14 @@ max_concurrent = {n_concurrent}
 [gate]
 trials = {trials}
 """
+UNITS = "[work]\nshared = true\n"
 LOOP = ("loop", ".", "--sandbox", "bubblewrap")
 
 
-def lay(folder: Path, endpoint: Endpoint, trials: int) -> Path:
+def lay(folder: Path, endpoint: Endpoint, trials: int, extra: str = "") -> Path:
     make_mini(folder)
     settings = SETTINGS.format(url=endpoint.url, n_concurrent=N_CONCURRENT, trials=trials)
-    (folder / "agentloop.toml").write_text(settings)
+    (folder / "agentloop.toml").write_text(settings + extra)
     return folder
 
 
@@ -49,10 +50,20 @@ def stored(folder: Path) -> list[tuple[str, int | None, str, float | None]]:
         store.close()
 
 
-@pytest.mark.parametrize(("n_kills", "trials"), [(2, 2), pytest.param(20, 8, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("n_kills", "trials", "extra"),
+    [
+        (2, 2, ""),
+        (1, 1, UNITS),
+        pytest.param(20, 8, "", marks=pytest.mark.soak),
+        pytest.param(20, 8, UNITS, marks=pytest.mark.soak),
+    ],
+    ids=["2", "1-units", "20", "20-units"],
+)
 def test_a_killed_stage_repeats_no_attempt_that_is_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_kills: int, trials: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_kills: int, trials: int, extra: str
 ) -> None:
+    """extra: settings of the loop that is killed; the other one has none."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     n_attempts = N_TRAIN + trials * N_HELDOUT
     with serving() as endpoint:
@@ -60,7 +71,7 @@ def test_a_killed_stage_repeats_no_attempt_that_is_on_disk(
         assert Running(*LOOP, cwd=whole).finish()[0] == 0
         assert (endpoint.n_requests, len(endpoint.begun)) == (N_REQUESTS * n_attempts, n_attempts)
         endpoint.forget()
-        folder = lay(tmp_path / "cut", endpoint, trials)
+        folder = lay(tmp_path / "cut", endpoint, trials, extra)
         on_disk: dict[str, int] = {}
         begun: dict[int, int] = {}
         for kill in range(1, n_kills + 1):
