@@ -42,6 +42,12 @@ class _Asking:
     ask: Ask
     on_end: Callable[[Attempt], None]
 
+    def tell(self, attempts: list[Attempt]) -> list[Attempt]:
+        """Hand attempts that have ended to the asker."""
+        for attempt in attempts:
+            self.on_end(attempt)
+        return attempts
+
 
 class UnitWork:
     """See `work.Work`. It does not take `Ask.leaves`: files that an attempt left are not in the store."""
@@ -135,15 +141,15 @@ class UnitWork:
         try:
             await self._put(asking, pending)
             while pending:
-                for end in await self._ends(asking, ear, pending):
-                    if end.state is UnitState.cancelled:  # by another asker, who did not need it any more
-                        await self._put(asking, {end.key: pending[end.key]})
-                        continue
-                    ended = await self._attempts(end, pending[end.key])
-                    del pending[end.key]
-                    for attempt in ended:
-                        asking.on_end(attempt)
-                    attempts += ended
+                ends = await self._ends(asking, ear, pending)
+                # By another asker, who did not need them any more.
+                if cancelled := [end.key for end in ends if end.state is UnitState.cancelled]:
+                    await self._put(asking, {key: pending[key] for key in cancelled})
+                done = [(end, pending.pop(end.key)) for end in ends if end.state is UnitState.done]
+                attempts += asking.tell(await asyncio.to_thread(self._done, done))
+                for end in ends:
+                    if end.state is UnitState.dead:
+                        attempts += asking.tell(await self._lost(end, pending.pop(end.key)))
         finally:
             await running.end(ear, begun, pending)
         return attempts
@@ -215,21 +221,23 @@ class UnitWork:
 
     # ------------------------------------------------------------------ what a unit leaves
 
-    async def _attempts(self, end: UnitEnd, cohort: Ask) -> list[Attempt]:
-        """The attempts of a unit that is done or dead, in plan order. Raises PluginError and ConfigError."""
-        if end.state is UnitState.dead:
-            return await self._lost(end, cohort)
-        attempts = await asyncio.to_thread(read_attempts, self._store, cohort.planned)
-        missing = next((episode for _, episode in cohort.planned if episode.id not in attempts), None)
-        if missing is not None:
-            raise StoreError(
-                f"unit {end.key} is done, and the attempt at its episode {missing.id} is not in the store any more; "
-                "run the same command again to make it"
-            )
-        return [with_facts(attempts[episode.id], end.result) for _, episode in cohort.planned]
+    def _done(self, ends: Sequence[tuple[UnitEnd, Ask]]) -> list[Attempt]:
+        """The attempts of units that are done. Raises StoreError for one that is not in the store any more."""
+        stored = read_attempts(self._store, [one for _, cohort in ends for one in cohort.planned])
+        attempts: list[Attempt] = []
+        for end, cohort in ends:
+            for _, episode in cohort.planned:
+                if episode.id not in stored:
+                    raise StoreError(
+                        f"unit {end.key} is done, and the attempt at its episode {episode.id} is not in the store any "
+                        "more; run the same command again to make it"
+                    )
+                attempts.append(with_facts(stored[episode.id], end.result))
+        return attempts
 
     async def _lost(self, end: UnitEnd, cohort: Ask) -> list[Attempt]:
-        """The attempts of a dead unit, which are stored so that counts stay complete."""
+        """The attempts of a dead unit, which are stored so that counts stay complete. Raises PluginError and
+        ConfigError for a mistake."""
         if end.is_mistake:
             kind, _, words = end.error.partition(": ")
             raise (PluginError if kind == PluginError.__name__ else ConfigError)(words or kind)

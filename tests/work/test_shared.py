@@ -18,17 +18,26 @@ from agents.sandbox import MemoryPool, MemorySandbox
 from policies.test_lockstep import Echo
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.errors import ConfigError, ModelRefused, PluginError, SandboxGone, StateError, StoreError
+from agentloop.errors import (
+    CapabilityError,
+    ConfigError,
+    ModelRefused,
+    PluginError,
+    SandboxGone,
+    StateError,
+    StoreError,
+)
 from agentloop.policies.lockstep import Request
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.store import claims
+from agentloop.store.claims import Claimed
 from agentloop.store.portable import ask as run_statement
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Completion, EpisodeState, Message, Part, RewardState, RunState, Task, UnitState
 from agentloop.work import worker as worker_module
 from agentloop.work.local import LocalWork
 from agentloop.work.processes import is_dead
-from agentloop.work.rollouts import rollout_key
+from agentloop.work.rollouts import RolloutDoer, rollout_key, rollout_unit
 from agentloop.work.shared import UnitWork
 from agentloop.work.work import Ask, Work
 
@@ -379,3 +388,12 @@ def test_a_process_is_dead_when_its_pid_is_free_or_a_zombie() -> None:
     assert is_dead(process.pid)
     assert not is_dead(os.getpid())
     assert not is_dead(1)
+
+
+def test_a_worker_with_room_for_other_batches_does_not_make_them(store: Store) -> None:
+    """Other batches would give other answers."""
+    wanted = ask(Batched(), size=1)  # type: ignore[arg-type]
+    unit = rollout_unit("u", wanted, "p", MemoryPool.max_sandboxes + 1, ())
+    doer = RolloutDoer(MemoryPool(), lambda _: wanted)
+    with pytest.raises(CapabilityError, match="was planned in batches of 5, and this worker has room for 4 sandboxes"):
+        asyncio.run(doer.do(Claimed(1, 1, "p", 1, unit, 0)))
