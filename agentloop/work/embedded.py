@@ -27,6 +27,8 @@ from agentloop.work.worker import Doer, Worker, card_of_process
 
 ADOPT_S = 5.0
 """Interval in seconds at which an ask looks for units whose process has died since."""
+PATIENCE_S = 30.0
+"""Seconds for which a store may not be writable before the asks of this process end with its error."""
 _log = logging.getLogger(__name__)
 
 
@@ -95,10 +97,14 @@ class RunningWorker:
         await self._worker.drop(cancelled)
 
     def raise_if_over(self) -> None:
-        """Raise the error that ended the worker, such as StoreError."""
+        """Raise StoreError if the worker has ended, or could write nothing for PATIENCE_S."""
         if self._task.done():
             self._task.result()
             raise StoreError("the worker of this process was drained; run the same command again")
+        if self._worker.unwritten is not None:
+            error, since = self._worker.unwritten
+            if time.monotonic() - since > PATIENCE_S:
+                raise error
 
     async def close(self) -> None:
         """End the worker. It hands back what it does."""

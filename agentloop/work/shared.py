@@ -50,7 +50,10 @@ class _Asking:
 
 
 class UnitWork:
-    """See `work.Work`. It does not take `Ask.leaves`: files that an attempt left are not in the store."""
+    """See `work.Work`. It does not take `Ask.leaves`: files that an attempt left are not in the store.
+
+    A store that cannot be written for half a minute ends the asks; until then, what has ended waits in memory.
+    """
 
     def __init__(
         self,

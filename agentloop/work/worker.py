@@ -119,6 +119,8 @@ class Worker:
         """Since when the store could be reached without a gap."""
         self.n_done = 0
         """Units whose effects it has written."""
+        self.unwritten: tuple[StoreError, float] | None = None
+        """Why what has ended cannot be written now, and since when by the clock of `time.monotonic`."""
 
     # ------------------------------------------------------------------ its life
 
@@ -301,13 +303,18 @@ class Worker:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                return await write()
+                result = await write()
             except AttemptConflict:
                 raise
             except StoreError as error:
                 self._note_away(error)
+                if self.unwritten is None:
+                    self.unwritten = (error, time.monotonic())
                 await asyncio.sleep(pause_s)
                 pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+                continue
+            self.unwritten = None
+            return result
 
     # ------------------------------------------------------------------ its heartbeat
 

@@ -34,6 +34,7 @@ from agentloop.store.claims import Claimed
 from agentloop.store.portable import ask as run_statement
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Completion, EpisodeState, Message, Part, RewardState, RunState, Task, UnitState
+from agentloop.work import embedded
 from agentloop.work import worker as worker_module
 from agentloop.work.local import LocalWork
 from agentloop.work.processes import is_dead
@@ -307,6 +308,33 @@ def test_a_worker_that_is_drained_ends_the_ask_and_keeps_what_had_ended(
     policy = Counting()
     assert len(make(store, ask(policy))) == 6
     assert len(policy.seeds) == 6 - n_ended
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_store_that_cannot_be_written_for_long_ends_the_ask(
+    store: Store, monkeypatch: pytest.MonkeyPatch, is_back: bool
+) -> None:
+    monkeypatch.setattr(worker_module, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(embedded, "PATIENCE_S", 20.0 if is_back else 0.3)
+    finish = claims.Claims.finish_and_claim
+    n_calls = 0
+
+    def full(*arguments: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if is_back and n_calls > 3:
+            return finish(*arguments)
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(claims.Claims, "finish_and_claim", full)
+    policy = Counting()
+    if is_back:
+        assert [one.verdict.reward for one in make(store, ask(policy))] == [1.0] * 6
+        assert len(policy.seeds) == 6, "what had ended was kept"
+        return
+    with pytest.raises(StoreError, match="the disk is full"):
+        make(store, ask(policy))
+    assert (n_calls < 30, states(store)) == (True, {"cancelled": len(policy.seeds)})
 
 
 # -------------------------------------------------------------------------------------- processes
