@@ -20,6 +20,7 @@ from .tiny_project import make_tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 
+UNITS = "[work]\nshared = true\n"
 Moments = tuple[tuple[str | None, float, signal.Signals], ...]
 MOMENTS: Moments = (
     (None, 4.0, signal.SIGKILL),
@@ -68,12 +69,17 @@ def test_the_same_seed_gives_the_same_versions_and_verdicts(tmp_path: Path, undi
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("moments", [MOMENTS[1:2], MOMENTS], ids=["once", "four times"])
+@pytest.mark.parametrize(
+    ("moments", "extra"),
+    [(MOMENTS[1:2], ""), (MOMENTS, ""), ((), UNITS), (MOMENTS, UNITS)],
+    ids=["once", "four times", "units", "units, four times"],
+)
 def test_interrupted_it_ends_in_the_same_versions(
-    tmp_path: Path, moments: Moments, undisturbed: dict[str, Any]
+    tmp_path: Path, moments: Moments, extra: str, undisturbed: dict[str, Any]
 ) -> None:
+    """extra: settings that the undisturbed run does not have."""
     rng = random.Random(11)
-    folder = make_tiny(tmp_path / "cut")
+    folder = make_tiny(tmp_path / "cut", extra)
     command = ("loop", folder, "--json")
     for words, most_s, how in moments:
         running = Running(*command, cwd=tmp_path, program=BRIEF)

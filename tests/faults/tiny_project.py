@@ -49,8 +49,8 @@ COLOURS = ("red", "green", "blue")
 N_EACH = 16
 
 
-def make_tiny(folder: Path) -> Path:
-    """`Say red 7`: the held-out tasks are new numbers, which decide nothing."""
+def make_tiny(folder: Path, extra: str = "") -> Path:
+    """`Say red 7`: the held-out tasks are new numbers, which decide nothing. extra: more settings."""
     files = folder / "evals" / "colours" / "files"
     files.mkdir(parents=True)
     (files / "empty").write_text("")
@@ -68,7 +68,7 @@ def make_tiny(folder: Path) -> Path:
         for colour in COLOURS
         for n in range(N_EACH)
     ]
-    (folder / "agentloop.toml").write_text(SETTINGS)
+    (folder / "agentloop.toml").write_text(SETTINGS + extra)
     (folder / "shown.py").write_text(SHOWN)
     write_suite(folder / "evals" / "colours", "colours", tasks)
     return folder
