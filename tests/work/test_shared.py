@@ -346,7 +346,10 @@ def start(where: str | Path, seeds: Path, n: int, pause_s: float) -> subprocess.
 
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
-    output, problem = process.communicate(timeout=60)
+    try:
+        output, problem = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 0, problem
     ids: list[str] = json.loads(output.splitlines()[-1])
     return ids
