@@ -176,6 +176,7 @@ def test_a_bad_variable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("sandbox", "kind", "docker"),
         ("policy", "api_key", SecretStr(SECRET)),
         ("policy", "max_concurrent", 3),
+        ("work", "shared", True),
         ("serving", "python", "/opt/vllm/bin/python"),
         ("train", "max_turns", 9),
     ],
