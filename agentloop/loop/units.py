@@ -16,7 +16,7 @@ LOOP = "loop"
 
 @contextmanager
 def attempts_as_units(project: Project) -> Iterator[None]:
-    """For the duration of a block. A block that an error ends leaves its run as it is, for whoever continues it."""
+    """For the duration of a block. If an error ends it, the run stays open, and the next command continues that run."""
     store = project.store
     run = store.begin_run(LOOP, LOOP).number
     scorer = load_scorer(project.folder)

@@ -1,7 +1,7 @@
 """The worker of one process, which does the units that this process asks for. It runs while asks are under way.
 
 Its units need this very process (`process:ID`), because the agent and the policy of an ask are objects in it. When the
-process has ended, whoever asks for the same units again adopts them.
+process has ended, the next request for the same units adopts them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RunningWorker:
         card = card_of_process((KIND,), n_slots=n_slots, projects=(store.project,), runs=(run,))
         where = pids()
         self.needs = (f"{PROCESS}{card.id}",)
-        """What the units of this process need."""
+        """Needs of the units of this process."""
         card = card._replace(has=frozenset((*self.needs, *([where] if where else ()))))
         self.bell = PollBell()
         self._store = store

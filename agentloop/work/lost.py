@@ -11,7 +11,7 @@ from agentloop.work.work import Ask
 
 
 async def lost_attempts(cohort: Ask, unit: UnitFacts, crew: Crew) -> list[Attempt]:
-    """An attempt at each episode of the unit, with its last words. Whoever asks gets the same ones."""
+    """An attempt at each episode of the unit, with its last words. Each request gets the same ones."""
     rollouts = [_lost(one, cohort, unit) for one in cohort.planned]
     if not cohort.is_judged:
         return [unjudged(one) for one in rollouts]

@@ -14,14 +14,14 @@ from agentloop.rollout.plan import stable_id
 from agentloop.store.units import WorkerFacts
 
 PIDS = "pids:"
-"""Begins the ability of a worker that says where its pid is valid."""
+"""Begins the ability of a worker that names the boot and the namespace of its pid."""
 DEAD = ("Z", "X")
 """States of a process that has ended and that its parent has not looked at."""
 
 
 @cache
 def pids() -> str | None:
-    """Where pids are those that this process sees, as an ability; None where that cannot be known."""
+    """The boot and the pid namespace of this process, as an ability; None if they cannot be read."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")

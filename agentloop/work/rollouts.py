@@ -26,7 +26,7 @@ KIND = "rollout"
 LIMIT_S = 86_400.0
 """Maximum duration of a cohort, whose attempts have the limits of their tasks."""
 Resolve = Callable[[Claimed], Ask]
-"""The ask of a unit's cohort: its plan is the cohort. Raises CapabilityError where this process cannot know it."""
+"""The ask of a unit's cohort: its plan is the cohort. Raises CapabilityError if this process does not have it."""
 
 
 def rollout_unit(key: str, cohort: Ask, plan: str, n_seats: int, needs: Sequence[str]) -> Unit:
@@ -93,11 +93,11 @@ class RolloutDoer:
 
 
 def _facts(attempts: Iterable[Attempt]) -> dict[str, list[Any]]:
-    """What only the maker of an attempt knows, by episode."""
+    """Facts about attempts that are not in the store, by episode."""
     return {one.episode.id: [one.judge_s, one.lost_usd] for one in attempts}
 
 
 def with_facts(attempt: Attempt, result: dict[str, Any]) -> Attempt:
-    """A stored attempt with what its maker knew, from the result of its unit."""
+    """A stored attempt with the facts about it, from the result of its unit."""
     judge_s, lost_usd = result.get("attempts", {}).get(attempt.episode.id, (0.0, 0.0))
     return attempt.model_copy(update={"judge_s": judge_s, "lost_usd": lost_usd})

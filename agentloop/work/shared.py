@@ -1,4 +1,4 @@
-"""Attempts made as units of the store: each cohort of a plan is one unit, whoever asks for it.
+"""Attempts made as units of the store: each cohort of a plan is one unit.
 
 The worker of the asking process does the units (`embedded.py`), in the same way as any other worker. Attempts that are
 on disk are not made again. Two that ask for the same attempts at once share the units. If the process is killed, the
