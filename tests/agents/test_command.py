@@ -23,7 +23,14 @@ from agentloop.agents.command import Command
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config.sections import PriceSection
 from agentloop.costs.totals import price
-from agentloop.errors import AgentCrashed, CapabilityError, ConfigError, SandboxUnavailable, UpstreamUnavailable
+from agentloop.errors import (
+    AgentCrashed,
+    CapabilityError,
+    ConfigError,
+    ModelRefused,
+    SandboxUnavailable,
+    UpstreamUnavailable,
+)
 from agentloop.otel.spans import spans_of, trace_of
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.policies.overlay import OverlaidPolicy
@@ -624,7 +631,7 @@ def answering(status: int, body: str) -> Iterator[str]:
         (503, "loading", UpstreamUnavailable),
         (400, '{"error": {"message": "failed to parse tool call"}}', AgentCrashed),
         (400, '{"error": {"message": "no", "code": "content_filter"}}', AgentCrashed),
-        (403, '{"error": {"message": "forbidden"}}', AgentCrashed),
+        (403, '{"error": {"message": "forbidden"}}', ModelRefused),
         (200, '{"id": "x", "object": "chat.completion", "choices": []}', AgentCrashed),
         (200, "not JSON", AgentCrashed),
     ],

@@ -14,8 +14,8 @@ VERIFIERS = {("judge/artifacts.py", "fresh"), ("harbor/verification.py", "verifi
 """Make sandboxes without an agent, from what one left."""
 PROBES = {("audit/cheats.py", "start_one_of_each")}
 """Run nothing in a sandbox."""
-WORK = {"work/judging.py", "work/local.py"}
-"""Roll out and judge what `Work` is asked for."""
+WORK = {"work/judging.py", "work/local.py", "work/lost.py"}
+"""Roll out and judge what `Work` is asked for, and judge what nobody could roll out."""
 ROLLING = {"roll_out", "judge_rollouts"}
 """Of `rollout/attempt.py`."""
 

@@ -30,6 +30,7 @@ def run_two(folder: Path, what: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # two ranks wait for each other without sleeping
 @pytest.mark.first(what=1)
 @pytest.mark.parametrize("what", ["adapter", "all"])
 def test_two_ranks_equal_one(tmp_path: Path, what: str) -> None:
