@@ -9,6 +9,7 @@ so the gradient equals that of a single rank.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,19 @@ from torch.nn.parallel import DistributedDataParallel
 from agentloop.errors import TrainingError
 
 Value = TypeVar("Value")
+SETTLE_S = 0.2
+"""Time that gloo's thread gets to drop the tensors of the last exchange, in seconds; it needs milliseconds."""
+
+
+def leave_group() -> None:
+    """Leave the process group after the last exchange.
+
+    Gloo's thread needs the interpreter's lock to drop the tensors of an exchange. The destructor of a model under DDP
+    holds that lock and waits for the thread. A process that ended right after an exchange hung in this way (torch
+    2.13), so the thread gets the lock first.
+    """
+    time.sleep(SETTLE_S)
+    dist.destroy_process_group()
 
 
 class Ranks:

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from agentloop.errors import AgentLoopError, TrainingError
 from agentloop.train import state
 from agentloop.train.algorithms.algorithm import Algorithm, Need
-from agentloop.train.distributed import ALONE, Ranks
+from agentloop.train.distributed import ALONE, Ranks, leave_group
 from agentloop.train.engine import Engine, EngineSettings
 from agentloop.train.model import Trainable
 
@@ -192,7 +192,7 @@ def _group(store: Store, rank: int, size: int) -> Iterator[None]:
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        leave_group()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from agentloop.train import state
 from agentloop.train.algorithms.algorithm import Need
-from agentloop.train.distributed import ALONE, Ranks
+from agentloop.train.distributed import ALONE, Ranks, leave_group
 from agentloop.train.engine import Engine, EngineSettings
 from agentloop.train.model import Lora, Trainable
 
@@ -47,7 +47,7 @@ def ranks() -> Iterator[Ranks]:
     try:
         yield Ranks(rank, size)
     finally:
-        dist.destroy_process_group()
+        leave_group()
 
 
 def main(folder: Path, what: str) -> None:
