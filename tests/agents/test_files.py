@@ -16,6 +16,8 @@ from agentloop.types import Limits, SandboxSpec
 
 from .acting import Acted, act, asks
 
+pytestmark = pytest.mark.slow
+
 SMALL = Limits(max_steps=20, tool_timeout_s=10.0, max_output=200)
 ODD = 'it\'s; $(touch /tmp/x) `id` "quoted" \\n *'
 

@@ -19,6 +19,8 @@ from agentloop.store.store import Store
 from .routes import Way, read_ways
 from .serving import SPAN, bearer, make_key, request, serving
 
+pytestmark = pytest.mark.slow
+
 MINE, ABSENT = SPAN["traceId"], "f" * 32
 OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

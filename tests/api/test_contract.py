@@ -23,6 +23,8 @@ from tests.store.span_rows import imported
 from .routes import app_of, read_ways
 from .serving import make_key, numbered, request, serving
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 N_EXAMPLES = 3
 """Of each operation and kind, beside those that cover every keyword of its schema. By hand: some hundreds."""
@@ -43,7 +45,6 @@ def fill(where: Path | str) -> None:
     store.close()
 
 
-@pytest.mark.slow
 def test_every_route_is_in_the_document_and_says_how_it_refuses(tmp_path: Path) -> None:
     """But those for machines that look after it, and the document itself."""
     store = Store(tmp_path / "traces.db")
@@ -66,7 +67,6 @@ def test_every_route_is_in_the_document_and_says_how_it_refuses(tmp_path: Path) 
     assert document["security"]
 
 
-@pytest.mark.slow
 def test_every_answer_is_in_the_document(tmp_path: Path) -> None:
     pytest.importorskip("schemathesis")
     path = tmp_path / "traces.db"

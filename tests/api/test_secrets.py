@@ -15,6 +15,8 @@ import pytest
 from agentloop.store.bodies import decompress
 from tests.api.serving import serving
 
+pytestmark = pytest.mark.slow
+
 SECRETS = {
     "BUILD_TOKEN": "plain words of a build",
     "db_password": "maple-\u00e9clair",
@@ -36,7 +38,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_a_span_with_known_secrets(project: Path) -> None:
     store = project / "traces.db"
     said = [{"role": "user", "parts": [{"type": "text", "content": f"it is {v}, seven77"}]} for v in every()]
@@ -57,7 +58,6 @@ def test_a_span_with_known_secrets(project: Path) -> None:
     check(store)
 
 
-@pytest.mark.slow
 def test_a_file_with_known_secrets(project: Path) -> None:
     store = project / "traces.db"
     said = [{"role": "user", "content": f"it is {v}, seven77, an ordinary value"} for v in every()]

@@ -17,6 +17,8 @@ from agentloop.store.store import Store
 
 from .serving import SPAN, bearer, request
 
+pytestmark = pytest.mark.slow
+
 TRACE = SPAN["traceId"]
 EPISODE = "run-7"
 EVENT = {

@@ -16,6 +16,8 @@ from agentloop.sandbox.checkup import TRIALS, LimitTrial
 
 from .conftest import Run
 
+pytestmark = pytest.mark.slow
+
 NO_ENGINE = {"DOCKER_HOST": "unix:///no/such/socket"}
 
 
@@ -23,7 +25,6 @@ def backends(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {backend["name"]: backend for backend in document["backends"]}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("bubblewrap")
 def test_doctor_tries_what_bubblewrap_holds(agentloop: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", NO_ENGINE["DOCKER_HOST"])
@@ -45,7 +46,6 @@ def test_doctor_tries_what_bubblewrap_holds(agentloop: Run, monkeypatch: pytest.
         assert works["holds"][name]["held"] or "use docker" in works["holds"][name]["shown"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("docker")
 def test_doctor_tries_what_docker_holds(agentloop: Run) -> None:
     document = json.loads(agentloop("doctor", "--json").stdout)
@@ -54,7 +54,6 @@ def test_doctor_tries_what_docker_holds(agentloop: Run) -> None:
     assert held == dict.fromkeys(held, True)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("bubblewrap")
 def test_what_is_not_held_is_said_with_its_words(agentloop: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", NO_ENGINE["DOCKER_HOST"])
@@ -69,7 +68,6 @@ def test_what_is_not_held_is_said_with_its_words(agentloop: Run, monkeypatch: py
     assert "no/such:image" in text
 
 
-@pytest.mark.slow
 def test_doctor_fits_80_columns_and_loses_no_word(agentloop: Run) -> None:
     done = agentloop("doctor")
     lines = done.stdout.splitlines()

@@ -19,6 +19,8 @@ from agentloop.store.store import Store
 from .conftest import COMMAND, Run
 from .test_errors import refused
 
+pytestmark = pytest.mark.slow
+
 SENT = f"{0xABC:032x}"
 
 
@@ -37,7 +39,6 @@ def ids(text: str) -> list[str]:
     return [json.loads(line)["trace"]["id"] for line in text.splitlines()]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_all_of_them_some_by_id_or_those_of_a_filter(agentloop: Run) -> None:
     everything = [SENT, imported("a").trace.id, "e" * 32]
@@ -54,7 +55,6 @@ def test_all_of_them_some_by_id_or_those_of_a_filter(agentloop: Run) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (5, "", "no trace with reward>0.5\n")
 
 
-@pytest.mark.slow
 def test_what_goes_out_comes_in_again(agentloop: Run, project: Path) -> None:
     done = agentloop("traces", "export", "--out", "all.jsonl", "--json")
     told = json.loads(done.stdout)
@@ -77,7 +77,6 @@ def test_what_goes_out_comes_in_again(agentloop: Run, project: Path) -> None:
     }
 
 
-@pytest.mark.slow
 def test_the_name_tells_the_format(agentloop: Run, project: Path) -> None:
     pytest.importorskip("pyarrow")
     assert agentloop("traces", "export", "--out", "t.parquet").returncode == 0
@@ -90,7 +89,6 @@ def test_the_name_tells_the_format(agentloop: Run, project: Path) -> None:
     assert "resourceSpans" in json.loads(agentloop("traces", "export", "eee", "--format", "otlp").stdout)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize(
     ("words", "code", "message"),
@@ -113,7 +111,6 @@ def test_what_cannot_be_is_said_in_one_line(agentloop: Run, words: tuple[str, ..
     assert refused(agentloop, code, "traces", "export", *words).startswith(message)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     """A real interpreter that has no pyarrow: the module's name is taken by nothing that can be imported."""
@@ -129,7 +126,6 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.first(format=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("format", ["jsonl", "atif"])
 def test_ctrl_c_leaves_what_was_there_and_nothing_else(tmp_path: Path, format: str) -> None:
     store = Store(tmp_path / "traces" / "store.db")

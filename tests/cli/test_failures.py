@@ -17,6 +17,8 @@ from .conftest import Run
 from .test_errors import refused
 from .test_traces import Terminal, put, terminal
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["terminal"]
 
 LEAF = '[project]\nsuite = "evals/x"\n[[failures.leaf]]\ntype = "plan.handoff"\ndefinition = "Nobody was told."\n'
@@ -42,7 +44,6 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_what_fails_most_with_its_words_a_trace_and_what_to_do(project: Path, agentloop: Run) -> None:
     done = agentloop("failures")
     assert done.returncode == 0
@@ -62,7 +63,6 @@ def test_what_fails_most_with_its_words_a_trace_and_what_to_do(project: Path, ag
     assert "step 0 was for you" in agentloop("traces", "show", shown[1]).stdout
 
 
-@pytest.mark.slow
 def test_one_document_for_a_program(project: Path, agentloop: Run) -> None:
     document = json.loads(agentloop("failures", "--by", "version", "--json").stdout)
     assert [(row["value"], row["n"], row["rate"]["of"]) for row in document["rows"]] == [("v2", 9, 10), ("v1", 6, 10)]
@@ -71,7 +71,6 @@ def test_one_document_for_a_program(project: Path, agentloop: Run) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.slow
 def test_what_is_new_since_a_version_and_one_cluster_of_it(project: Path, agentloop: Run) -> None:
     done = agentloop("failures", "--since", "v2", "--limit", "1")
     assert "New in v2, never in v1" in done.stdout
@@ -84,7 +83,6 @@ def test_what_is_new_since_a_version_and_one_cluster_of_it(project: Path, agentl
     assert "Nothing is new in v2: v1 had it all" in agentloop("failures", "failure:call.*", "--since", "2").stdout
 
 
-@pytest.mark.slow
 def test_the_types_of_a_project_are_known_by_name_and_explained(project: Path, agentloop: Run) -> None:
     (project / "agentloop.toml").write_text(LEAF.replace("plan.handoff", "plan.no_plan"))
     assert "did you mean 'plan.handoff'?" in refused(agentloop, 2, "failures", "failure:plan.handof")
@@ -113,7 +111,6 @@ def test_what_cannot_be_asked_is_one_line(agentloop: Run, words: tuple[str, ...]
     assert said in refused(agentloop, 2, "failures", *words)
 
 
-@pytest.mark.slow
 def test_what_is_not_known_yet_is_told_with_the_command_that_tells_it(tmp_path: Path, agentloop: Run) -> None:
     at = ("--store", tmp_path / "a b.db")
     store = Store(tmp_path / "a b.db")
@@ -141,7 +138,6 @@ def test_what_is_not_known_yet_is_told_with_the_command_that_tells_it(tmp_path: 
     assert agentloop("failures", "task:nobody", *at).returncode == 5
 
 
-@pytest.mark.slow
 @pytest.mark.first(columns=1)
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.usefixtures("project")

@@ -10,6 +10,8 @@ import pytest
 
 from .conftest import Run
 
+pytestmark = pytest.mark.slow
+
 
 def chat(said: str) -> str:
     return json.dumps({"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": "ho"}]}) + "\n"
@@ -31,7 +33,6 @@ def folder(tmp_path: Path) -> None:
         (tmp_path / "in" / name).write_text(text)
 
 
-@pytest.mark.slow
 def test_failures_come_first_by_file_and_the_rest_is_a_count(agentloop: Run, tmp_path: Path) -> None:
     folder(tmp_path)
     done = agentloop("traces", "import", "in", "--store", "my store.db", "--tenant", "shop")
@@ -51,7 +52,6 @@ def test_failures_come_first_by_file_and_the_rest_is_a_count(agentloop: Run, tmp
     ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_json_tells_all(agentloop: Run, tmp_path: Path) -> None:
     folder(tmp_path)
     for n in range(60):
@@ -62,7 +62,6 @@ def test_json_tells_all(agentloop: Run, tmp_path: Path) -> None:
     assert sorted(told["no_traces"]) == [f"in/{name}" for name in ("LICENSE", "README.md", "a.txt", "b.txt", "c.json")]
 
 
-@pytest.mark.slow
 def test_nothing_found_has_no_next_move(agentloop: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("# notes")
     done = agentloop("traces", "import", "notes.md")
@@ -70,7 +69,6 @@ def test_nothing_found_has_no_next_move(agentloop: Run, tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-2] == "1 file is no trace of a supported format: notes.md"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("path", "exit_code"), [("missing.jsonl", 2), ("in", 5), ("in/broken.jsonl", 1)])
 def test_an_import_without_a_trace_leaves_no_store(agentloop: Run, tmp_path: Path, path: str, exit_code: int) -> None:
     (tmp_path / "in").mkdir()
@@ -85,7 +83,6 @@ def test_an_import_without_a_trace_leaves_no_store(agentloop: Run, tmp_path: Pat
         assert {"chat", "tau", "--format"} <= set(re.findall(r"[\w-]+", done.stderr.splitlines()[-1]))
 
 
-@pytest.mark.slow
 def test_traces_go_into_the_store_of_the_project_that_is_named(agentloop: Run, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(chat("hi"))
     (tmp_path / "shop").mkdir()

@@ -15,8 +15,9 @@ from agentloop.types import Imported, Score
 
 from .conftest import Run
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_from_labels_on_the_command_line_to_a_named_step(tmp_path: Path, agentloop: Run) -> None:
     """Thirty runs are labelled, a scorer is fitted without a file, and `judge` names the step of the others."""
     (tmp_path / "traces").mkdir()
@@ -54,7 +55,6 @@ def test_from_labels_on_the_command_line_to_a_named_step(tmp_path: Path, agentlo
     store.close()
 
 
-@pytest.mark.slow
 def test_a_wrong_label_is_one_line(tmp_path: Path, agentloop: Run) -> None:
     (tmp_path / "traces").mkdir()
     Store(tmp_path / "traces" / "store.db").close()

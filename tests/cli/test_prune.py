@@ -21,6 +21,8 @@ from agentloop.store.store import Store
 from .conftest import COMMAND, Run
 from .test_errors import refused
 
+pytestmark = pytest.mark.slow
+
 
 def words(n: int) -> str:
     """A message of its own, of about 20 kB, that cannot be compressed to nothing."""
@@ -60,7 +62,6 @@ def n_left(folder: Path) -> int:
     return found
 
 
-@pytest.mark.slow
 def test_by_age_what_others_need_and_what_a_loop_made_stays(agentloop: Run, project: Path) -> None:
     path = project / "traces" / "store.db"
     before, n_bodies = path.stat().st_size, left(project)[1]
@@ -76,7 +77,6 @@ def test_by_age_what_others_need_and_what_a_loop_made_stays(agentloop: Run, proj
     assert agentloop("traces", "prune", "--older-than", "30d").stdout.startswith("0 traces (0 spans, 0 B) removed; ")
 
 
-@pytest.mark.slow
 def test_by_size_the_oldest_go_first(agentloop: Run, project: Path) -> None:
     store = Store(project / "traces" / "store.db")
     full = store.size()
@@ -93,7 +93,6 @@ def test_by_size_the_oldest_go_first(agentloop: Run, project: Path) -> None:
     assert "it is still larger: what is left belongs to a loop" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -109,7 +108,6 @@ def test_what_cannot_be_is_said(agentloop: Run, options: tuple[str, ...], messag
     assert refused(agentloop, 2, "traces", "prune", *options) == message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--larger-than", "1kB"), ("--older-than", "0m")])
 def test_before_every_trace_goes_it_asks(agentloop: Run, project: Path, options: tuple[str, ...]) -> None:
     """There is no terminal to ask at here; a loop's own trace stays, and does not make it a part."""
@@ -122,7 +120,6 @@ def test_before_every_trace_goes_it_asks(agentloop: Run, project: Path, options:
     assert agentloop("traces", "prune", *options).returncode == 0, "nothing is left to ask about"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "code", "n"), [("n", 1, 12), ("y", 0, 1)])
 def test_at_a_terminal_a_person_decides(project: Path, answer: str, code: int, n: int) -> None:
     ours, theirs = pty.openpty()
@@ -140,7 +137,6 @@ def test_at_a_terminal_a_person_decides(project: Path, answer: str, code: int, n
     assert (done.returncode, n_left(project)) == (code, n)
 
 
-@pytest.mark.slow
 def test_serve_prunes_by_itself(project: Path) -> None:
     import time
 

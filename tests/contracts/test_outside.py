@@ -66,6 +66,8 @@ from agentloop.types import Message, Part, RewardState, SandboxSpec, StopReason,
 from tests.loop.mini import make_mini, trainer_case
 from tests.loop.mini import opened as open_mini
 
+pytestmark = pytest.mark.slow
+
 OUTSIDE = Path(__file__).with_name("outside")
 
 
@@ -102,7 +104,6 @@ def backend(bubblewrap: BubblewrapBackend) -> SandboxBackend:
     return made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("law", SANDBOX_LAWS + STREAM_LAWS + FILE_LAWS, ids=lambda law: law.__name__)
 def test_sandbox_keeps(law: SandboxLaw, backend: SandboxBackend, tmp_path: Path) -> None:
     asyncio.run(law(backend, tmp_path))
@@ -207,14 +208,12 @@ def laws_of_redactor(tmp_path: Path) -> list[Callable[[], Any]]:
     return [partial(law, redactor, "CUST-000123") for law in REDACTOR_LAWS]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("law", SANDBOX_VERIFIER_LAWS, ids=lambda law: law.__name__)
 def test_sandbox_verifier_keeps(law: SandboxVerifierLaw, backend: SandboxBackend) -> None:
     verifier = load_part("verifiers", "outside_tests", {"expected": "42"})
     asyncio.run(law(SandboxVerifierCase(verifier, Task(id="t", instruction="x"), backend, "echo 42 > /work/out")))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("law", TOOLSET_LAWS, ids=lambda law: law.__name__)
 def test_toolset_keeps(law: ToolsetLaw, backend: SandboxBackend) -> None:
     asyncio.run(law(ToolsetCase(load_part("tools", "outside"), partial(opened, backend), {"where": {}})))

@@ -11,6 +11,8 @@ from agentloop.protocols import SandboxBackend
 from agentloop.testing import SANDBOX_LAWS, SandboxLaw
 from agentloop.testing.supervised import SUPERVISED_LAWS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("law", SANDBOX_LAWS + SUPERVISED_LAWS, ids=lambda law: law.__name__)
 def test_backend_keeps(law: SandboxLaw, backend: SandboxBackend, tmp_path: Path) -> None:

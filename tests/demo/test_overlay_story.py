@@ -17,13 +17,14 @@ from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.place import open_store
 from agentloop.types import PolicyState
 
+pytestmark = pytest.mark.slow
+
 
 def demo(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agentloop_cli", "demo", "--overlay", "--out", str(folder)]
     return subprocess.run([*command, "--sandbox", "bubblewrap", *flags], capture_output=True, text=True)
 
 
-@pytest.mark.slow
 def test_the_whole_story(tmp_path: Path) -> None:
     if reason := BubblewrapBackend().probe():
         lacking(reason)

@@ -17,6 +17,8 @@ from tests.gateway.conftest import model as model
 from tests.gateway.test_failures import PATHS, body_of
 from tests.gateway.upstream import ModelServer
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "03-gateway.md").read_text()
 
 
@@ -35,7 +37,6 @@ def shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_from_a_call_to_a_reward_and_on(model: ModelServer, tmp_path: Path) -> None:
     start, look = blocks()
     by_name, by_request = blocks("What it was worth")

@@ -20,6 +20,8 @@ from tests.api.serving import free_port
 
 from .walk import BLOCK, HOSTED, assert_prints, change, hosted_model, shell
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "15-improve.md").read_text()
 PORT = "8321"
 REFUSED = "agentloop policies promote v3"
@@ -97,7 +99,6 @@ def is_up(port: int) -> bool:
         return False
 
 
-@pytest.mark.slow
 def test_an_agent_is_improved_promoted_canaried_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block of the page in its order, but for the installation."""
     monkeypatch.setenv("AGENTLOOP_POLICY__API_KEY", "none")

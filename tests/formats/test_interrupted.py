@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 N_FILES = 400
 
 
-@pytest.mark.slow
 def test_an_import_that_is_interrupted_goes_on(tmp_path: Path) -> None:
     for n in range(N_FILES):
         said = [{"role": "user", "content": f"number {n}"}, {"role": "assistant", "content": "noted"}]

@@ -19,6 +19,8 @@ from agentloop.store.store import Store
 from agentloop.suites.writer import write_suite
 from agentloop.types import Message, Part, SandboxSpec, Split, Task
 
+pytestmark = pytest.mark.slow
+
 
 def runs(command: str) -> Actor:
     def script(messages: Sequence[Message], rng: random.Random) -> Message:

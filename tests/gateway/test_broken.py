@@ -26,6 +26,8 @@ from tests.gateway.serving import Gateway, gateway_here, until
 from tests.gateway.test_failures import PATHS, body_of
 from tests.gateway.upstream import ModelServer
 
+pytestmark = pytest.mark.slow
+
 EPISODE = "/e/run-1"
 
 
@@ -134,7 +136,6 @@ def _parquet(data: bytes, folder: Path) -> str:
 READERS = {"jsonl": _jsonl, "atif": _atif, "otlp": _otlp, "parquet": _parquet}
 
 
-@pytest.mark.slow
 def test_a_later_call_failed(impatient: Gateway) -> None:
     """What was said before it stands; what was new in it is heard by the step that broke."""
     fails(impatient, "say Hello.")
@@ -154,7 +155,6 @@ def test_a_later_call_failed(impatient: Gateway) -> None:
     assert "outcome.premature_stop" not in found, "no answer is none of the policy's"
 
 
-@pytest.mark.slow
 def test_a_call_that_failed_twice_and_then_went_well_is_one_step(impatient: Gateway, model: ModelServer) -> None:
     model.failing = 2
     for _ in range(3):
@@ -165,7 +165,6 @@ def test_a_call_that_failed_twice_and_then_went_well_is_one_step(impatient: Gate
     assert trace.error is None
 
 
-@pytest.mark.slow
 def test_a_client_that_goes_on_with_half_an_answer_said_it(impatient: Gateway) -> None:
     """As a chat's stop button does: what there was of an answer is then part of the conversation."""
     left(impatient)
@@ -182,7 +181,6 @@ def test_a_client_that_goes_on_with_half_an_answer_said_it(impatient: Gateway) -
     assert [step.completion.message.content for step in trace.steps] == ["On."]
 
 
-@pytest.mark.slow
 def test_what_lists_say_of_a_call(gateway: Gateway, tmp_path: Path) -> None:
     """Where it came from, whose it is, and how the answer begins; of one that failed, how it failed."""
     sk = "sk-proj-" + "Ab1" * 16

@@ -6,9 +6,10 @@ import pytest
 
 from benchmarks.canary_gateway import run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.soak  # twenty seconds; test_canary.py shows the same in one process
-@pytest.mark.slow
 def test_moves_while_episodes_run() -> None:
     figures = run(140)
     assert figures["missed"] == []

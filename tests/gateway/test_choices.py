@@ -16,6 +16,8 @@ from agentloop.gateway.routes import Upstream
 from agentloop.types import Trace
 from tests.gateway.serving import Gateway, gateway_here
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 CALLS = [
     {"index": n, "id": "call_0", "type": "function", "function": {"name": "look", "arguments": f'{{"n": {n}}}'}}
@@ -97,7 +99,6 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
         loop.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", ["hi", "no index"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_first_choice_is_the_message_and_the_span_has_all(gateway: Gateway, stream: bool, words: str) -> None:
@@ -112,7 +113,6 @@ def test_the_first_choice_is_the_message_and_the_span_has_all(gateway: Gateway, 
     assert trace["summary"]["answer"] == "ab"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chosen", ["ab", "cd"])
 def test_a_conversation_goes_on_from_either_choice(gateway: Gateway, chosen: str) -> None:
     """Without the name of an episode: what the client says again tells where the call belongs."""
@@ -124,7 +124,6 @@ def test_a_conversation_goes_on_from_either_choice(gateway: Gateway, chosen: str
     assert heard == (["go on"] if chosen == "ab" else ["cd", "go on"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_results_of_calls_that_share_an_id_are_kept_in_their_order(gateway: Gateway, stream: bool) -> None:
     assert gateway.post(CHAT, {"model": "m", "stream": stream, "messages": ASK}).status_code == 200

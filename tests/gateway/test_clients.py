@@ -27,6 +27,8 @@ from tests.gateway.frameworks import EXPERT, MODEL, OWLS, SYSTEM
 from tests.gateway.serving import Gateway, gateway_here
 from tests.gateway.upstream import ModelServer, logprob
 
+pytestmark = pytest.mark.slow
+
 NATIVE = frozenset({"chat", "responses", "messages"})
 RESULTS = {"owl": "seven of owl", "yeti": "error: no yeti here"}
 END = "That is all."
@@ -83,7 +85,6 @@ def check(gateway: Gateway, model: ModelServer, n: int, episode: str | None = No
 
 
 @pytest.mark.first(either=1, dialect=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", clients.DIALECTS)
 def test_an_agent_with_tools(dialect: str, stream: bool, either: Gateway, model: ModelServer) -> None:
@@ -138,14 +139,12 @@ async def messages_async(url: str) -> list[str]:
         return [one.content[0].text, two]  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ask", [chat_async, responses_async, messages_async])
 def test_asynchronous_clients(ask: Any, either: Gateway, model: ModelServer) -> None:
     assert asyncio.run(ask(f"{either.url}/e/run-2")) == ["One.", "Two."]
     check(either, model, 2, "run-2")
 
 
-@pytest.mark.slow
 def test_our_own_policy_has_its_tokens(gateway: Gateway, model: ModelServer) -> None:
     policy = OpenAIPolicy(f"{gateway.url}/e/run-3/v1", MODEL, extra={"return_token_ids": True, "logprobs": True})
     tool = ToolSpec(name="count", description="", parameters={"type": "object", "properties": {}})
@@ -175,7 +174,6 @@ def run(name: str, packages: tuple[str, ...], gateway: Gateway) -> str:
 
 
 @pytest.mark.soak  # each is installed from the index
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "packages"), [("pydantic-ai", PYDANTIC_AI), ("agents", AGENTS), ("langgraph", LANGGRAPH)]
 )
@@ -197,7 +195,6 @@ def test_an_agent_of_a_framework(name: str, packages: tuple[str, ...], gateway: 
 
 
 @pytest.mark.soak  # it is installed from the index
-@pytest.mark.slow
 def test_a_public_mcp_server_of_an_agent(gateway: Gateway, model: ModelServer) -> None:
     """What the server says is checked by arithmetic: Tokyo is 9 hours ahead of UTC, all year."""
     said = run("mcp", MCP, gateway)
@@ -214,7 +211,6 @@ def test_a_public_mcp_server_of_an_agent(gateway: Gateway, model: ModelServer) -
 
 
 @pytest.mark.soak  # it is installed from the index
-@pytest.mark.slow
 def test_litellm_as_upstream(tmp_path: Path, model: ModelServer) -> None:
     """Its client must be older than the one that we test with: an environment of its own runs the test's inside."""
     program = [str(python_with(LITELLM)), "-m", "tests.gateway.hosted", str(tmp_path / "store.db"), model.url]

@@ -11,6 +11,8 @@ import pytest
 from tests.gateway.serving import Gateway
 from tests.gateway.upstream import ModelServer
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 Messages = list[dict[str, Any]]
 
@@ -44,7 +46,6 @@ WAYS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("path", "headers"), WAYS)
 def test_a_client_says_which_episode(path: str, headers: dict[str, str], gateway: Gateway) -> None:
     answers = [
@@ -64,7 +65,6 @@ def test_no_episode_is_called_that(name: str, gateway: Gateway, model: ModelServ
     assert "1 to 200 characters" in answer.json()["error"]["message"]
 
 
-@pytest.mark.slow
 def test_a_conversation_that_says_nothing_of_itself_is_one_trace(gateway: Gateway) -> None:
     one = ask(gateway, [system("now 10:00"), user("say One.")])
     other = ask(gateway, [system("now 10:00"), user("say Another.")])
@@ -83,14 +83,12 @@ def test_a_conversation_that_says_nothing_of_itself_is_one_trace(gateway: Gatewa
     assert [span.get("agentloop.tokens") for span in gateway.spans()] == [None, None, "fork", "extend", "extend"]
 
 
-@pytest.mark.slow
 def test_the_same_conversation_twice_is_two(gateway: Gateway) -> None:
     for _ in range(2):
         ask(gateway, [*ask(gateway, [user("say One.")]), user("say Two.")])
     assert [len(document["trace"]["steps"]) for document in gateway.traces()] == [2, 2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("episode", [None, "run-1"])
 @pytest.mark.parametrize("n_before", [0, 1])
 def test_what_is_tried_again_is_in_the_same_trace(
@@ -116,7 +114,6 @@ def test_what_is_tried_again_is_in_the_same_trace(
     assert (document["trace"]["error"], document["summary"]["n_errors"]) == (None, 2)
 
 
-@pytest.mark.slow
 def test_after_what_was_tried_again_the_same_words_begin_another(gateway: Gateway, model: ModelServer) -> None:
     model.failing = 1
     assert gateway.post(CHAT, {"model": "m", "messages": [user("say One.")]}).status_code == 500
@@ -125,7 +122,6 @@ def test_after_what_was_tried_again_the_same_words_begin_another(gateway: Gatewa
     assert [document["summary"]["n_spans"] for document in gateway.traces()] == [2, 1]
 
 
-@pytest.mark.slow
 def test_sub_agents_are_children(gateway: Gateway) -> None:
     """Two calls of the same one are two children; each goes on by itself."""
     told = ask(gateway, [system("You lead."), user('call ask {"whom": "expert"}')], "run-1")
@@ -141,7 +137,6 @@ def test_sub_agents_are_children(gateway: Gateway) -> None:
     assert [child["step"] for child in trace["children"]] == [0, 0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("keeps", ["summary", "last result"])
 def test_a_context_that_was_shortened_goes_on_in_its_run(keeps: str, gateway: Gateway) -> None:
     told = ask(gateway, [system("You count."), user('call count {"animal": "owl"}')], "run-1")
@@ -157,7 +152,6 @@ def test_a_context_that_was_shortened_goes_on_in_its_run(keeps: str, gateway: Ga
     assert [span.get("agentloop.tokens") for span in gateway.spans()] == [None, "extend", "fork", "extend"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("episode", [None, "run-1"])
 @pytest.mark.parametrize(("written", "tokens"), [(" One. ", "extend"), ("One.", "fork")])
 def test_tokens_extend_what_was_said_or_fork(written: str, tokens: str, episode: str | None, gateway: Gateway) -> None:
@@ -170,7 +164,6 @@ def test_tokens_extend_what_was_said_or_fork(written: str, tokens: str, episode:
     assert [span.get("agentloop.tokens") for span in gateway.spans()] == [None, tokens]
 
 
-@pytest.mark.slow
 def test_projects_are_apart(gateway: Gateway, model: ModelServer) -> None:
     """The same episode, and the same conversation, under the keys of two."""
     for project in ("red", "green"):

@@ -23,6 +23,8 @@ from tests.gateway.serving import Gateway, attributes, gateway_here, until
 from tests.gateway.test_failures import PATHS, WRONG, body_of
 from tests.gateway.upstream import ModelServer
 
+pytestmark = pytest.mark.slow
+
 ENDS = {"chat": "data: [DONE]", "responses": "event: response.completed", "messages": "event: message_stop"}
 
 
@@ -45,7 +47,6 @@ def recorded(store: Store) -> Counter[str]:
     return said
 
 
-@pytest.mark.slow
 def test_kill_9_under_load(model: ModelServer, tmp_path: Path) -> None:
     whole: list[str] = []
     numbers = count()
@@ -79,7 +80,6 @@ def test_kill_9_under_load(model: ModelServer, tmp_path: Path) -> None:
     assert len(found) <= len(whole) + len(threads)
 
 
-@pytest.mark.slow
 @pytest.mark.first(dialect=2)
 @pytest.mark.parametrize(("dialect", "stream"), [("chat", True), ("responses", False), ("messages", True)])
 def test_a_full_disk(dialect: str, stream: bool, model: ModelServer, tmp_path: Path) -> None:
@@ -115,7 +115,6 @@ def is_still(server: Server) -> bool:
     return server.rss_mb() - before < 1
 
 
-@pytest.mark.slow
 def test_readers_that_do_not_read(model: ModelServer, tmp_path: Path) -> None:
     """Of an answer that goes on as long as somebody reads it: what they do not take waits at the model's server."""
     with serving(tmp_path / "store.db", "--upstream", model.url) as server:
@@ -129,7 +128,6 @@ def test_readers_that_do_not_read(model: ModelServer, tmp_path: Path) -> None:
         assert until(lambda: model.n_open == 0, timeout_s=15)
 
 
-@pytest.mark.slow
 def test_no_connection_is_left_over(model: ModelServer, tmp_path: Path) -> None:
     with gateway_here(tmp_path / "store.db", Upstream("vllm", model.url, silent_s=0.5)) as gateway:
         before, n_tasks = gateway.n_sockets(), gateway.n_tasks()
@@ -142,7 +140,6 @@ def test_no_connection_is_left_over(model: ModelServer, tmp_path: Path) -> None:
         assert until(lambda: gateway.n_tasks() <= n_tasks)
 
 
-@pytest.mark.slow
 def test_the_gateway_ends_while_a_call_is_under_way(model: ModelServer, tmp_path: Path) -> None:
     """After the time that calls are given: what there was is recorded."""
     where = tmp_path / "store.db"

@@ -17,6 +17,8 @@ from agentloop.judge.rejudge import rejudge
 from tests.gateway.serving import Gateway, gateway_here, until
 from tests.gateway.upstream import ODD, TOO_LONG, ModelServer, model_server
 
+pytestmark = pytest.mark.slow
+
 NATIVE = frozenset({"chat", "responses", "messages"})
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 API, CONTEXT = "infra.model_api_error", "budget.context_overflow"
@@ -86,7 +88,6 @@ def either(request: pytest.FixtureRequest, model: ModelServer, tmp_path: Path) -
 
 
 @pytest.mark.first(either=1, dialect=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", PATHS)
 def test_an_upstream_that_fails(dialect: str, stream: bool, either: Gateway, model: ModelServer) -> None:
@@ -117,7 +118,6 @@ def test_an_upstream_that_fails(dialect: str, stream: bool, either: Gateway, mod
     assert until(lambda: model.n_open == 0 and either.n_tasks() == n_tasks)
 
 
-@pytest.mark.slow
 def test_nobody_answers_there(tmp_path: Path) -> None:
     with gateway_here(tmp_path / "store.db", Upstream("gone", "http://127.0.0.1:1/v1")) as gateway:
         answer = gateway.post(PATHS["chat"], body_of("chat", "say Yes."))
@@ -138,7 +138,6 @@ def test_a_server_that_is_starting_is_waited_for(model: ModelServer, tmp_path: P
         assert model.n_lists == 2
 
 
-@pytest.mark.slow
 def test_a_server_without_a_list_is_not_asked_for_it_each_time(tmp_path: Path) -> None:
     with model_server(is_vllm=False) as model, gateway_here(tmp_path / "s.db", Upstream("x", model.url)) as gateway:
         model.list_status = 404
@@ -148,7 +147,6 @@ def test_a_server_without_a_list_is_not_asked_for_it_each_time(tmp_path: Path) -
         assert not any("return_token_ids" in body for body in model.bodies)
 
 
-@pytest.mark.slow
 @pytest.mark.first(either=1, dialect=1)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", PATHS)
@@ -165,7 +163,6 @@ def test_answers_that_are_hardly_one(dialect: str, stream: bool, either: Gateway
     assert until(lambda: either.n_tasks() == n_tasks)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_an_answer_without_an_end(stream: bool, gateway: Gateway, model: ModelServer, monkeypatch: Any) -> None:
     monkeypatch.setattr(upstreams, "MAX_ANSWER", 200_000)

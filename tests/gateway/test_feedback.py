@@ -8,8 +8,9 @@ import pytest
 from agentloop.api.auth import new_key
 from tests.gateway.serving import Gateway
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_the_key_that_made_the_call_gives_no_reward_and_another_one_does(gateway: Gateway) -> None:
     headers = {}
     for name, scopes in (("agent", ("call", "judge")), ("user", ("judge",))):

@@ -19,6 +19,8 @@ from tests.api.serving import serving
 from tests.gateway.serving import attributes
 from tests.gateway.test_failures import PATHS, body_of
 
+pytestmark = pytest.mark.slow
+
 TOKEN, LOGPROB = 151_000, -0.6931471805599453
 WORDS = {"token": " owls", "logprob": LOGPROB, "bytes": [32, 111, 119, 108, 115], "top_logprobs": []}
 TIMES = 1.5
@@ -71,7 +73,6 @@ def longest() -> Iterator[tuple[str, int]]:
         server.server_close()
 
 
-@pytest.mark.slow
 @pytest.mark.first(dialect=1)
 @pytest.mark.parametrize("dialect", ["chat", "messages"])
 def test_the_longest_answer(dialect: str, tmp_path: Path) -> None:

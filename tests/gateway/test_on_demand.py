@@ -35,6 +35,8 @@ from agentloop.types import Lineage, VersionKind
 from tests.gateway.serving import Gateway, gateway_here
 from tests.registry.versions import register
 
+pytestmark = pytest.mark.slow
+
 N = 32
 """Tokens of a probe."""
 

@@ -19,6 +19,8 @@ from tests.gateway.serving import Gateway, until
 from tests.gateway.test_failures import PATHS, body_of, error_of
 from tests.gateway.upstream import ModelServer
 
+pytestmark = pytest.mark.slow
+
 
 def deep(n: int) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": "say Yes."}], "x": 0}).encode()[:-2] + (
@@ -87,7 +89,6 @@ WEIRD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n", range(len(WEIRD)))
 def test_messages_that_are_the_upstreams_to_judge(n: int, gateway: Gateway, model: ModelServer) -> None:
     """Passed on as they are, and kept."""
@@ -166,7 +167,6 @@ def test_what_follows_a_websockets_handshake_is_not_read(gateway: Gateway) -> No
     assert got.count(b"HTTP/1.1 ") == 1
 
 
-@pytest.mark.slow
 def test_a_dialect_at_another_ones_path(gateway: Gateway) -> None:
     """What chat has no form for is refused with its name; what it has no field for is the upstream's to judge."""
     body = body_of("responses", "say Yes.")

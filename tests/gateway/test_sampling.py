@@ -12,6 +12,8 @@ from agentloop.types import Sampling, Trace
 from tests.gateway.serving import Gateway
 from tests.gateway.test_failures import PATHS, body_of
 
+pytestmark = pytest.mark.slow
+
 TOOL = {
     "chat": {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},
     "responses": {"type": "function", "name": "look", "parameters": {"type": "object"}},

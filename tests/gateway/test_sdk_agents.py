@@ -13,6 +13,8 @@ from agentloop.types import Component, Lesson, Overlay
 from benchmarks.overlay_agents import drive, questions, success
 from tests.gateway.test_clients import LANGGRAPH
 
+pytestmark = pytest.mark.slow
+
 STYLE = Component(
     name="instructions.style", original="Be friendly and write whole sentences.", text="Answer with the number alone."
 )
@@ -34,7 +36,6 @@ def check(agent: str, python: str) -> None:
     assert success(after, asked) >= 0.85
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["openai_chat", "anthropic_messages"])
 def test_an_agent_with_an_sdk(agent: str) -> None:
     need_ports()
@@ -42,6 +43,5 @@ def test_an_agent_with_an_sdk(agent: str) -> None:
 
 
 @pytest.mark.soak  # it is installed from the index
-@pytest.mark.slow
 def test_an_agent_with_langgraph() -> None:
     check("langgraph_graph", str(Path(python_with(LANGGRAPH))))

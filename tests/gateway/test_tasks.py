@@ -13,6 +13,8 @@ from agentloop.gateway.routes import Upstream
 from tests.gateway.serving import Gateway, gateway_here
 from tests.gateway.upstream import ModelServer
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 
 
@@ -37,7 +39,6 @@ WAYS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("path", "headers"), WAYS)
 def test_a_client_names_its_task(path: str, headers: dict[str, str], gateway: Gateway) -> None:
     ask(gateway, path, user("say One."), **headers)
@@ -45,7 +46,6 @@ def test_a_client_names_its_task(path: str, headers: dict[str, str], gateway: Ga
     assert (document["trace"]["episode_id"], document["trace"]["task_id"]) == ("run-1", "owls")
 
 
-@pytest.mark.slow
 def test_a_task_needs_no_episode(gateway: Gateway) -> None:
     said = ask(gateway, CHAT, user("say One."), x_agentloop_task="owls")
     ask(gateway, CHAT, user("say One."), said, user("say Two."), x_agentloop_task="owls")
@@ -53,7 +53,6 @@ def test_a_task_needs_no_episode(gateway: Gateway) -> None:
     assert len(document["trace"]["steps"]) == 2
 
 
-@pytest.mark.slow
 def test_the_first_call_decides_whatever_later_ones_say(gateway: Gateway) -> None:
     """An agent that saw how it went cannot choose another task."""
     ask(gateway, f"/e/late{CHAT}", user("say One."))
@@ -66,7 +65,6 @@ def test_the_first_call_decides_whatever_later_ones_say(gateway: Gateway) -> Non
     assert rows == tasks
 
 
-@pytest.mark.slow
 def test_a_gateway_that_was_restarted_knows_what_the_first_call_named(tmp_path: Path, model: ModelServer) -> None:
     upstream = Upstream(name="up", base_url=model.url)
     with gateway_here(tmp_path / "store.db", upstream) as first:
@@ -87,7 +85,6 @@ def test_no_task_is_called_that(path: str, headers: dict[str, str], gateway: Gat
     assert "the name of a task must have 1 to 200 characters" in answer.json()["error"]["message"]
 
 
-@pytest.mark.slow
 def test_tool_calls_are_counted_and_found(gateway: Gateway) -> None:
     asked = user('call count {"animal": "owl"}')
     said = ask(gateway, f"/e/calls{CHAT}", asked)
@@ -135,7 +132,6 @@ FORGED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("forged", FORGED)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_spans_from_elsewhere_name_no_task(when: str, forged: str, gateway: Gateway) -> None:
@@ -153,7 +149,6 @@ def test_spans_from_elsewhere_name_no_task(when: str, forged: str, gateway: Gate
     assert document["trace"]["id"] == trace_id
 
 
-@pytest.mark.slow
 def test_a_refused_request_names_no_task_and_takes_none_away(gateway: Gateway) -> None:
     for task in ("easy", "hard"):
         refused = httpx.post(f"{gateway.url}/e/run/t/{task}{CHAT}", json={"model": 7})

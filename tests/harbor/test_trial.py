@@ -21,6 +21,8 @@ from agentloop.types import Attempt, EpisodeState, FailureType, Message, RewardS
 
 from .folders import PASS, acting, attempted, load, make_task, nobody, solver
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,7 +40,6 @@ def left(folder: Path, backend: SandboxBackend) -> Attempt:
     return attempted(task, nobody(task), backend)
 
 
-@pytest.mark.slow
 def test_the_oracle_scores_1_and_nobody_0(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
     folder = make_task(tmp_path / "t", toml="", image=root)
     done, untouched = solved(folder, bubblewrap), left(folder, bubblewrap)
@@ -99,7 +100,6 @@ def test_what_is_no_reward_is_never_a_0(
     assert words in str(done.verdict.scores[0].error)
 
 
-@pytest.mark.slow
 def test_tests_that_take_too_long_are_the_agents_outcome(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +112,6 @@ def test_tests_that_take_too_long_are_the_agents_outcome(
 
 @pytest.mark.first(backend=1, cheat=2)
 @pytest.mark.first(backend=1, mode=1)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "cheat",
     [
@@ -139,7 +138,6 @@ def test_planted_rewards_count_for_nothing(
     assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, 0.0)
 
 
-@pytest.mark.slow
 def test_a_separate_verifier_gets_declared_artifacts_alone(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
 ) -> None:
@@ -152,7 +150,6 @@ def test_a_separate_verifier_gets_declared_artifacts_alone(
     assert (done.verdict.reward, done.trace.error) == (1.0, None)
 
 
-@pytest.mark.slow
 def test_a_separate_verifier_has_the_limits_of_its_own_environment(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
 ) -> None:
@@ -168,7 +165,6 @@ def test_a_separate_verifier_has_the_limits_of_its_own_environment(
     assert done.verdict.scores[0].why.startswith("tests/test.sh ran out of memory; it printed: /own")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("left", ["many", "deep", "large"])
 def test_an_agent_that_leaves_more_than_is_taken_has_the_reward_0(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, left: str
@@ -229,7 +225,6 @@ def test_an_error_during_the_agents_phase_is_judged_by_the_rule(
     assert done.verdict.critical.type is kind
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("left", ["rm -rf /logs; ln -s /tmp /logs", "mkdir -p /logs/verifier; chmod 0 /logs"])
 def test_what_an_agent_puts_in_the_tests_way_is_never_infrastructure(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, left: str
@@ -247,7 +242,6 @@ def with_user(root: Path, folder: Path) -> Path:
     return image
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("user", ['"worker"', "4321"])
 def test_a_phase_has_its_own_user_by_name_or_number(
     docker: DockerBackend, root: Path, tmp_path: Path, user: str
@@ -291,7 +285,6 @@ def test_a_user_that_the_verifiers_own_image_lacks_is_never_a_0(
     assert words in str(done.trace.error)
 
 
-@pytest.mark.slow
 def test_an_agent_that_overruns_is_judged_by_what_it_left(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,8 @@ from agentloop.types import Completion, Failure, FailureType, Imported, Message,
 
 from .test_rejudge_imported import EXPECTED, RUN
 
+pytestmark = pytest.mark.slow
+
 KIND = FailureType.obs_misread
 
 
@@ -31,7 +33,6 @@ def store(either: Store) -> Store:
     return either
 
 
-@pytest.mark.slow
 def test_a_label_is_critical_and_stays_when_traces_are_judged_again(store: Store) -> None:
     label, is_new = put_label(store, "default", "t", KIND, 0, by="ann", note="it paid the order")
     assert (label.detector, label.critical, label.evidence, is_new) == ("human:ann", True, '{"order": "7"}', True)
@@ -46,7 +47,6 @@ def test_a_label_is_critical_and_stays_when_traces_are_judged_again(store: Store
     assert person.verdict.critical == label
 
 
-@pytest.mark.slow
 def test_the_same_again_adds_nothing_and_another_replaces_ones_own(store: Store) -> None:
     put_label(store, "default", "t", KIND, 0, by="ann", note="")
     assert put_label(store, "default", "t", KIND, 0, by="ann", note="again")[1] is False
@@ -61,7 +61,6 @@ def test_the_same_again_adds_nothing_and_another_replaces_ones_own(store: Store)
     assert [failure.detector for failure in verdict.failures if failure.critical] == ["human:ben"]
 
 
-@pytest.mark.slow
 def test_a_label_takes_back_no_persons_word_on_the_reward(store: Store) -> None:
     resolve(store, "default", "t", 0.5, by="ann", why="half of it")
     put_label(store, "default", "t", KIND, 0, by="ben", note="")
@@ -71,14 +70,12 @@ def test_a_label_takes_back_no_persons_word_on_the_reward(store: Store) -> None:
     assert len(store.history("default", "t")) == 3, "the same word again adds nothing, a label between them or not"
 
 
-@pytest.mark.slow
 def test_a_success_keeps_no_critical_failure(store: Store) -> None:
     label, _ = put_label(store, "default", "won", KIND, 0, by="ann", note="")
     assert not label.critical
     assert store.row("default", "won").failure is None
 
 
-@pytest.mark.slow
 def test_stored_labels_are_learned_from_like_those_of_a_file(store: Store, tmp_path: Path) -> None:
     put_label(store, "default", "t", KIND, 0, by="ann", note="")
     put_label(store, "default", "open", None, 0, by="ann", note="only the step is clear")
@@ -92,7 +89,6 @@ def test_stored_labels_are_learned_from_like_those_of_a_file(store: Store, tmp_p
     assert stored_labels(store, project="another") == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trace", "kind", "step", "by", "why"),
     [
@@ -113,7 +109,6 @@ def test_what_is_no_label_is_refused(
     assert len(store.history("default", "t")) == 1
 
 
-@pytest.mark.slow
 def test_a_prefix_in_capitals_is_part_of_a_name(store: Store) -> None:
     """An older version accepted such names, so a store may have them."""
     row = store.row("default", "t")
@@ -127,7 +122,6 @@ def test_a_prefix_in_capitals_is_part_of_a_name(store: Store) -> None:
     assert store.person_labels("default") == []
 
 
-@pytest.mark.slow
 def test_a_run_that_a_person_calls_a_success_is_no_failure(store: Store) -> None:
     label, _ = put_label(store, "default", "t", KIND, 0, by="ann", note="")
     resolve(store, "default", "t", 1.0, by="ann", why="it did what was asked")
@@ -146,14 +140,12 @@ def test_a_run_that_a_person_calls_a_success_is_no_failure(store: Store) -> None
     assert store.verdict("default", "t").critical == label
 
 
-@pytest.mark.slow
 def test_the_steps_of_a_success_are_not_learned_from(store: Store) -> None:
     put_label(store, "default", "won", KIND, 0, by="ann", note="")
     [won] = labelled(store, stored_labels(store, project="default"), project="default")
     assert (won.to_learn.step, won.to_learn.category) == (None, None)
 
 
-@pytest.mark.slow
 def test_a_program_takes_nothing_from_a_persons_label(store: Store) -> None:
     label, _ = put_label(store, "default", "t", KIND, 0, by="ann", note="")
     bot = Failure(type=FailureType.plan_repetition, step=0, evidence="", detector="bot", critical=True)
@@ -168,7 +160,6 @@ def test_a_program_takes_nothing_from_a_persons_label(store: Store) -> None:
     assert critical.detector == "other", "between programs the last word counts"
 
 
-@pytest.mark.slow
 def test_a_label_at_a_silent_step_quotes_no_other_step(store: Store) -> None:
     silent = Step(index=1, completion=Completion(message=Message(role="assistant", content=""), finish_reason="stop"))
     trace = RUN.model_copy(update={"id": "silent", "steps": (*RUN.steps, silent), "answer": None})

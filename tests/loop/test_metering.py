@@ -13,6 +13,8 @@ from agentloop.types import Purpose, Split, StageKey, StageKind
 
 from .mini import Recorder, make_mini, opened, solves
 
+pytestmark = pytest.mark.slow
+
 
 class Counting(Recorder):
     """Each finished episode is a joule."""
@@ -28,7 +30,6 @@ class Counting(Recorder):
         draft.replace(self._counter)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_stage_has_the_joules_of_its_own_time(
     tmp_path: Path, bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch, is_there: bool

@@ -19,6 +19,8 @@ from agentloop.types import Completion, Message
 
 from .mini import Silent, make_mini, open_project
 
+pytestmark = pytest.mark.slow
+
 Found = list[tuple[str, str | None, float | None, str]]
 
 
@@ -38,7 +40,6 @@ def run(folder: Path, backend: BubblewrapBackend | ReplayBackend) -> Found:
         )
 
 
-@pytest.mark.slow
 def test_a_whole_run_is_played_without_its_policy_and_without_a_box(
     bubblewrap: BubblewrapBackend, tmp_path: Path
 ) -> None:
@@ -49,7 +50,6 @@ def test_a_whole_run_is_played_without_its_policy_and_without_a_box(
     assert run(played, ReplayBackend(first / "journals")) == recorded
 
 
-@pytest.mark.slow
 def test_a_run_that_was_never_recorded_says_where_it_departs(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     run(make_mini(tmp_path / "first", n_train=1, n_heldout=1), bubblewrap)
     other = settings(make_mini(tmp_path / "second"), f'kind = "replay"\ntraces = "../first/{STORE}"\n')
@@ -57,7 +57,6 @@ def test_a_run_that_was_never_recorded_says_where_it_departs(bubblewrap: Bubblew
         run(other, bubblewrap)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -73,7 +72,6 @@ def test_what_is_missing_is_said_before_anything_runs(
         run(settings(make_mini(tmp_path), text), bubblewrap)
 
 
-@pytest.mark.slow
 def test_litellm_is_asked_for_as_it_is_set(
     bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +105,6 @@ def make(tasks):
 """
 
 
-@pytest.mark.slow
 def test_the_agent_of_a_loop_may_be_any_program(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     agent = '[agent]\nkind = "command"\ncommand = "python3 /agent/run.py"\nfiles = "mine"\n'
     folder = settings(
@@ -123,7 +120,6 @@ def test_the_agent_of_a_loop_may_be_any_program(bubblewrap: BubblewrapBackend, t
     assert found == {("100", 1.0), ("101", 1.0), ("102", 1.0)}
 
 
-@pytest.mark.slow
 def test_a_wrong_port_costs_one_episode(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     """Three attempts at the first task, and none at the other nine."""
     endpoint = 'kind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\n'

@@ -17,6 +17,8 @@ from agentloop.sandbox.unconfined import UnconfinedBackend
 
 from .mini import PlannedTrainer, make_mini
 
+pytestmark = pytest.mark.slow
+
 
 def rewards(folder: Path, backend: SandboxBackend) -> list[tuple[str, str, float | None]]:
     """(episode, answer, reward) of every episode of a run with versions that solve 10 and 20 tasks."""
@@ -27,7 +29,6 @@ def rewards(folder: Path, backend: SandboxBackend) -> list[tuple[str, str, float
         return sorted((trace.episode_id, trace.answer or "", verdict.reward) for trace, verdict in found)
 
 
-@pytest.mark.slow
 def test_a_run_is_played_without_a_sandbox(bubblewrap: SandboxBackend, tmp_path: Path) -> None:
     first = make_mini(tmp_path / "first", '[sandbox]\njournals = "journals"\n')
     recorded = rewards(first, bubblewrap)
@@ -36,7 +37,6 @@ def test_a_run_is_played_without_a_sandbox(bubblewrap: SandboxBackend, tmp_path:
     assert rewards(second, ReplayBackend(first / "journals")) == recorded
 
 
-@pytest.mark.slow
 def test_nothing_is_trained_unconfined_unless_that_is_allowed(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "p")
     with (

@@ -38,12 +38,13 @@ from agentloop.types import (
 
 from .planted import BAD, BELIEVES, FLIPS, GOOD, acting, mined, recorded, rewards, rolled, seven
 
+pytestmark = pytest.mark.slow
+
 
 def failed_checks(one: Mined) -> list[str]:
     return [check.name for check in one.checks if check.passed is False]
 
 
-@pytest.mark.slow
 def test_a_case_catches_the_old_policy_and_passes_the_new_one(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     task = seven(tmp_path)
     [one] = mined(tmp_path, recorded(tmp_path, task, BAD, bubblewrap), [task], bubblewrap, BAD, GOOD)
@@ -60,7 +61,6 @@ def test_a_case_catches_the_old_policy_and_passes_the_new_one(tmp_path: Path, bu
     assert one.seconds < 60
 
 
-@pytest.mark.slow
 def test_a_case_is_called_after_what_its_replays_fail_by(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     """The trace is of one who submits the wrong thing; who is replayed gives up, which is what a gate will show."""
     task, gives_up = seven(tmp_path), acting("v1", ScriptedPolicy(lambda messages, rng: Message(role="assistant")))
@@ -76,7 +76,6 @@ def test_a_case_is_called_after_what_its_replays_fail_by(tmp_path: Path, bubblew
     assert mined(tmp_path, store, [task], bubblewrap, gives_up, GOOD) == []
 
 
-@pytest.mark.slow
 def test_what_fails_only_after_earlier_turns_is_gone_on_from_there(
     tmp_path: Path, bubblewrap: BubblewrapBackend
 ) -> None:
@@ -102,7 +101,6 @@ def test_what_fails_only_after_earlier_turns_is_gone_on_from_there(
     assert trace.steps[0].results[0].content.split() == ["data", "empty", "more", "note"]
 
 
-@pytest.mark.slow
 def test_a_run_that_cannot_be_repeated_is_no_fork(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     """Its files are others now, so its second turn would be taken on something else than it was."""
     task = seven(tmp_path)
@@ -114,7 +112,6 @@ def test_a_run_that_cannot_be_repeated_is_no_fork(tmp_path: Path, bubblewrap: Bu
     assert "step 0 gives something else when it is done again" in one.why
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "check", "why"),
     [
@@ -134,7 +131,6 @@ def test_a_task_that_proves_nothing_is_no_case(
     assert not any((tmp_path / "evals" / "regressions").iterdir())
 
 
-@pytest.mark.slow
 def test_a_coin_is_no_case(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     task = seven(tmp_path)
     store = recorded(tmp_path, task, FLIPS, bubblewrap, n=4)
@@ -143,7 +139,6 @@ def test_a_coin_is_no_case(tmp_path: Path, bubblewrap: BubblewrapBackend) -> Non
     assert {tuple(failed_checks(one)) for one in tried} == {("reproduces",)}
 
 
-@pytest.mark.slow
 def test_a_policy_that_still_fails_it_passes_nothing(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     task = seven(tmp_path)
     [one] = mined(tmp_path, recorded(tmp_path, task, BAD, bubblewrap), [task], bubblewrap, BAD, BAD)
@@ -163,7 +158,6 @@ def test_a_secret_in_its_box_keeps_it_out(tmp_path: Path, bubblewrap: Bubblewrap
     assert [case.id for case in read_cases(kept)] == [one.case.id]
 
 
-@pytest.mark.slow
 def test_a_trace_is_made_a_case_once(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     task = seven(tmp_path)
     store = recorded(tmp_path, task, BAD, bubblewrap)
@@ -174,7 +168,6 @@ def test_a_trace_is_made_a_case_once(tmp_path: Path, bubblewrap: BubblewrapBacke
     assert {path.name: path.read_bytes() for path in one.folder.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.slow
 def test_a_task_is_asked_from_its_start_once(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     """Another failed run of it is the same case; one that was refused is not asked until it is admitted."""
     task = seven(tmp_path)
@@ -188,7 +181,6 @@ def test_a_task_is_asked_from_its_start_once(tmp_path: Path, bubblewrap: Bubblew
     assert refused[0].checks == refused[2].checks
 
 
-@pytest.mark.slow
 def test_each_kind_of_failure_comes_first_before_a_second_of_any(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     task = seven(tmp_path)
     store = recorded(tmp_path, task, BELIEVES, bubblewrap, n=40)
@@ -265,7 +257,6 @@ def test_an_imported_run_of_a_task_that_nobody_passed_is_no_case(tmp_path: Path,
     assert failed_checks(one) == ["solvable"]
 
 
-@pytest.mark.slow
 def test_an_imported_run_of_a_task_of_ours_is_done_again(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     task = seven(tmp_path, id="q")
     store = imported_store(tmp_path, foreign("a" * 32, 0.0, broken=True))

@@ -9,8 +9,9 @@ from .commands import masked
 from .compare import assert_same, read
 from .demo import PIN, SEEDS, SKILLS, arithmetic, lineage, play
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.first(seed=1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("way", SKILLS)

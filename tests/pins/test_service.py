@@ -10,6 +10,8 @@ from parts import need_ports
 from .compare import assert_same, read
 from .service import ANSWERS_PIN, DOCUMENT_PIN, SERVERS, observe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def replies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from agentloop.policies.plain import NEUTRAL, samples_plainly
 
 from .conftest import Answer, Endpoint
 
+pytestmark = pytest.mark.slow
+
 
 class Server:
     """Draws from a distribution of 100 tokens; `top_k` and noise are its own."""

@@ -15,6 +15,8 @@ from agentloop.sandbox.bubblewrap import BubblewrapBackend
 
 from .conftest import Endpoint
 
+pytestmark = pytest.mark.slow
+
 RIGHT = {"choices": [{"message": {"role": "assistant", "content": "100"}, "finish_reason": "stop"}]}
 
 
@@ -31,7 +33,6 @@ def run(folder: Path, backend: BubblewrapBackend) -> None:
         asyncio.run(run_loop(project, make_trainer(project)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("status", [400, 401, 404])
 def test_a_wrong_key_or_model_name_costs_three_episodes_and_is_not_remembered(
     bubblewrap: BubblewrapBackend, tmp_path: Path, endpoint: Endpoint, status: int
@@ -51,7 +52,6 @@ def test_a_wrong_key_or_model_name_costs_three_episodes_and_is_not_remembered(
     assert endpoint.asked == [], "the answers are remembered"
 
 
-@pytest.mark.slow
 def test_an_endpoint_that_refuses_the_first_task_alone_ends_no_loop(
     bubblewrap: BubblewrapBackend, tmp_path: Path, endpoint: Endpoint
 ) -> None:

@@ -15,6 +15,8 @@ from agentloop.errors import FormatError
 from agentloop.formats.source import SourceFile
 from agentloop.types import Imported, StopReason
 
+pytestmark = pytest.mark.slow
+
 TEAM = [
     {"role": "human", "content": "Which bar?"},
     {"role": "Orchestrator (thought)", "content": "Ask the web."},

@@ -23,6 +23,8 @@ from formats.samples import (
 from agentloop.errors import FormatError
 from agentloop.formats.source import SourceFile
 
+pytestmark = pytest.mark.slow
+
 FORMAT = BioAgentFormat()
 
 

@@ -6,12 +6,15 @@ import json
 import tomllib
 from pathlib import Path
 
+import pytest
 from outside import RESEARCH_FORMATS
 from parts import Run
 
 from agentloop.formats.importing import load_formats
 
 from .test_who_when import GENERATED
+
+pytestmark = pytest.mark.slow
 
 NAMES = {"agentrx", "bioagent", "tape_agents", "toolbench", "who_when"}
 

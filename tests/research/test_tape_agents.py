@@ -14,6 +14,8 @@ from formats.samples import counts, imported, recognised_by, text_of
 from agentloop.errors import FormatError
 from agentloop.types import StopReason
 
+pytestmark = pytest.mark.slow
+
 
 def by(agent: str, prompt: str = "") -> dict[str, str]:
     return {"agent": agent, "node": "n", "prompt_id": prompt}
@@ -86,7 +88,6 @@ def test_a_broken_step_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     assert not isinstance(second, FormatError)
 
 
-@pytest.mark.slow
 def test_mutations(tmp_path: Path) -> None:
     survives(TapeAgentsFormat(), tmp_path, RECORD)
 

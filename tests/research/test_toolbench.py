@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from agentloop_research_formats.toolbench import ToolBenchFormat
 from formats.samples import counts, document, imported, recognised_by, sample_files, survives, text_of
 
 from agentloop.errors import FormatError
 from agentloop.formats.source import SourceFile
 from agentloop.types import StopReason
+
+pytestmark = pytest.mark.slow
 
 FORMAT = ToolBenchFormat()
 

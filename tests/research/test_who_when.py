@@ -14,6 +14,8 @@ from formats.samples import counts, imported, recognised_by, text_of
 from agentloop.errors import FormatError
 from agentloop.types import StopReason
 
+pytestmark = pytest.mark.slow
+
 LABEL = {"mistake_agent": "Coder", "mistake_step": "1", "mistake_reason": "wrong sum", "ground_truth": "5"}
 GENERATED: dict[str, Any] = {
     "is_correct": False,

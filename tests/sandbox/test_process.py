@@ -18,6 +18,8 @@ from agentloop.testing import opened
 
 from .processes import children, comes_true, with_word
 
+pytestmark = pytest.mark.slow
+
 PIPE = 1 << 16
 """What the kernel keeps for a reader who is late."""
 
@@ -112,7 +114,6 @@ STRAYS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stray", list(STRAYS))
 def test_a_timeout_takes_strays_along_and_no_others(backend: SandboxBackend, stray: str) -> None:
     mark, other = f"84{os.getpid()}.5", f"85{os.getpid()}.5"
@@ -151,7 +152,6 @@ def test_what_is_given_up_takes_its_strays_along(backend: SandboxBackend, how: s
     run(backend, scene)
 
 
-@pytest.mark.slow
 def test_many_streams_keep_apart(backend: SandboxBackend) -> None:
     async def scene(sandbox: SupervisedSandbox) -> None:
         async def echoed(n: int) -> bool:
@@ -172,7 +172,6 @@ def resident(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) >> 10
 
 
-@pytest.mark.slow
 def test_a_flood_costs_neither_end_memory(bubblewrap: BubblewrapBackend) -> None:
     async def scene(sandbox: SupervisedSandbox) -> None:
         (supervisor,) = [pid for pid in children(os.getpid()) if b"inside.pid1" in _cmdline(pid)][-1:]

@@ -11,10 +11,11 @@ import pytest
 
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "sandboxes" / "replay.md"
 
 
-@pytest.mark.slow
 def test_the_program_of_the_page_records_and_replays(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -19,6 +19,8 @@ from agentloop.testing import opened
 
 from .processes import comes_true, with_word
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["bash", "sh"])
 def shell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -124,7 +126,6 @@ def test_the_text_arrives_as_it_was_written(backend: SandboxBackend, shell: str)
     run(backend, scene)
 
 
-@pytest.mark.slow
 def test_a_job_of_before_outlives_a_timeout_and_what_timed_out_does_not(backend: SandboxBackend) -> None:
     job, late = f"87{os.getpid()}.5", f"88{os.getpid()}.5"
 

@@ -16,6 +16,8 @@ from agentloop.types import ExecResult, SandboxSpec
 
 from .processes import comes_true, with_word
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 
@@ -44,7 +46,6 @@ def test_output_comes_while_the_command_runs(backend: SandboxBackend) -> None:
     run(backend, scene)
 
 
-@pytest.mark.slow
 def test_more_than_any_window_goes_both_ways_at_once(backend: SandboxBackend) -> None:
     async def scene(sandbox: SupervisedSandbox) -> None:
         process = sandbox.start("tr a b")
@@ -183,7 +184,6 @@ def test_a_session_runs_any_command_and_goes_on(
     run(backend, scene)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["sleep 7633.5", "(setsid sleep 7633.5)", "sh -c 'trap : TERM INT; sleep 7633.5'"])
 def test_a_session_survives_a_timeout(backend: SandboxBackend, command: str) -> None:
     async def scene(sandbox: SupervisedSandbox) -> None:
@@ -200,7 +200,6 @@ def test_a_session_survives_a_timeout(backend: SandboxBackend, command: str) -> 
     assert comes_true(lambda: not with_word("7633.5"))
 
 
-@pytest.mark.slow
 @pytest.mark.first(backend=1, command=2)
 @pytest.mark.parametrize("command", ["while :; do :; done", "exit 4", "kill -9 $$", "set -e; false", "exec sleep 60"])
 def test_a_session_whose_shell_ends_says_so_and_begins_anew(backend: SandboxBackend, command: str) -> None:

@@ -21,6 +21,8 @@ from agentloop.types import SandboxSpec
 
 from .processes import children, comes_true, with_word
 
+pytestmark = pytest.mark.slow
+
 SHARED = SandboxSpec(read_only=True)
 
 
@@ -111,7 +113,6 @@ def test_scratch_is_bounded(backend: SandboxBackend) -> None:
     assert asyncio.run(scene()).count("No space left") == 2
 
 
-@pytest.mark.slow
 def test_a_command_that_cannot_start_leaks_no_descriptor(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> None:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -168,7 +169,6 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
     assert my_socket_folders() == before
 
 
-@pytest.mark.slow
 @pytest.mark.first(after_s=2)
 @pytest.mark.parametrize("after_s", [0.0, 0.03, 0.15, 0.4])
 def test_a_cancelled_start_leaves_nothing(backend: SandboxBackend, after_s: float) -> None:

@@ -20,6 +20,8 @@ from tests.gateway.serving import gateway_here
 from . import tiny_model
 from .conftest import Running
 
+pytestmark = pytest.mark.slow
+
 Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
 TOOL = {"name": SHELL.name, "description": SHELL.description, "input_schema": SHELL.parameters}
 GIVEN: dict[str, Any] = {"model": tiny_model.NAME, "max_tokens": 60, "tools": [TOOL], "extra_body": {"temperature": 0}}

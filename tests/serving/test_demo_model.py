@@ -19,6 +19,8 @@ from agentloop.types import Message, ToolCall, ToolSpec
 
 from .conftest import ONE_THREAD, SMALL, START_S, TOOLS
 
+pytestmark = pytest.mark.slow
+
 SHELL = ToolSpec(name="shell", description="Run a command.", parameters={"type": "object", "properties": {}})
 TOLERANCE = 1e-4
 """Between vLLM and torch in float32."""
@@ -35,7 +37,6 @@ def conversation() -> list[Message]:
     ]
 
 
-@pytest.mark.slow
 def test_the_tiny_policys_folder_is_served_as_it_is(installed: Installed, tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["How many lines has f03? 1024", '{"name": "shell", "arguments": {"command": "ls"}}'])
     tiny = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=0), tokenizer)

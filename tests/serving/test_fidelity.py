@@ -17,6 +17,8 @@ from benchmarks.fidelity import SHELL, TOLERANCE
 from . import tiny_model
 from .conftest import Running
 
+pytestmark = pytest.mark.slow
+
 N_EPISODES = 16
 
 

@@ -16,13 +16,14 @@ from agentloop.policies.serving import VLLMServer
 from . import tiny_model
 from .conftest import ONE_THREAD, SMALL, START_S, Running
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_server_that_we_start_ignores_the_models_own_settings(vllm: Running) -> None:
     assert json.loads((vllm.model / "generation_config.json").read_text())["top_k"] == 20
     assert asyncio.run(samples_plainly(vllm.url, tiny_model.NAME)) is None
 
 
-@pytest.mark.slow
 def test_a_server_with_the_models_own_settings_is_refused(installed: Installed, model: Path, tmp_path: Path) -> None:
     port = free_port()
     more = [*SMALL, "--generation-config", "auto"]

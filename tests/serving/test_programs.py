@@ -18,6 +18,8 @@ from agentloop.types import Limits, Sampling, Trace
 from . import tiny_model
 from .conftest import Running
 
+pytestmark = pytest.mark.slow
+
 N_EPISODES = 12
 
 

@@ -11,6 +11,8 @@ from benchmarks import rows_vllm
 from . import tiny_model
 from .conftest import Running
 
+pytestmark = pytest.mark.slow
+
 N_EPISODES = 12
 
 

@@ -46,6 +46,8 @@ from .asker import asked
 from .test_local import RANKS, SAY, TASKS, Costly, Counting, Slow, ask
 from .test_worker import until
 
+pytestmark = pytest.mark.slow
+
 ASKER = Path(__file__).with_name("asker.py")
 
 
@@ -361,7 +363,6 @@ def never_end_leases(store: Store) -> None:
         run_statement(connection, "UPDATE worker SET lease_s = 36000")
 
 
-@pytest.mark.slow
 @pytest.mark.first(where=1)
 @pytest.mark.parametrize(("n", "n_kills"), [(24, 1), pytest.param(200, 10, marks=pytest.mark.soak)])
 def test_a_killed_process_costs_only_what_was_in_progress(
@@ -392,7 +393,6 @@ def test_a_killed_process_costs_only_what_was_in_progress(
     store.close()
 
 
-@pytest.mark.slow
 def test_whoever_waits_for_units_of_a_process_that_dies_makes_them(tmp_path: Path) -> None:
     where = tmp_path / "store.db"
     seeds = tmp_path / "seeds"

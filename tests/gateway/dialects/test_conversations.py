@@ -13,6 +13,8 @@ from agentloop.gateway.dialects import messages, responses
 from agentloop.gateway.dialects.dialect import Dialect
 from tests.gateway.dialects.chats import WORDS, Json, answers
 
+pytestmark = pytest.mark.slow
+
 TURNS = st.lists(st.tuples(answers(), st.lists(WORDS, min_size=3, max_size=3), WORDS), min_size=1, max_size=4)
 
 
@@ -34,7 +36,6 @@ def asked(dialect: Dialect, turns: list[tuple[Json, list[str], str]]) -> Json:
     return {"model": "m", "messages" if dialect is messages else "input": said}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dialect", [messages, responses], ids=["messages", "responses"])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(turns=TURNS)

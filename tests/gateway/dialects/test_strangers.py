@@ -15,6 +15,8 @@ from agentloop.gateway.dialects import chat, messages, responses
 from agentloop.gateway.dialects.dialect import BadAnswer, BadRequest, Dialect
 from tests.gateway.dialects.chats import Json, answers, cut, events, streamed
 
+pytestmark = pytest.mark.slow
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False) | st.sampled_from(["", "text", "user"]),
     lambda inner: (
@@ -112,7 +114,6 @@ def spoilt(draw: st.DrawFn, value: Any) -> Any:
     return made
 
 
-@pytest.mark.slow
 @each
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), record=st.booleans())
@@ -134,7 +135,6 @@ def test_a_request_is_translated_or_refused(dialect: Dialect, body: Json, data: 
     assert given_body == before
 
 
-@pytest.mark.slow
 @each
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
@@ -151,7 +151,6 @@ def test_an_answer_is_translated_or_called_bad(dialect: Dialect, body: Json, dat
         assert said == before
 
 
-@pytest.mark.slow
 @each
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())

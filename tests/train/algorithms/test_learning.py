@@ -20,6 +20,8 @@ from train.rows import N_VOCAB, small_model
 
 from .rows import row
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [(1, 2), (3, 4), (5, 6)]
 GOOD = 7
 N_ROUNDS = 25
@@ -75,7 +77,6 @@ def trained(kind: str, options: dict[str, Any], *, learns_from: str = "all") -> 
     return model
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -96,13 +97,11 @@ def test_the_rewarded_answer_becomes_likely(kind: str, options: dict[str, Any]) 
     assert float(after.min()) > 0.7, after
 
 
-@pytest.mark.slow
 def test_what_is_imitated_becomes_likely() -> None:
     after = answers(trained("sft", {"context_weight": 0.1}, learns_from="good"))[:, GOOD]
     assert float(after.min()) > 0.7
 
 
-@pytest.mark.slow
 def test_a_reward_model_orders_answers_that_it_never_saw() -> None:
     judge = algorithm("reward_model", {})
     engine = Engine(Trainable(flat_model(), head=True), judge, EngineSettings(learning_rate=0.02))

@@ -36,6 +36,8 @@ from tests.serving.trained import random_rows, train
 from .torch_server import BASE, TorchServer, serving
 from .world import PARENT, SMALL, Interrupted, Lines, draft_in, experience, first_weights, improved
 
+pytestmark = pytest.mark.slow
+
 RANK = 2
 LORA = LoraSettings(rank=RANK, alpha=4)
 UPDATE = re.compile(r"policy-v2-s(\d+)-[0-9a-f]{4}")
