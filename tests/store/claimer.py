@@ -1,6 +1,7 @@
 """A process that does units until none is left: `python claimer.py STORE ID DIE_AFTER`.
 
-Each leaves an attempt. DIE_AFTER: it ends as if it were killed when it has done that many, with 8 in its hands.
+It begins when its standard input ends, so that several can begin at once. Each unit leaves an attempt. DIE_AFTER: it
+ends as if it were killed when it has done that many, with 8 in its hands.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ claims = store.claims(
     WorkerCard(id, "here", os.getpid(), "1", ("rollout",), frozenset(), 8, 1.0 if die_after else 60.0)
 )
 claims.begin()
+print("ready", flush=True)
+sys.stdin.read()
 n_done = 0
 ends_at = time.monotonic() + 2.5
 while time.monotonic() < ends_at:

@@ -412,8 +412,13 @@ def test_runs_move_as_the_table_says(either: Store, before: RunState) -> None:
 
 
 def start(where: str | Path, id: str, *, die_after: int = 0) -> subprocess.Popen[str]:
+    """A process of `claimer.py` that is ready; `communicate` lets it begin."""
     words = [sys.executable, str(CLAIMER), str(where), id, str(die_after)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
 @pytest.mark.slow
@@ -424,13 +429,18 @@ def test_processes_that_claim_at_once_share_the_units_and_each_is_done_once(wher
     dead = start(where, "dies", die_after=40)
     assert dead.communicate(timeout=60)[0] == ""
     processes = [start(where, f"w{n}") for n in range(2)]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
     outputs = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     counted = [json.loads(output) for output, _ in outputs]
     traces = store.stage_traces("stage")
     assert sorted(row.n or 0 for row in traces) == list(range(400)), "each has its effect once"
     assert sum(one["done"] for one in counted) + 40 == 400
-    assert all(one["done"] > 0 for one in counted)
+    if not isinstance(where, Path):  # writers of a SQLite file do not queue, so one of them may do all of it
+        assert all(one["done"] > 0 for one in counted)
     deaths = [unit.n_deaths for unit in store.units(state=UnitState.done, limit=400)]
     assert Counter(deaths) == {0: 392, 1: 8}
     store.close()
