@@ -73,8 +73,8 @@ async def roll_out(
     """Roll out until `fold` decides. Returns why it ended before that, or None.
 
     fold: has `run.outcomes` already. no_baseline: why no trial beyond the bank can be had, where none can.
-    Raises what `runner` raises, and ConfigError where an endpoint refuses the first N_FIRST trials of a side, or all of
-    them. Trials in progress are cancelled either way.
+    Raises what `runner` raises, and ConfigError where an endpoint refuses a side's first trials, of N_FIRST tasks or of
+    all. Trials in progress are cancelled either way.
     """
     live = _Live(fold, runner, run, n_concurrent, budget, no_baseline)
     try:
@@ -183,10 +183,11 @@ class _Live:
         return good
 
     def refuse(self, at_least: int) -> None:
-        """Raise ConfigError where an endpoint refused `at_least` trials of a side, and answered none."""
+        """Raise ConfigError where an endpoint refused trials of `at_least` tasks of a side, and answered none."""
         for side in Side:
-            problems = problems_of([one for one in self.refused.values() if one.policy is side])
-            if len(problems) >= at_least:
+            outcomes = [one for one in self.refused.values() if one.policy is side]
+            if len({one.task_id for one in outcomes}) >= at_least:
+                problems = problems_of(outcomes)
                 refuse_settings(problems, len(problems), f"the {side}'s first {counted(len(problems), 'trial')}")
 
     async def stop(self) -> None:
