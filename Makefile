@@ -70,5 +70,5 @@ $(VENV)/.demo: $(VENV)/.python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
 	@echo "installing agentloop and its development tools (a minute or two, once)"
-	@$(PIP) --editable '.[train,serve,dev]'
+	@$(PIP) --editable '.[train,serve,scale,dev]'
 	@touch $@ $(VENV)/.demo

@@ -9,6 +9,8 @@ AgentLoopError
 ├── StoreError (OSError)                the store cannot be opened or written            exit 4
 │   ├── AttemptConflict                 another attempt has the same id
 │   └── NoSuchTrace (LookupError)       a trace that the store does not have              exit 5
+├── ObjectError (OSError)               an object cannot be stored, read or verified     exit 4
+│   └── NoSuchObject (LookupError)      an object that the place of objects does not have
 ├── SandboxError (OSError)              the sandbox failed                               exit 4
 │   ├── SandboxUnavailable              no backend can make a sandbox here
 │   ├── CapabilityError                 this backend cannot hold a limit that was asked for
@@ -79,6 +81,14 @@ class NoSuchTrace(StoreError, LookupError):
     """A trace was named by its id that is not in the store, or not in that project."""
 
     exit_code = 5
+
+
+class ObjectError(AgentLoopError, OSError):
+    """A file or folder that is addressed by its content cannot be stored, read or verified."""
+
+
+class NoSuchObject(ObjectError, LookupError):
+    """An object was named by its sha256 that is not where objects are kept."""
 
 
 class SandboxError(AgentLoopError, OSError):

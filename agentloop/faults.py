@@ -39,6 +39,8 @@ OURS = {
     "SandboxGone": FailureType.infra_sandbox_failure,
     "StoreError": FailureType.infra_sandbox_failure,
     "NoSuchTrace": FailureType.infra_sandbox_failure,
+    "ObjectError": FailureType.infra_sandbox_failure,
+    "NoSuchObject": FailureType.infra_sandbox_failure,
     "UpstreamUnavailable": FailureType.infra_model_api_error,
 }
 """Errors that are infrastructure wherever they are raised -> the failure's type."""

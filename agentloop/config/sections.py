@@ -400,6 +400,39 @@ class StoreSection(Section):
         return self
 
 
+class ObjectsSection(Section):
+    """The place of files that several machines need: bundles of runs, snapshots of training."""
+
+    url: SecretStr | None = None
+    """`file:FOLDER`, relative to the project, or `s3://BUCKET/PREFIX`; default: .agentloop/objects. `${NAME}` in it is
+    read from the environment. S3 credentials come from the variables and files of AWS's own tools, such as
+    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SHARED_CREDENTIALS_FILE."""
+    url_file: Path | None = None
+    """File, relative to the project, that contains the URL."""
+    endpoint: str | None = Field(default=None, pattern=r"^https?://")
+    """URL of an S3-compatible store that is not AWS. `https://` unless it is on this machine."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Maximum time without a byte from the store, in seconds."""
+    cache: Path | None = None
+    """Folder for the objects that this machine uses, which all its projects share. Default:
+    ~/.cache/agentloop/objects."""
+    cache_mb: int = Field(default=20_000, ge=1)
+    """Maximum size of the cache, in megabytes. The least recently used objects are removed first."""
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _from_environment(cls, value: object) -> object:
+        if isinstance(value, str):
+            return from_environment(value).strip()
+        return value
+
+    @model_validator(mode="after")
+    def _one_place(self) -> ObjectsSection:
+        if self.url is not None and self.url_file is not None:
+            raise ValueError("has both url and url_file; remove one")
+        return self
+
+
 class WorkSection(Section):
     """How the loop makes its attempts."""
 

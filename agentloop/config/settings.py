@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError
@@ -23,6 +23,7 @@ from agentloop.config.sections import (
     FailuresSection,
     GateSection,
     GatewaySection,
+    ObjectsSection,
     PolicySection,
     PriceSection,
     ProjectSection,
@@ -45,6 +46,9 @@ STORE = Path("traces") / "store.db"
 ENV_PREFIX = "AGENTLOOP_"
 EARLIER = {"trainer": "; it is called kind now"}
 """Renamed keys of `[train]` -> a hint for the error message."""
+
+
+S = TypeVar("S", bound="_Settings")
 
 
 class _Settings(BaseSettings):
@@ -80,6 +84,14 @@ class _StoreSettings(_Settings):
     store: StoreSection = StoreSection()
 
 
+class _ObjectsSettings(_Settings):
+    """The settings that locate the objects."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    objects: ObjectsSection = ObjectsSection()
+
+
 class Config(_Settings):
     """The resolved settings of one project."""
 
@@ -95,6 +107,7 @@ class Config(_Settings):
     failures: FailuresSection = FailuresSection()
     gateway: GatewaySection = GatewaySection()
     store: StoreSection = StoreSection()
+    objects: ObjectsSection = ObjectsSection()
     work: WorkSection = WorkSection()
     feedback: FeedbackSection = FeedbackSection()
     canary: CanarySection = CanarySection()
@@ -109,6 +122,7 @@ class Config(_Settings):
             exclude={
                 "project": {"name"},
                 "store": True,
+                "objects": True,
                 "work": True,
                 "sandbox": True,
                 "policy": True,
@@ -220,24 +234,42 @@ def load_store(folder: Path) -> tuple[StoreSection, str]:
 
     The result's `url` is resolved, even if a file contains it. Raises ConfigError.
     """
+    settings = _some(_StoreSettings, folder, "project", "store")
+    store = settings.store
+    if store.url_file is not None:
+        store = store.model_copy(update={"url": _text_of(folder, "store", "url_file", store.url_file)})
+    return store, settings.project.name
+
+
+def load_objects(folder: Path) -> ObjectsSection:
+    """`[objects]` of the settings in `folder`, otherwise of the environment alone.
+
+    The result's `url` is resolved, even if a file contains it. Raises ConfigError.
+    """
+    objects = _some(_ObjectsSettings, folder, "objects").objects
+    if objects.url_file is None:
+        return objects
+    return objects.model_copy(update={"url": _text_of(folder, "objects", "url_file", objects.url_file)})
+
+
+def _some(settings: type[S], folder: Path, *names: str) -> S:
+    """The named tables of the settings in `folder`, if any, and the environment. Raises ConfigError."""
     path = folder / CONFIG_FILE
     try:
         tables = read_toml(path) if path.exists() else {}
-        settings = _StoreSettings(**{name: tables[name] for name in ("project", "store") if name in tables})
+        return settings(**{name: tables[name] for name in names if name in tables})
     except ValidationError as error:
         raise ConfigError(one_line(_first_problem(path, error, ()))) from None
-    store = settings.store
-    if store.url_file is not None:
-        try:
-            url = (folder / store.url_file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
-            where = place(path, "store", "url_file")
-            raise ConfigError(
-                f"{where}: cannot read {folder / store.url_file}: {why}; name a file with a URL"
-            ) from None
-        store = store.model_copy(update={"url": SecretStr(url)})
-    return store, settings.project.name
+
+
+def _text_of(folder: Path, table: str, key: str, file: Path) -> SecretStr:
+    """The URL in the file that `[table] key` names. Raises ConfigError."""
+    try:
+        return SecretStr((folder / file).read_text().strip())
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        where = place(folder / CONFIG_FILE, table, key)
+        raise ConfigError(f"{where}: cannot read {folder / file}: {why}; name a file with a URL") from None
 
 
 def suite_folder(project: Path, config: Config) -> Path:
@@ -282,7 +314,13 @@ def _first_problem(path: Path, error: ValidationError, inside: tuple[str, ...]) 
         return f"{path}: prices must be a list of tables; write [[prices]] above the keys of each"
     if not keys:
         return f"{path}: {table} must be a table; write [{table}] on a line of its own and its keys below"
-    hides = (table, keys[0]) in (("policy", "api_key"), ("sandbox", "secrets"), ("agent", "mcp"), ("store", "url"))
+    hides = (table, keys[0]) in (
+        ("policy", "api_key"),
+        ("sandbox", "secrets"),
+        ("agent", "mcp"),
+        ("store", "url"),
+        ("objects", "url"),
+    )
     got = "" if hides else f" is {problem['input']!r}"
     wanted = problem["msg"].removeprefix("Value error, ").replace("Input", "it", 1).partition(", unable to")[0]
     return f"{place(path, table, keys[0])}{got}: {wanted}"
@@ -325,8 +363,9 @@ def known_secrets(project: Path) -> list[str]:
     """
     texts_to_hide = [value for name, value in os.environ.items() if is_secret(name)]
     store, _ = load_store(project)
-    if store.url is not None:
-        texts_to_hide += _passwords(store.url.get_secret_value())
+    for url in (store.url, load_objects(project).url):
+        if url is not None:
+            texts_to_hide += _passwords(url.get_secret_value())
     if (project / CONFIG_FILE).exists():
         config = load_config(project)
         secrets = [config.policy.api_key, *(secret.value for secret in config.sandbox.secrets)]

@@ -91,8 +91,8 @@ def test_what_is_no_toml_is_named_with_its_line(tmp_path: Path, text: str, words
 
 
 TABLES = (
-    "(tables: project, sandbox, policy, agent, serving, warm_start, train, gate, failures, gateway, store, work, "
-    "feedback, canary, prices)"
+    "(tables: project, sandbox, policy, agent, serving, warm_start, train, gate, failures, gateway, store, "
+    "objects, work, feedback, canary, prices)"
 )
 
 

@@ -1,0 +1,53 @@
+"""The objects of a project, from its settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from agentloop.config.layout import OBJECTS
+from agentloop.config.sections import ObjectsSection
+from agentloop.config.settings import load_objects
+from agentloop.errors import ConfigError
+from agentloop.objects.cache import Cache
+from agentloop.objects.objects import Objects
+from agentloop.objects.places import FolderPlace, FsspecPlace, ObjectPlace
+
+CONNECT_S = 10.0
+"""Seconds to connect to a store."""
+_MB = 1_000_000
+
+
+def open_objects(folder: Path) -> Objects:
+    """The objects of the project in `folder`, or those that the environment names.
+
+    Nothing is made or asked yet. Raises ConfigError for settings that cannot be used.
+    """
+    settings = load_objects(folder)
+    cache = settings.cache or Path.home() / ".cache" / "agentloop" / "objects"
+    return Objects(objects_place(folder, settings), Cache(folder / cache.expanduser(), settings.cache_mb * _MB))
+
+
+def objects_place(folder: Path, settings: ObjectsSection) -> ObjectPlace:
+    """The place that `[objects]` of the project in `folder` names. Raises ConfigError."""
+    url = settings.url.get_secret_value() if settings.url is not None else ""
+    scheme, separator, rest = url.partition(":")
+    if not url:
+        return FolderPlace(folder / OBJECTS)
+    if not separator:
+        return FolderPlace(folder / url)
+    if scheme == "file":
+        return FolderPlace(folder / re.sub("^//(localhost)?(?=/)", "", rest))
+    name = re.sub("//[^/]*@", "//", url)
+    if not rest.startswith("//") or not rest.strip("/"):
+        raise ConfigError(f"[objects] url {name!r} is no URL of a store; write file:FOLDER or s3://BUCKET/PREFIX")
+    return FsspecPlace(url.rstrip("/"), name, **_options(scheme, settings))
+
+
+def _options(scheme: str, settings: ObjectsSection) -> dict[str, Any]:
+    """Of the file system. Each call of it fails at once, because `Objects` makes it again."""
+    if scheme not in ("s3", "s3a"):
+        return {}
+    timeouts = {"connect_timeout": min(CONNECT_S, settings.timeout_s), "read_timeout": settings.timeout_s}
+    return {"endpoint_url": settings.endpoint, "config_kwargs": {**timeouts, "retries": {"max_attempts": 0}}}

@@ -1,0 +1,143 @@
+"""The bytes of an object, and their sha256. A file is itself; a folder is a tar file of its names in order, without
+times and owners, so that it depends on the content alone.
+
+A mode is reduced to whether the owner may execute the file. The first record marks the file as a folder, so that the
+reader of an object knows what it is. No compression: its output depends on the version of the library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentloop.errors import ObjectError
+
+MARK = "agentloop folder 1"
+_RECORD = f"30 comment={MARK}\n".encode()
+HEAD = 512 + len(_RECORD)
+"""Bytes at the start of an object that tell whether it is a folder."""
+CHUNK = 4 << 20
+"""Bytes that are read at once."""
+
+
+def is_folder(head: bytes) -> bool:
+    """Whether an object that starts with `head`, of at least HEAD bytes, is a folder."""
+    return head[156:157] == tarfile.XGLTYPE and head[512:HEAD] == _RECORD
+
+
+class Sink(Protocol):
+    """What an object can be written to."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take the next bytes."""
+        ...
+
+
+class HashSink:
+    """Computes the sha256 of what is written to it, and passes it on."""
+
+    def __init__(self, sink: Sink | None = None) -> None:
+        self._digest = hashlib.sha256()
+        self._sink = sink
+
+    def write(self, data: bytes, /) -> object:
+        """See `Sink`."""
+        self._digest.update(data)
+        return self._sink.write(data) if self._sink is not None else None
+
+    @property
+    def sha256(self) -> str:
+        """In hexadecimal digits, of everything so far."""
+        return self._digest.hexdigest()
+
+
+def address_of(path: Path) -> str:
+    """The address of a file or folder. Raises like `pack`."""
+    digest = HashSink()
+    pack(path, digest)
+    return digest.sha256
+
+
+def pack(path: Path, sink: Sink) -> None:
+    """Write the object of a file or folder.
+
+    Raises ObjectError for a link that leads out of the folder, for what is no file, folder or link, and for a file that
+    would come back as a folder; OSError for what cannot be read or written.
+    """
+    if not path.is_dir():
+        _copy(path, sink)
+        return
+    marks = {"comment": MARK}
+    stream: Any = sink
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, pax_headers=marks) as tar:
+        for name, member in _members(path):
+            _add(tar, path, name, member)
+
+
+def size_of(path: Path) -> int:
+    """About how many bytes the object of a file or a folder has."""
+    if not path.is_dir():
+        return path.stat().st_size
+    n_bytes = tarfile.RECORDSIZE
+    for _, member in _members(path):
+        n_bytes += 3 * tarfile.BLOCKSIZE + member.lstat().st_size
+    return n_bytes
+
+
+def unpack(packed: Path, folder: Path) -> None:
+    """Make `folder` from a tar file that `pack` wrote. Raises tarfile.TarError or OSError."""
+    folder.mkdir()
+    with tarfile.open(packed, mode="r:") as tar:
+        tar.extractall(folder, filter="data")
+
+
+def _copy(path: Path, sink: Sink) -> None:
+    with path.open("rb") as file:
+        data = file.read(CHUNK)
+        if is_folder(data[:HEAD]):
+            raise ObjectError(f"{path} is the tar file of a folder that was stored as an object; put the folder")
+        while data:
+            sink.write(data)
+            data = file.read(CHUNK)
+
+
+def _members(folder: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
+    """(name in the tar file, path) of everything in the folder, each folder before its content."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name)):
+        name = f"{prefix}{entry.name}"
+        yield name, Path(entry.path)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _members(Path(entry.path), f"{name}/")
+
+
+def _add(tar: tarfile.TarFile, folder: Path, name: str, path: Path) -> None:
+    member = tarfile.TarInfo(name)  # its time, owner and group are 0
+    member.mode = 0o755
+    if path.is_symlink():
+        member.type = tarfile.SYMTYPE
+        member.linkname = _target(folder, path)
+        tar.addfile(member)
+    elif path.is_dir():
+        member.type = tarfile.DIRTYPE
+        tar.addfile(member)
+    elif path.is_file():
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            member.mode = 0o755 if status.st_mode & 0o100 else 0o644
+            member.size = status.st_size
+            tar.addfile(member, file)
+    else:
+        raise ObjectError(f"{path} is no file, folder or link, so {folder} cannot be an object; remove it there")
+
+
+def _target(folder: Path, link: Path) -> str:
+    """Where a link leads. Raises ObjectError if that is outside."""
+    target = os.readlink(link)
+    end = Path(os.path.realpath(link.parent / target))
+    if os.path.isabs(target) or not end.is_relative_to(folder.resolve()):
+        raise ObjectError(f"{link} leads out of the folder, to {target}; replace the link by what it leads to")
+    return target

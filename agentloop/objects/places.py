@@ -1,0 +1,210 @@
+"""Where objects are: a folder, or whatever fsspec can reach, such as a bucket of an S3-compatible store.
+
+A place knows names, not content. Its methods raise FileNotFoundError for a name that it does not have, PermissionError
+where it refuses, and OSError for everything else, which may pass. Nothing here repeats a call.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Protocol
+
+from agentloop.errors import ConfigError, extra
+from agentloop.objects.packing import CHUNK
+from agentloop.output_files import make_folder
+
+NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
+_CLOCK = "clock"
+"""Name of a file that tells a place's time."""
+
+
+class ObjectPlace(Protocol):
+    """Files by name. Each is written whole, or not at all."""
+
+    name: str
+    """For messages, without a password."""
+
+    def write(self, name: str, source: Path) -> None:
+        """Copy the file `source`, and replace what the place has under `name`. On disk when this returns."""
+        ...
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """The content, in pieces."""
+        ...
+
+    def size(self, name: str) -> int:
+        """In bytes."""
+        ...
+
+    def names(self) -> Iterator[str]:
+        """Everything that it has."""
+        ...
+
+    def modified_at(self, name: str) -> datetime:
+        """When it was written last, by the clock of the place."""
+        ...
+
+    def now(self) -> datetime:
+        """The time by the clock of the place."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Nothing happens if it is gone already."""
+        ...
+
+
+class FolderPlace:
+    """A folder of this machine, or one that several machines mount."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = str(folder)
+
+    def write(self, name: str, source: Path) -> None:
+        """See `ObjectPlace`."""
+        target = self._path(name)
+        make_folder(target.parent)
+        draft = target.with_name(f"{name}.{token_hex(4)}")
+        try:
+            _link_or_copy(source, draft)
+            _sync(draft)
+            os.replace(draft, target)
+            _sync(target.parent)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """See `ObjectPlace`."""
+        with self._path(name).open("rb") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+    def size(self, name: str) -> int:
+        """See `ObjectPlace`."""
+        return self._path(name).stat().st_size
+
+    def names(self) -> Iterator[str]:
+        """See `ObjectPlace`."""
+        for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
+            yield path.name
+
+    def modified_at(self, name: str) -> datetime:
+        """See `ObjectPlace`."""
+        return datetime.fromtimestamp(self._path(name).stat().st_mtime, UTC)
+
+    def now(self) -> datetime:
+        """See `ObjectPlace`."""
+        make_folder(self.folder)
+        clock = self.folder / _CLOCK
+        clock.touch()
+        return datetime.fromtimestamp(clock.stat().st_mtime, UTC)
+
+    def remove(self, name: str) -> None:
+        """See `ObjectPlace`."""
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / name[:2] / name
+
+
+class FsspecPlace:
+    """A URL that fsspec knows. Only S3 is tested; any other store must write a file whole, or not at all."""
+
+    def __init__(self, url: str, name: str, **options: Any) -> None:
+        """options: of the file system's constructor. Raises ConfigError for a URL that cannot be used."""
+        self.name = name
+        try:
+            from fsspec.core import url_to_fs
+
+            self._fs, self._root = url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **options)
+            self._fs.retries = 1  # of s3fs, which would try five times, each for the whole timeout
+        except ImportError as error:
+            raise ConfigError(f"[objects] url {name}: {error}; the extra has what S3 needs: {extra('scale')}") from None
+        except ValueError as error:
+            raise ConfigError(f"[objects] url {name}: {error}; write file:FOLDER or s3://BUCKET/PREFIX") from None
+
+    def write(self, name: str, source: Path) -> None:
+        """See `ObjectPlace`."""
+        with _as_os_errors():
+            self._fs.put_file(str(source), self._path(name))
+        n_bytes = self.size(name)
+        if n_bytes != source.stat().st_size:
+            raise OSError(errno.EIO, f"only {n_bytes} of {source.stat().st_size} bytes arrived")
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """See `ObjectPlace`."""
+        with _as_os_errors(), self._fs.open(self._path(name), "rb", cache_type="none") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+    def size(self, name: str) -> int:
+        """See `ObjectPlace`."""
+        with _as_os_errors():
+            return int(self._fs.info(self._path(name))["size"])
+
+    def names(self) -> Iterator[str]:
+        """See `ObjectPlace`."""
+        with _as_os_errors():
+            paths = self._fs.find(self._root)
+        for path in paths:
+            yield path.rpartition("/")[2]
+
+    def modified_at(self, name: str) -> datetime:
+        """See `ObjectPlace`."""
+        with _as_os_errors():
+            return self._modified(self._path(name))
+
+    def now(self) -> datetime:
+        """See `ObjectPlace`."""
+        path = f"{self._root}/{_CLOCK}"
+        with _as_os_errors():
+            self._fs.pipe_file(path, b"now")
+            return self._modified(path)
+
+    def remove(self, name: str) -> None:
+        """See `ObjectPlace`."""
+        with _as_os_errors(), suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(name))
+
+    def _modified(self, path: str) -> datetime:
+        at: datetime = self._fs.modified(path)
+        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name[:2]}/{name}"
+
+
+@contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Libraries of stores have errors of their own, such as those for credentials that are missing."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        shutil.copyfile(source, target)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
