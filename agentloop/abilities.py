@@ -1,4 +1,4 @@
-"""Optional abilities of sandboxes, verifiers, agents, experience and exporters; each is a separate Protocol.
+"""Optional abilities of sandboxes, verifiers, agents, policies, experience and exporters; each is a separate Protocol.
 
 `protocols.py` defines what every part must offer. A part that offers more has the methods or attributes below. The
 engine checks with `isinstance(part, Files)`, never for a class of this package, so parts of other packages are treated
@@ -410,6 +410,18 @@ class ShowsTools(Protocol):
 
     async def tools(self) -> Sequence[ToolSpec] | None:
         """The tools; None if the agent made no call, so that they are unknown."""
+        ...
+
+
+# ----------------------------------------------------------------------------------------------------- of policies
+
+
+@runtime_checkable
+class SavesWeights(Protocol):
+    """A policy that another process can load from the folder that it writes."""
+
+    def save(self, folder: Path) -> None:
+        """Write the weights as they are now, with everything that is needed to answer."""
         ...
 
 

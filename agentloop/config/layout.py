@@ -16,6 +16,8 @@ from agentloop.output_files import STATE as STATE_NAME
 from agentloop.output_files import make_folder
 
 STATE = Path(STATE_NAME)
+FAILED = Path("evals") / "failed"
+"""Suite of the held-out tasks that the live version fails. The loop writes it, and `agentloop mine` reads it."""
 POLICIES = STATE / "policies"
 """Folder with a subfolder for each version of weights."""
 RUNS = STATE / "runs"

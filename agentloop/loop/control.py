@@ -70,5 +70,6 @@ async def _evaluate(project: Project, stage: Stage, policy: TinyPolicy) -> None:
     tasks = project.suite.split(Split.heldout)
     trials = project.config.gate.trials
     project.progress.start("control arm: held-out tasks", len(tasks) * trials)
-    attempts = await stage.gather(tasks, policy, purpose=Purpose.evaluate, version=CONTROL, group_size=trials)
+    actor = project.acting_as(policy)
+    attempts = await stage.gather(tasks, actor, purpose=Purpose.evaluate, version=CONTROL, group_size=trials)
     project.store.put_report(eval_report(project, CONTROL, tasks, attempts, stage.n_lost))

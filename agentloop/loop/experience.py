@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from agentloop.errors import ConfigError, NoSuchTrace
@@ -19,10 +20,9 @@ from agentloop.loop.trained import OURS
 from agentloop.loop.workshop import Workshop
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.protocols import Policy
-from agentloop.registry.acting import base_actor
 from agentloop.registry.folders import read_overlay
 from agentloop.registry.loading import OF_WEIGHTS
-from agentloop.rollout.actors import UNNAMED, Actor
+from agentloop.rollout.actors import UNNAMED, Actor, Provenance, ProvenanceKind
 from agentloop.store.tables import ProposalRow, TraceSummary
 from agentloop.types import (
     Attempt,
@@ -214,41 +214,31 @@ class ProjectExperience:
                 self.stage = await begin(self._project, StageKey(StageKind.turn, self._number))
         actor = self._actor(policy, overlay)
         version = self._parent.number if self._parent is not None else 0
-        return await self.stage.gather(
-            tasks,
-            actor.policy,
-            purpose=purpose,
-            version=version,
-            group_size=group_size,
-            part=part,
-            identity=actor.identity if policy is None else UNNAMED,
-        )
+        return await self.stage.gather(tasks, actor, purpose=purpose, version=version, group_size=group_size, part=part)
 
     def _actor(self, policy: Policy | None, overlay: Overlay | None) -> Actor:
-        """The project's agent, under a policy of the trainer's or the parent's."""
+        """The project's agent, under a policy of the trainer's or the parent's.
+
+        With a policy of the trainer's, it has no identity: that changes with each update.
+        """
         project = self._project
         parent = self._parent
         if overlay is None and parent is not None and parent.kind is VersionKind.overlay:
             overlay = read_overlay(project.version_folder(parent.number))
-        if policy is None and parent is not None and parent.kind in OF_WEIGHTS:
+        if policy is not None:
+            return replace(project.present_actor(overlay, policy), identity=UNNAMED)
+        if parent is not None and parent.kind in OF_WEIGHTS:
             self._policy = self._policy or project.actor(parent).policy
-        if policy is None and self._policy is None:
-            self._policy = project.present_actor().policy
-        suite = project.suite
-        chosen = policy or self._policy
-        prices = project.config.prices
-        return base_actor("", project.base, suite.tasks, suite.name, prices, policy=chosen, overlay=overlay)
+            return project.present_actor(overlay, self._policy)
+        # One policy for all attempts, because it keeps its connections.
+        self._policy = self._policy or project.present_actor().policy
+        actor = project.present_actor(overlay, self._policy)
+        return replace(actor, provenance=Provenance(ProvenanceKind.settings, overlay=overlay))
 
     def _rows(self, filter: str) -> Iterator[TraceSummary]:
-        after = 0
-        while True:
-            page = self._project.store.stored(filter, project=self._project.store.project, after=after, limit=PAGE)
-            for one in page:
-                columns = {name: value for name, value in one.row._mapping.items() if name not in ("body", "bodies")}
-                yield TraceSummary.model_construct(**columns)
-            if len(page) < PAGE:
-                return
-            after = page[-1].row.key
+        keys = self._project.store.plan_order(filter)
+        for start in range(0, len(keys), PAGE):
+            yield from self._project.store.summaries_of(keys[start : start + PAGE])
 
 
 def _tasks_of_traces(tasks: Sequence[Task]) -> Callable[[TraceSummary, str], Task | None]:

@@ -92,13 +92,11 @@ async def _measure(project: Project, version: PolicyVersion) -> EvalReport:
     project.progress.start(f"measure: v{version.number} on held-out tasks", len(tasks) * trials)
     attempts = await stage.gather(
         tasks,
-        actor.policy,
+        actor,
         purpose=Purpose.evaluate,
         version=version.number,
         group_size=trials,
         part=FRESH,
-        identity=actor.identity,
-        agent=actor.agent,
     )
     report = eval_report(project, version.number, tasks, attempts, stage.n_lost)
     return _remember(project, stage, attempts, report.model_copy(update={"is_fresh": True}))
@@ -118,12 +116,10 @@ async def _compare(project: Project, candidate: PolicyVersion, comparison: Compa
     for turn in range(n_rounds):
         mine = await stage.gather(
             tasks,
-            actor.policy,
+            actor,
             purpose=Purpose.evaluate,
             version=candidate.number,
             part=turn,
-            identity=actor.identity,
-            agent=actor.agent,
         )
         comparison.add(of_candidate(project, mine, turn))
         attempts += mine

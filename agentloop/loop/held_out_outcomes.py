@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from agentloop.config.layout import FAILED
 from agentloop.costs.totals import price
 from agentloop.failures.taxonomy import OURS
 from agentloop.gate.outcomes import Outcome, Side, SuitePart, stored_outcome
 from agentloop.gate.promotion import MAX_INFRA, Comparison
 from agentloop.gate.trials import outcome_of
 from agentloop.loop.project import Project
-from agentloop.mining.failed_tasks import FAILED, Pinned, pin
+from agentloop.mining.failed_tasks import Pinned, pin
 from agentloop.rollout.plan import plan
 from agentloop.store.bodies import unpack
 from agentloop.store.evidence import EvidenceLog

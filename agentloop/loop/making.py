@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from agentloop.abilities import Rehearses
 from agentloop.config.settings import known_secrets
@@ -208,12 +209,11 @@ async def _validate_again(draft: ProjectDraft, experience: ProjectExperience, pa
     policy = TinyPolicy(draft.folder / WEIGHTS, temperature=project.base.policy.temperature)
     attempts = await stage.gather(
         project.suite.split(Split.validation),
-        policy,
+        replace(project.acting_as(policy), identity=project.base.identity(own_parts(draft.folder, None))),
         purpose=Purpose.validate,
         version=draft.number,
         group_size=3,
         part="validate/end",
-        identity=project.base.identity(own_parts(draft.folder, None)),
     )
     draft.measure(**{VALIDATION: mean_reward(attempts)})
 

@@ -10,21 +10,23 @@ sandboxes/            recipes of images         traces/      store.db: every tra
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
+from agentloop.abilities import SavesWeights
 from agentloop.config.layout import POLICIES, STATE
 from agentloop.config.settings import Config
 from agentloop.costs.energy import Meter
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.progress import Progress
-from agentloop.protocols import Agent, Pool
+from agentloop.protocols import Agent, Policy, Pool
 from agentloop.registry.acting import acting, agent_of, base_actor
 from agentloop.registry.parts import Base, plays
 from agentloop.registry.versions import Registry
-from agentloop.rollout.actors import Actor
+from agentloop.rollout.actors import Actor, Provenance, ProvenanceKind
 from agentloop.store.store import Store
 from agentloop.suites.suite import Suite
-from agentloop.types import PolicyVersion
+from agentloop.types import Overlay, PolicyVersion
 from agentloop.work.local import LocalWork
 from agentloop.work.work import Work
 
@@ -75,9 +77,21 @@ class Project:
         """The actor for `version`, independent of the present settings and files. Raises ConfigError."""
         return acting(version, self.folder, self.config, self.suite.tasks, self.suite.name)
 
-    def present_actor(self) -> Actor:
-        """The actor of the present settings and files, which is no version. Raises ConfigError or PluginError."""
-        return base_actor("", self.base, self.suite.tasks, self.suite.name, self.config.prices)
+    def present_actor(self, overlay: Overlay | None = None, policy: Policy | None = None) -> Actor:
+        """The actor of the present settings and files, which is no version. Raises ConfigError or PluginError.
+
+        overlay: texts that replace those of the agent. policy: replaces that of the settings.
+        """
+        suite = self.suite
+        actor = base_actor("", self.base, suite.tasks, suite.name, self.config.prices, policy=policy, overlay=overlay)
+        provenance: Provenance | None = Provenance(ProvenanceKind.settings, overlay=overlay)
+        if policy is not None:
+            provenance = provenance_of(policy, overlay)
+        return replace(actor, agent=self.agent, provenance=provenance)
+
+    def acting_as(self, policy: Policy, provenance: Provenance | None = None) -> Actor:
+        """The project's agent under a policy that is no version."""
+        return Actor("", self.agent, policy, provenance=provenance or provenance_of(policy))
 
     def artifact(self, number: int) -> str:
         """The folder of a version as the registry has it."""
@@ -86,3 +100,10 @@ class Project:
     def version_folder(self, number: int) -> Path:
         """The folder of a version."""
         return self.folder / POLICIES / f"v{number:04d}"
+
+
+def provenance_of(policy: Policy, overlay: Overlay | None = None) -> Provenance | None:
+    """The provenance of an actor under a policy in training. overlay: the texts in front of the policy."""
+    if not isinstance(policy, SavesWeights):
+        return None
+    return Provenance(ProvenanceKind.weights, overlay=overlay, save=policy.save)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from agentloop.costs.energy import Used
 from agentloop.errors import ConfigError, counted
-from agentloop.identity import Identity
 from agentloop.loop.project import Project
-from agentloop.protocols import Agent, Policy
-from agentloop.rollout.actors import UNNAMED, Actor
+from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import plan
 from agentloop.rollout.refusals import refuse_broken, why_unscored
 from agentloop.rollout.retry import is_lost
@@ -65,21 +63,19 @@ class Stage:
     async def gather(
         self,
         tasks: Sequence[Task],
-        policy: Policy,
+        actor: Actor,
         *,
         purpose: Purpose,
         version: int,
         group_size: int = 1,
         part: object = "",
-        identity: Identity = UNNAMED,
-        agent: Agent | None = None,
     ) -> list[Attempt]:
         """`group_size` attempts at each task, in order; those that are on disk already are not made again.
 
         Experience exists for the rest of the loop once it is on disk. `part` tells apart calls within one stage.
-        identity: of the version. agent: in place of the project's. Raises SandboxError or PolicyError when most
-        episodes failed outside the agent, ConfigError when no verifier scored any; what happened is stored all the
-        same.
+        version: the one that acts, or that a trainer's candidate began from. Raises SandboxError or PolicyError when
+        most episodes failed outside the agent, ConfigError when no verifier scored any; what happened is stored all
+        the same.
         """
         planned = plan(
             tasks,
@@ -90,7 +86,7 @@ class Stage:
             group_size=group_size,
             owner=self.project.store.owner,
         )
-        actor = Actor(f"v{version}", agent or self.project.agent, policy, identity, version=version)
+        actor = replace(actor, ref=f"v{version}", version=version)
         first = self.n_episodes
         self.n_episodes += len(planned)  # before the first attempt ends: several calls may be under way at once
         done: dict[str, Attempt] = {}

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentloop.config.layout import refuse_earlier_layout
+from agentloop.config.layout import FAILED, refuse_earlier_layout
 from agentloop.config.settings import Config, load_config, suite_folder
 from agentloop.gate.success import success
 from agentloop.loop.project import REPORT, Project
-from agentloop.mining.failed_tasks import FAILED, read_failed
+from agentloop.mining.failed_tasks import read_failed
 from agentloop.reports.loop import ReportData, write_report
 from agentloop.store.place import open_store
 from agentloop.store.store import Store

@@ -5,10 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from agentloop.identity import Identity
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin
-from agentloop.registry.acting import base_actor
 from agentloop.rollout.refusals import why_unscored
 from agentloop.store.bodies import unpack
 from agentloop.store.tables import TraceRow
@@ -31,10 +29,8 @@ async def try_train_tasks(project: Project, number: int, overlay: Overlay | None
     if key.name not in project.store.stages() or project.registry.get(number) is None:
         stage = await begin(project, key)
         project.progress.start(f"run: v{number} on train tasks", len(tasks))
-        suite = project.suite
-        actor = base_actor("", project.base, suite.tasks, suite.name, project.config.prices, overlay=overlay)
-        identity = Identity(actor.identity.hash, {})
-        await stage.gather(tasks, actor.policy, purpose=Purpose.run, version=number, identity=identity)
+        actor = project.present_actor(overlay)
+        await stage.gather(tasks, actor, purpose=Purpose.run, version=number)
         stage.finish()
     if key.name in project.reported:
         return

@@ -22,6 +22,7 @@ from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy, new_model
 from agentloop.registry.policies import script
+from agentloop.rollout.actors import Provenance, ProvenanceKind
 from agentloop.store.bodies import unpack
 from agentloop.train.algorithms.sft import Sft, SftOptions
 from agentloop.train.data.admission import Admission
@@ -76,7 +77,8 @@ async def demonstrate(project: Project, policy: ScriptedPolicy) -> list[Demonstr
         n = project.config.warm_start.n_demonstrations
         project.progress.start("demonstrations", n)
         tasks = project.rng(name).choices(train, k=n)
-        attempts = await stage.gather(tasks, policy, purpose=Purpose.demonstrate, version=0)
+        actor = project.acting_as(policy, Provenance(ProvenanceKind.demonstrator))
+        attempts = await stage.gather(tasks, actor, purpose=Purpose.demonstrate, version=0)
         states = [attempt.verdict.state for attempt in attempts]
         stage.drop(Counter(str(state) for state in states if state is not RewardState.scored))
         stage.finish()
@@ -257,7 +259,7 @@ async def validate(project: Project, stage: Stage, policy: TinyPolicy, *, versio
     """Success on the validation split, which decides when to stop and nothing else."""
     attempts = await stage.gather(
         project.suite.split(Split.validation),
-        policy,
+        project.acting_as(policy),
         purpose=Purpose.validate,
         version=version,
         group_size=3,

@@ -21,8 +21,6 @@ from agentloop.suites.suite import Suite, load_suite
 from agentloop.suites.writer import write_suite
 from agentloop.types import FailureType, Frozen, RewardState, Split, Task, Trace, Verdict, content_hash
 
-FAILED = Path("evals") / "failed"
-"""Folder, in a project, of the tasks that a champion failed. `agentloop mine` reads it."""
 FAILURES = "failures.jsonl"
 
 

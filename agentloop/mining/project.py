@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from agentloop.config.layout import FAILED
 from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config, suite_folder
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.failures.taxonomy import project_taxonomy
 from agentloop.mining.candidates import Candidate, Signatures, candidates
 from agentloop.mining.case import read_cases
-from agentloop.mining.failed_tasks import FAILED, read_failed
+from agentloop.mining.failed_tasks import read_failed
 from agentloop.mining.mine import Mine, Mined
 from agentloop.protocols import SandboxBackend
 from agentloop.registry.refs import resolve

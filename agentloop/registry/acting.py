@@ -38,7 +38,7 @@ from agentloop.registry.loading import OF_WEIGHTS, loaded
 from agentloop.registry.parts import OVERLAY_PART, OWN_PARTS, Base, own_parts, plays, policy_parts, public_url
 from agentloop.registry.policies import fixed_policy, interrupts_wait
 from agentloop.registry.routing import as_weights
-from agentloop.rollout.actors import Actor
+from agentloop.rollout.actors import Actor, Provenance, ProvenanceKind
 from agentloop.types import Overlay, PolicyVersion, Task, VersionKind
 
 _log = logging.getLogger("agentloop")
@@ -68,7 +68,8 @@ def acting(
         policy=_policy(version, base, project, tasks, suite, config.prices),
     )
     whole = replace(base, has_agent=not plays(tasks)).identity(own)
-    return replace(actor, identity=whole, version=version.number)
+    provenance = Provenance(ProvenanceKind.version, folder=folder)
+    return replace(actor, identity=whole, version=version.number, provenance=provenance)
 
 
 def base_of(version: PolicyVersion, project: Path, config: Config) -> Base:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 
 from agentloop.costs.totals import Price, free
 from agentloop.identity import Identity
 from agentloop.protocols import Agent, Policy
+from agentloop.types import Overlay
 
 ORACLE = "oracle"
 NOBODY = "nop"
@@ -17,6 +21,32 @@ SOLUTION = "solution"
 """The actor that mining makes of a task's own solution."""
 
 UNNAMED = Identity("", {})
+
+
+class ProvenanceKind(StrEnum):
+    """Kind of thing that an actor is made from."""
+
+    version = "version"
+    """A registered version."""
+    settings = "settings"
+    """The present settings and files of the project."""
+    weights = "weights"
+    """The project's agent, with weights that are being trained."""
+    demonstrator = "demonstrator"
+    """The project's agent, with the program whose demonstrations are imitated."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where an actor comes from: another process makes the same actor from this and the project's files."""
+
+    kind: ProvenanceKind
+    folder: Path | None = None
+    """Folder of the version."""
+    overlay: Overlay | None = None
+    """Texts that replace those of the agent; not for versions, which have their own."""
+    save: Callable[[Path], None] | None = None
+    """Writes the weights, as they are now, to a folder."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +66,8 @@ class Actor:
     """Installed packages whose versions decide what it does."""
     version: int = 0
     """Number of the registered version that it is; 0 for any other."""
+    provenance: Provenance | None = None
+    """None: the actor consists of objects of this process, and no other process can make it."""
 
     @property
     def plays_solutions(self) -> bool:

@@ -216,7 +216,8 @@ class History:
         """The rows of all our episodes that are compared with that of `row`, including itself, in order."""
         same = [col(getattr(TraceRow, name)) == getattr(row, name) for name in ("project", "stage", "group", "task_id")]
         with self._database.read() as connection:
-            return list(connection.execute(select(*columns(TraceRow)).where(*same).order_by(col(TraceRow.key))))
+            query = select(*columns(TraceRow)).where(*same).order_by(col(TraceRow.n), col(TraceRow.key))
+            return list(connection.execute(query))
 
     def queue(self, project: str, *, sample: int = 0) -> list[tuple[TraceSummary, str]]:
         """(trace, reason) for traces that need a person: disputed or waiting ones, then `sample` others.

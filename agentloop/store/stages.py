@@ -13,6 +13,7 @@ from agentloop.store.attempts import Placed, put_attempts, supersede
 from agentloop.store.database import Database
 from agentloop.store.evidence import EvidenceLog, begin_evidence, begin_next, evidence
 from agentloop.store.find import LISTED
+from agentloop.store.query import conditions
 from agentloop.store.shared import SharedBodies
 from agentloop.store.statements import chunks
 from agentloop.store.tables import TraceRow, TraceSummary
@@ -114,6 +115,36 @@ class Stages:
                 query = sa_select(*LISTED).where(col(TraceRow.project) == self.project, col(TraceRow.id).in_(part))
                 rows += [TraceSummary.model_construct(**row) for row in connection.execute(query).mappings()]
         return rows
+
+    def plan_order(self, filter: str) -> list[int]:
+        """Keys of the project's traces that match a filter: stage by stage, oldest first, and each in plan order.
+
+        The order does not depend on which attempt of a stage ended first. Traces without a stage are in the order of
+        their arrival.
+        """
+        query = sa_select(col(TraceRow.key), col(TraceRow.stage), col(TraceRow.n)).where(
+            col(TraceRow.project) == self.project, *conditions(filter, self._database.engine.dialect.name)
+        )
+        with self._database.read() as connection:
+            rows: list[tuple[int, str | None, int | None]] = [
+                (key, stage, n) for key, stage, n in connection.execute(query) if key is not None
+            ]
+        begun: dict[str, int] = {}
+        for key, stage, _ in rows:
+            if stage is not None:
+                begun[stage] = min(key, begun.get(stage, key))
+        rows.sort(key=lambda row: (begun.get(row[1] or "", row[0]), row[2] or 0, row[0]))
+        return [key for key, _, _ in rows]
+
+    def summaries_of(self, keys: Sequence[int]) -> list[TraceSummary]:
+        """The traces with these keys, in their order, without deleted ones."""
+        rows: dict[int, TraceSummary] = {}
+        with self._database.read() as connection:
+            for part in chunks(keys):
+                query = sa_select(*LISTED).where(col(TraceRow.key).in_(part))
+                summaries = [TraceSummary.model_construct(**row) for row in connection.execute(query).mappings()]
+                rows |= {row.key: row for row in summaries if row.key is not None}
+        return [rows[key] for key in keys if key in rows]
 
     def begin_evidence(
         self, kind: str, key: str, about: dict[str, object], *, within: Connection | None = None

@@ -350,7 +350,7 @@ def test_the_loop_plants_canaries_and_labels_who_uses_them(
         async def gathered() -> list[Attempt]:
             try:
                 return await Stage(project, StageKey(StageKind.other)).gather(
-                    project.suite.tasks, ScriptedPolicy(script), purpose=Purpose.run, version=0
+                    project.suite.tasks, project.acting_as(ScriptedPolicy(script)), purpose=Purpose.run, version=0
                 )
             finally:
                 await project.pool.close()

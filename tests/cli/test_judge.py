@@ -32,7 +32,7 @@ def mini(tmp_path: Path, bubblewrap: object) -> Path:
             try:
                 stage = await begin(project, StageKey(StageKind.other))
                 train = project.suite.split(Split.train)
-                await stage.gather(train, solves(0), purpose=Purpose.run, version=1)
+                await stage.gather(train, project.acting_as(solves(0)), purpose=Purpose.run, version=1)
             finally:
                 await project.pool.close()
 

@@ -409,7 +409,7 @@ def test_episodes_that_are_rolled_out_get_its_guess(scorer: Scorer, tmp_path: Pa
             try:
                 stage = await begin(project, StageKey(StageKind.run, version))
                 tasks = project.suite.split(Split.heldout)
-                done = await stage.gather(tasks, gives_up, purpose=Purpose.run, version=0)
+                done = await stage.gather(tasks, project.acting_as(gives_up), purpose=Purpose.run, version=0)
             finally:
                 await project.pool.close()
         (attempt,) = done

@@ -123,7 +123,9 @@ class PlannedTrainer:
     async def _make(self, draft: Draft, parent: int) -> str:
         stage = await begin(self.project, StageKey(StageKind.turn, draft.number + 1))
         tasks = self.project.suite.split(Split.train)
-        await stage.gather(tasks, solves(0), purpose=Purpose.train, version=parent, group_size=2)
+        await stage.gather(
+            tasks, self.project.acting_as(solves(0)), purpose=Purpose.train, version=parent, group_size=2
+        )
         stage.drop({"flat": 2})
         stage.finish()
         skill = self.skills[draft.number - 1]

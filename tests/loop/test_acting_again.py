@@ -216,7 +216,7 @@ def test_stored_traces_of_held_out_tasks_are_counted_and_not_given(tmp_path: Pat
 
         async def roll_out() -> None:
             stage = await begin(project, StageKey(StageKind.other))
-            await stage.gather(chosen, solves(0), purpose=Purpose.run, version=0)
+            await stage.gather(chosen, project.acting_as(solves(0)), purpose=Purpose.run, version=0)
 
         done(project, roll_out())
         experience = ProjectExperience(project, 2, None)

@@ -69,6 +69,7 @@ def weights(project: Project, shown: Sequence[Demonstration]) -> torch.Tensor:
 
 def test_the_seed_decides_the_weights_and_only_passing_demonstrations_train(tmp_path: Path) -> None:
     found = []
+    torch.set_num_threads(1)  # with several, sums may round differently each time
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         with opened(settings(tmp_path / name, seed)) as project:
             shown = demonstrations(project)

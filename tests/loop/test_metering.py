@@ -45,7 +45,7 @@ def test_a_stage_has_the_joules_of_its_own_time(
             for version, n in ((1, 2), (2, 3)):
                 stage = await begin(project, StageKey(StageKind.run, version))
                 tasks = project.suite.split(Split.train)
-                await stage.gather(tasks, solves(0), purpose=Purpose.train, version=1, group_size=n)
+                await stage.gather(tasks, project.acting_as(solves(0)), purpose=Purpose.train, version=1, group_size=n)
                 stage.finish()
             await project.pool.close()
             return [row.metrics for row in project.store.stages().values()]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlmodel import select
 
+from agentloop.config.layout import FAILED
 from agentloop.errors import ConfigError, UpstreamUnavailable
 from agentloop.gate.outcomes import Header, Outcome, outcome_lines
 from agentloop.gate.result import fold
@@ -20,7 +21,7 @@ from agentloop.loop.project import Project
 from agentloop.loop.stage import begin
 from agentloop.loop.summary import Summary, stored_project
 from agentloop.loop.turns import run_loop
-from agentloop.mining.failed_tasks import FAILED, read_failed
+from agentloop.mining.failed_tasks import read_failed
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.evidence import EvidenceRow
@@ -373,7 +374,7 @@ def test_a_stage_begins_without_what_an_attempt_at_it_left(folder: Path) -> None
         async def attempts() -> None:
             for part in ("one", "two"):
                 stage = await begin(project, StageKey(StageKind.turn, 2), anew=True)
-                await stage.gather([task], solves(0), purpose=Purpose.train, version=1, part=part)
+                await stage.gather([task], project.acting_as(solves(0)), purpose=Purpose.train, version=1, part=part)
             await project.pool.close()
 
         asyncio.run(attempts())

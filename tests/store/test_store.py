@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import AttemptConflict, SandboxError, StoreError
+from agentloop.store.attempts import Placed
 from agentloop.store.bodies import unpack
 from agentloop.store.evidence import StoredOutcome
 from agentloop.store.store import Store
@@ -448,3 +449,19 @@ def test_every_commit_waits_for_the_disk(store: Store) -> None:
         }
     assert found == {"journal_mode": "wal", "synchronous": 2}
     assert re.fullmatch(r"[1-9]\d*", str(SCHEMA_VERSION))
+
+
+# -------------------------------------------------------------------------------------- the order of a plan
+
+
+def test_attempts_come_in_plan_order_whichever_ended_first(either: Store) -> None:
+    """Stages come in the order in which they began; a trace without a stage where it arrived."""
+    first = [judged(f"a{n}", reward=1.0) for n in range(4)]
+    either.put_placed([Placed("warm-start", n, first[n]) for n in (2, 0)])
+    either.put_attempts("turn-1", [judged("b0", reward=1.0), judged("b1", reward=0.0)])
+    either.put_placed([Placed("warm-start", n, first[n]) for n in (3, 1)])
+    keys = either.plan_order("")
+    assert [row.id for row in either.summaries_of(keys)] == ["a0", "a1", "a2", "a3", "b0", "b1"]
+    passed = either.plan_order("reward>=1")
+    assert [row.id for row in either.summaries_of(passed)] == ["a0", "a1", "a2", "a3", "b0"]
+    assert [row.id for row in either.summaries_of([keys[4], keys[0], 10**9])] == ["b0", "a0"]
