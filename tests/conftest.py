@@ -241,6 +241,12 @@ def agentloop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     return run
 
 
+@pytest.fixture(autouse=True)
+def objects_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects are never cached in the home folder of whoever runs the tests."""
+    monkeypatch.setenv("AGENTLOOP_OBJECTS__CACHE", str(tmp_path_factory.getbasetemp() / "objects-cache"))
+
+
 @pytest.fixture
 def research_formats(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package of research formats is installed while the test runs."""

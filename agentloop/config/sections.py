@@ -437,8 +437,11 @@ class WorkSection(Section):
     """How the loop makes its attempts."""
 
     shared: bool = False
-    """Make them as units of the store, with leases, instead of as calls in the loop's process. The process of the loop
-    still does all of them; no other worker can."""
+    """Make them as units of the store, with leases, instead of as calls in the loop's process. Every `agentloop worker`
+    on this store does some of them."""
+    takes_part: bool = True
+    """With `shared`: the process of the loop does units, too. Otherwise it leaves them to workers, except for those
+    that consist of objects of its own, such as attempts that go on from a step of another one."""
 
 
 class PriceSection(Section):

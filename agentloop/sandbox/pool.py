@@ -40,10 +40,13 @@ class KnowsLeases(Protocol):
 class SandboxPool:
     """Sandboxes of one backend. Close it, or its sandboxes end with this process."""
 
-    def __init__(self, backend: SandboxBackend, *, min_idle: int = MIN_IDLE) -> None:
+    def __init__(
+        self, backend: SandboxBackend, *, min_idle: int = MIN_IDLE, max_sandboxes: int = MAX_SANDBOXES
+    ) -> None:
         """Also removes leftovers of killed processes in the folder for temporary files.
 
-        min_idle: number of ready sandboxes for each spec that was leased before; 0 creates each on demand.
+        max_sandboxes: maximum number of concurrent leases of fresh sandboxes; further leases wait. min_idle: number of
+        ready sandboxes for each spec that was leased before; 0 creates each on demand.
         """
         sweep_socket_folders()
         self.backend = backend
@@ -51,7 +54,9 @@ class SandboxPool:
         self._stock = Stock(self._create, self._end, min_idle)
         self._creating: set[asyncio.Task[Sandbox]] = set()
         self._sandboxes: dict[str, Sandbox] = {}
-        self._own = asyncio.Semaphore(MAX_SANDBOXES)
+        self.max_sandboxes = max_sandboxes
+        """Maximum number of concurrent leases of fresh sandboxes."""
+        self._own = asyncio.Semaphore(max_sandboxes)
         self._starts = asyncio.Semaphore(MAX_STARTS)
         self._closed = False
 
@@ -59,11 +64,6 @@ class SandboxPool:
     def isolation(self) -> str:
         """The kind of isolation, recorded on every trace."""
         return self.backend.isolation
-
-    @property
-    def max_sandboxes(self) -> int:
-        """Maximum number of concurrent leases of fresh sandboxes; further leases wait."""
-        return MAX_SANDBOXES
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:

@@ -55,6 +55,8 @@ class WorkerCard(NamedTuple):
     """Projects whose units it does; empty for all."""
     runs: tuple[int, ...] = ()
     """Runs whose units it does; empty for all. A loop in one process does only its own."""
+    single: tuple[str, ...] = ()
+    """Kinds of which it does one unit at a time."""
 
 
 class Claimed(NamedTuple):
@@ -67,6 +69,8 @@ class Claimed(NamedTuple):
     unit: Unit
     n_lost: int
     """Times that infrastructure failed it before."""
+    bundle: str | None = None
+    """SHA-256 of the files that the units of its run read."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -182,25 +186,35 @@ class Claims:
 
     # ------------------------------------------------------------------ claiming
 
-    def claim(self, k: int) -> list[Claimed]:
-        """Up to `k` units that this worker can do. Runs get their shares of the slots by their weights."""
+    def claim(self, k: int, busy: Collection[str] = ()) -> list[Claimed]:
+        """Up to `k` units that this worker can do. Runs get their shares of the slots by their weights.
+
+        busy: kinds of the units that it does now.
+        """
         if self._was_idle:  # a worker that only looks for units must not keep writers waiting
             with self._database.read() as connection:
                 if not self._waiting(connection):
                     return []
-        claimed = in_transaction(self._database, lambda connection: self._claim(connection, k))
+        claimed = in_transaction(self._database, lambda connection: self._claim(connection, k, busy))
         self._was_idle = not claimed
         return claimed
 
-    def _claim(self, connection: Connection, k: int) -> list[Claimed]:
+    def _claim(self, connection: Connection, k: int, busy: Collection[str]) -> list[Claimed]:
         queues = self._waiting(connection)
         shares = _shares(queues, k) if queues else {}
         claimed: list[Claimed] = []
+        full = set(self.card.single).intersection(busy)
         for queue in queues:
-            if shares[queue.run] > 0:
-                rows = ask(connection, _CLAIM, (self.card.id, queue.number, shares[queue.run]))
-                shares[queue.run] -= len(rows)
-                claimed += _claimed(queue, sorted(rows, key=_ORDER))
+            n = shares[queue.run]
+            if queue.kind in self.card.single:
+                n = min(n, int(queue.kind not in full))
+            if n <= 0:
+                continue
+            rows = ask(connection, _CLAIM, (self.card.id, queue.number, n))
+            shares[queue.run] -= len(rows)
+            claimed += _claimed(queue, sorted(rows, key=_ORDER))
+            if rows:
+                full.update({queue.kind}.intersection(self.card.single))
         return claimed
 
     def _waiting(self, connection: Connection) -> list[_Waiting]:
@@ -211,8 +225,8 @@ class Claims:
         for _, _, run, *_, n, _ in rows:
             n_leased[run] += n
         queues = [
-            _Waiting(number, project, run, kind, tuple(needs.split()), n_leased[run] / weight, weight, rank)
-            for number, project, run, kind, needs, weight, _, rank in rows
+            _Waiting(number, project, run, kind, tuple(needs.split()), n_leased[run] / weight, weight, rank, bundle)
+            for number, project, run, kind, needs, weight, bundle, _, rank in rows
             if rank is not None and self.card.has.issuperset(needs.split())
         ]
         return sorted(queues, key=lambda queue: (queue.rank, queue.number))
@@ -227,11 +241,13 @@ class Claims:
         """
         return self.finish_and_claim(finished, 0)[0]
 
-    def finish_and_claim(self, finished: Sequence[Finished], k: int) -> tuple[list[bool], list[Claimed]]:
+    def finish_and_claim(
+        self, finished: Sequence[Finished], k: int, busy: Collection[str] = ()
+    ) -> tuple[list[bool], list[Claimed]]:
         """`finish`, then `claim` up to `k` units in the same transaction: half the commits of a busy worker."""
 
         def turn(connection: Connection) -> tuple[list[bool], list[Claimed]]:
-            return self._finish(connection, finished), self._claim(connection, k) if k else []
+            return self._finish(connection, finished), self._claim(connection, k, busy) if k else []
 
         counts, claimed = in_transaction(self._database, turn)
         self._was_idle = k > 0 and not claimed
@@ -347,6 +363,8 @@ class _Waiting(NamedTuple):
     weight: float
     rank: int
     """Of its first unit."""
+    bundle: str | None
+    """Of its run."""
 
 
 class _Leased(NamedTuple):
@@ -370,7 +388,7 @@ _BEAT = (
 )
 _DUE = "state = 'ready' AND (not_before IS NULL OR not_before <= {now})"
 _QUEUES = (
-    "SELECT q.number, q.project, q.run, q.kind, q.needs, r.weight, "  # noqa: S608
+    "SELECT q.number, q.project, q.run, q.kind, q.needs, r.weight, r.bundle, "  # noqa: S608
     "(SELECT count(*) FROM unit WHERE queue = q.number AND state = 'leased'), "
     f"(SELECT rank FROM unit WHERE queue = q.number AND {_DUE} ORDER BY rank, position, number LIMIT 1) "
     "FROM queue q JOIN run r ON r.number = q.run WHERE r.state = 'running'"
@@ -416,10 +434,9 @@ def _leased(connection: Connection, numbers: Sequence[int]) -> list[_Leased]:
 
 
 def _claimed(queue: _Waiting, rows: Iterable[tuple[Any, ...]]) -> Iterator[Claimed]:
-    _, project, run, kind, needs, *_ = queue
     for number, epoch, key, asks, limit_s, rank, position, n_lost in rows:
-        unit = Unit(key, kind, orjson.loads(asks), needs, limit_s, -rank, position)
-        yield Claimed(number, epoch, project, run, unit, n_lost)
+        unit = Unit(key, queue.kind, orjson.loads(asks), queue.needs, limit_s, -rank, position)
+        yield Claimed(number, epoch, queue.project, queue.run, unit, n_lost, queue.bundle)
 
 
 def _shares(queues: Sequence[_Waiting], k: int) -> dict[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from agentloop.store.store import Store
 from agentloop.store.units import PROCESS
 from agentloop.work.bells import PollBell
 from agentloop.work.processes import pids
-from agentloop.work.rollouts import KIND, Resolve
+from agentloop.work.rollouts import BATCH, KINDS, Resolve
 from agentloop.work.work import Ask
 from agentloop.work.worker import Doer, Worker, card_of_process
 
@@ -52,25 +52,32 @@ class Ear:
 class RunningWorker:
     """A worker of this process that runs now, and the cohorts that it may be asked for."""
 
-    def __init__(self, store: Store, run: int, make_doer: Callable[[Resolve], Doer], n_slots: int) -> None:
-        card = card_of_process((KIND,), n_slots=n_slots, projects=(store.project,), runs=(run,))
+    def __init__(
+        self, store: Store, run: int, make_doer: Callable[[Resolve], Doer], n_slots: int, has: Collection[str] = ()
+    ) -> None:
+        """has: abilities for units that other workers could do, too."""
+        card = card_of_process(KINDS, n_slots=n_slots, projects=(store.project,), runs=(run,), single=(BATCH,))
         where = pids()
         self.needs = (f"{PROCESS}{card.id}",)
-        """Needs of the units of this process."""
-        card = card._replace(has=frozenset((*self.needs, *([where] if where else ()))))
+        """Needs of the units that only this process can do."""
+        card = card._replace(has=frozenset((*self.needs, *has, *([where] if where else ()))))
         self.bell = PollBell()
         self._store = store
         self._cohorts: dict[str, Ask] = {}
+        self._needs: dict[str, tuple[str, ...]] = {}
         self._n_askers: Counter[str] = Counter()
         self._ears: list[Ear] = []
-        self._worker = Worker(store, card, {KIND: make_doer(self._resolve)}, bell=self.bell, on_end=self._tell)
+        self._worker = Worker(
+            store, card, dict.fromkeys(KINDS, make_doer(self._resolve)), bell=self.bell, on_end=self._tell
+        )
         self._task = asyncio.create_task(self._worker.run())
         self._task.add_done_callback(lambda _: self._tell(""))
 
-    def begin(self, cohorts: Mapping[str, Ask]) -> Ear:
-        """Units that somebody asks for from now on, by key."""
+    def begin(self, cohorts: Mapping[str, Ask], needs: tuple[str, ...]) -> Ear:
+        """Units that somebody asks for from now on, by key. needs: of these units."""
         for key, cohort in cohorts.items():
             self._cohorts.setdefault(key, cohort)
+            self._needs[key] = needs
             self._n_askers[key] += 1
         ear = Ear()
         self._ears.append(ear)
@@ -84,17 +91,19 @@ class RunningWorker:
         self._ears.remove(ear)
         self._n_askers.subtract(keys)
         unwanted = [key for key in keys if self._n_askers[key] == 0]
+        cancelled: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
         for key in unwanted:
+            needs = self._needs.pop(key)
+            if key in unfinished:
+                cancelled[needs].add(key)
             del self._cohorts[key]
             del self._n_askers[key]
-        cancelled = set(unwanted) & set(unfinished)
-        if not cancelled:
-            return
-        try:
-            await asyncio.to_thread(partial(self._store.cancel_units, cancelled, needs=self.needs))
-        except StoreError as error:
-            _log.warning("%s; units of this process can be adopted when it has ended", error)
-        await self._worker.drop(cancelled)
+        for needs, units in cancelled.items():
+            try:
+                await asyncio.to_thread(partial(self._store.cancel_units, units, needs=needs))
+            except StoreError as error:
+                _log.warning("%s; units of this process can be adopted when it has ended", error)
+            await self._worker.drop(units)
 
     def raise_if_over(self) -> None:
         """Raise StoreError if the worker has ended, or could write nothing for PATIENCE_S."""
@@ -125,9 +134,11 @@ class RunningWorker:
 class ProcessWorker:
     """Starts the worker with the first ask, and ends it with the last one that is under way."""
 
-    def __init__(self, store: Store, run: int, make_doer: Callable[[Resolve], Doer], n_slots: int) -> None:
-        """make_doer: the doer of a worker that starts."""
-        self._make = partial(RunningWorker, store, run, make_doer, n_slots)
+    def __init__(
+        self, store: Store, run: int, make_doer: Callable[[Resolve], Doer], n_slots: int, has: Collection[str] = ()
+    ) -> None:
+        """make_doer: the doer of a worker that starts. has: of `RunningWorker`."""
+        self._make = partial(RunningWorker, store, run, make_doer, n_slots, has)
         self._running: RunningWorker | None = None
         self._n_open = 0
 

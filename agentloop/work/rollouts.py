@@ -6,10 +6,8 @@ a unit has all of its attempts or none.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from agentloop.errors import CapabilityError
 from agentloop.failures.detectors.rules import Rule
@@ -19,20 +17,55 @@ from agentloop.rollout.plan import stable_id
 from agentloop.store.attempts import Placed
 from agentloop.store.claims import Claimed, Effect
 from agentloop.types import Attempt, Unit
+from agentloop.types.unit import NOTHING
 from agentloop.work.local import LocalWork
 from agentloop.work.work import Ask
 
-KIND = "rollout"
+KIND, BATCH = "rollout", "batch"
+"""Kinds of these units. The attempts of a batch share the answers of a policy that answers in batches, and a worker
+does one batch at a time: two of them would wait for each other's sandboxes."""
+KINDS = (KIND, BATCH)
+BUNDLES, SANDBOX, TORCH = "bundles", "sandbox", "torch"
+"""Abilities that a cohort may need of its worker: it unpacks bundles, creates sandboxes, loads weights."""
+EVERYTHING = (BUNDLES, SANDBOX, TORCH)
 LIMIT_S = 86_400.0
 """Maximum duration of a cohort, whose attempts have the limits of their tasks."""
 Resolve = Callable[[Claimed], Ask]
 """The ask of a unit's cohort: its plan is the cohort. Raises CapabilityError if this process does not have it."""
 
 
-def rollout_unit(key: str, cohort: Ask, plan: str, n_seats: int, needs: Sequence[str]) -> Unit:
-    """The unit of one cohort. plan: hash of everything that is asked for. n_seats: of `cohorts_of`."""
-    asks = {"plan": plan, "stage": cohort.stage, "n_episodes": len(cohort.planned), "n_seats": n_seats}
-    return Unit(key, KIND, asks, tuple(needs), LIMIT_S, position=cohort.first)
+class PortableAsk(Protocol):
+    """An ask that was written down, so that any worker can rebuild its cohorts."""
+
+    needs: tuple[str, ...]
+    """Abilities that a worker must have."""
+
+    def asks(self, cohort: Ask) -> Mapping[str, Any]:
+        """What the unit of a cohort asks for, as JSON."""
+        ...
+
+
+class Carrier(Protocol):
+    """Writes asks down."""
+
+    takes_part: bool
+    """False leaves the units of these asks to other workers than the one of the process that asks."""
+
+    def carry(self, ask: Ask) -> PortableAsk | None:
+        """None for an ask that consists of objects of this process."""
+        ...
+
+
+def rollout_unit(
+    key: str, cohort: Ask, plan: str, n_seats: int, needs: Sequence[str], own: Mapping[str, Any] = NOTHING
+) -> Unit:
+    """The unit of one cohort. plan: hash of everything that is asked for. n_seats: of `cohorts_of`.
+
+    own: of `PortableAsk.asks`.
+    """
+    kind = BATCH if isinstance(cohort.actor.policy, BatchPolicy) else KIND
+    asks = {"plan": plan, "stage": cohort.stage, "n_episodes": len(cohort.planned), "n_seats": n_seats, **own}
+    return Unit(key, kind, asks, tuple(needs), LIMIT_S, position=cohort.first)
 
 
 def rollout_key(cohort: Ask, number: int) -> str:
@@ -50,36 +83,39 @@ def _names(ask: Ask) -> list[object]:
     return [KIND, ask.stage, ask.actor.identity.hash, ask.is_judged, *(episode.id for _, episode in ask.planned)]
 
 
+def own_nothing(claimed: Claimed) -> Ask:
+    """See `Resolve`. Of a process that asks for nothing itself."""
+    raise CapabilityError(f"unit {claimed.unit.key} can only be done by the process that asks for it")
+
+
 class RolloutDoer:
     """See `worker.Doer`. For one event loop."""
 
     def __init__(
         self,
         pool: Pool,
-        resolve: Resolve,
+        resolve: Resolve = own_nothing,
         *,
         guess: Rule | None = None,
         canaries: bool = True,
         pauses_s: Sequence[float] | None = None,
     ) -> None:
-        """guess, canaries, pauses_s: of `LocalWork`."""
+        """resolve: for `do`. guess, canaries, pauses_s: of `LocalWork`."""
         self._pool = pool
         self._resolve = resolve
         self._work = LocalWork(
             pool, guess=guess, canaries=canaries, max_concurrent=None, probes=False, pauses_s=pauses_s
         )
-        self._batches = asyncio.Lock()
-        """Held by a cohort of a policy that answers in batches: two of them would wait for each other's sandboxes."""
 
     async def do(self, claimed: Claimed) -> Effect:
         """See `worker.Doer`. Raises CapabilityError, and PluginError and ConfigError for a mistake in a task."""
-        cohort = self._resolve(claimed)
-        turn: AbstractAsyncContextManager[object] = nullcontext()
+        return await self.make(claimed.unit, self._resolve(claimed))
+
+    async def make(self, unit: Unit, cohort: Ask) -> Effect:
+        """The attempts of a cohort. Raises as `do` does."""
         if isinstance(cohort.actor.policy, BatchPolicy):
-            self._refuse_smaller_batches(claimed.unit)
-            turn = self._batches
-        async with turn:
-            attempts = await self._work.all(cohort)
+            self._refuse_smaller_batches(unit)
+        attempts = await self._work.all(cohort)
         placed = (Placed(cohort.stage, cohort.first + n, one, cohort.anew) for n, one in enumerate(attempts))
         return Effect(result={"attempts": _facts(attempts)}, attempts=tuple(placed))
 

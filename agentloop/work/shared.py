@@ -1,8 +1,9 @@
 """Attempts made as units of the store: each cohort of a plan is one unit.
 
-The worker of the asking process does the units (`embedded.py`), in the same way as any other worker. Attempts that are
-on disk are not made again. Two that ask for the same attempts at once share the units. If the process is killed, the
-same ask makes only the cohorts that were not done; their units are adopted from the dead process.
+The worker of the asking process does units (`embedded.py`), in the same way as any other worker; with a carrier, other
+workers do some of them. Attempts that are on disk are not made again. Two that ask for the same attempts at once share
+the units. If the process is killed, the same ask makes only the cohorts that were not done; their units are adopted
+from the dead process.
 """
 
 from __future__ import annotations
@@ -24,14 +25,30 @@ from agentloop.store.attempts import Placed
 from agentloop.store.runs import ENDS
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Unit, UnitEnd, UnitState
+from agentloop.types.unit import NOTHING
 from agentloop.work.bells import POLL_S
 from agentloop.work.cohorts import cohorts_of
 from agentloop.work.embedded import ADOPT_S, Ear, ProcessWorker, RunningWorker
 from agentloop.work.lost import lost_attempts
 from agentloop.work.processes import dead_workers
-from agentloop.work.rollouts import KIND, RolloutDoer, plan_hash, rollout_key, rollout_unit, with_facts
+from agentloop.work.rollouts import (
+    EVERYTHING,
+    KINDS,
+    Carrier,
+    PortableAsk,
+    RolloutDoer,
+    plan_hash,
+    rollout_key,
+    rollout_unit,
+    with_facts,
+)
 from agentloop.work.stored import is_usable, read_attempts, sort_stored
 from agentloop.work.work import Ask, as_they_end, in_plan_order
+
+LOOK_S = 0.25
+"""Interval in seconds at which an ask with few units looks for those that other processes have ended."""
+MAX_OFTEN = 100
+"""Maximum number of units of which it looks so often."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,13 @@ class _Asking:
     running: RunningWorker
     ask: Ask
     on_end: Callable[[Attempt], None]
+    carried: PortableAsk | None
+    """None: only this process can make the attempts."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Abilities that a worker of the units must have."""
+        return self.running.needs if self.carried is None else self.carried.needs
 
     def tell(self, attempts: list[Attempt]) -> list[Attempt]:
         """Hand attempts that have ended to the asker."""
@@ -62,22 +86,26 @@ class UnitWork:
         run: int,
         *,
         guess: Rule | None = None,
-        canaries: bool = True,
         max_concurrent: int = 8,
         probes: bool = True,
         pauses_s: Sequence[float] | None = None,
+        carrier: Carrier | None = None,
     ) -> None:
-        """run: number of the run that the units belong to. The others: of `LocalWork`, where max_concurrent is the
-        number of cohorts at once."""
+        """run: number of the run that the units belong to.
+
+        carrier: writes asks down, so that workers elsewhere do some of the units; default: this process does all of
+        them. The others: of `LocalWork`, where max_concurrent is the number of cohorts at once.
+        """
+        self._carrier = carrier
         self._store = store
         self._pool = pool
         self._run = run
         self._guess = guess
-        self._canaries = canaries
         self._answers = not probes
         """Whether the policy is taken to answer."""
-        make_doer = partial(RolloutDoer, pool, guess=guess, canaries=canaries, pauses_s=pauses_s)
-        self._process = ProcessWorker(store, run, make_doer, max_concurrent)
+        make_doer = partial(RolloutDoer, pool, guess=guess, pauses_s=pauses_s)
+        has = EVERYTHING if carrier is None or carrier.takes_part else ()
+        self._process = ProcessWorker(store, run, make_doer, max_concurrent, has)
 
     async def all(self, ask: Ask) -> list[Attempt]:
         """See `work.Work`."""
@@ -96,8 +124,9 @@ class UnitWork:
         cohorts = [one for one in self._cohorts(ask, set(others)) if one.planned[0][1].id not in usable]
         if not cohorts:
             return
+        carried = None if self._carrier is None else await asyncio.to_thread(self._carrier.carry, ask)
         async with self._process.running() as running:
-            asking = _Asking(running, ask, on_end)
+            asking = _Asking(running, ask, on_end, carried)
             if usable or isinstance(ask.actor.policy, BatchPolicy) or await self._probe(asking, cohorts):
                 await self._do(asking, cohorts)
 
@@ -140,7 +169,7 @@ class UnitWork:
         pending = await asyncio.to_thread(self._named, list(cohorts), asking.ask.anew)
         running = asking.running
         begun = list(pending)
-        ear = running.begin(pending)
+        ear = running.begin(pending, asking.needs)
         try:
             await self._put(asking, pending)
             while pending:
@@ -182,14 +211,18 @@ class UnitWork:
         )
 
     async def _put(self, asking: _Asking, cohorts: Mapping[str, Ask]) -> None:
-        await asyncio.to_thread(self._put_units, self._units(asking, cohorts))
-        asking.running.bell.ring([KIND])
+        units = await asyncio.to_thread(self._units, asking, cohorts)
+        await asyncio.to_thread(self._put_units, units)
+        asking.running.bell.ring(KINDS)
 
     def _units(self, asking: _Asking, cohorts: Mapping[str, Ask]) -> list[Unit]:
         n_seats = self._pool.max_sandboxes
-        needs = asking.running.needs
         plan = plan_hash(asking.ask)
-        return [rollout_unit(key, cohort, plan, n_seats, needs) for key, cohort in cohorts.items()]
+        units: list[Unit] = []
+        for key, cohort in cohorts.items():
+            own = NOTHING if asking.carried is None else asking.carried.asks(cohort)
+            units.append(rollout_unit(key, cohort, plan, n_seats, asking.needs, own))
+        return units
 
     def _put_units(self, units: Sequence[Unit]) -> None:
         """Raises StateError if the run has ended."""
@@ -215,7 +248,7 @@ class UnitWork:
                 ear.adopt_at = time.monotonic() + ADOPT_S
             if time.monotonic() >= ear.look_at:
                 keys = list(pending)
-                ear.look_at = time.monotonic() + POLL_S
+                ear.look_at = time.monotonic() + (LOOK_S if len(pending) <= MAX_OFTEN else POLL_S)
             if keys and (ends := await asyncio.to_thread(self._store.unit_ends, keys)):
                 return ends
             with suppress(TimeoutError):
@@ -245,7 +278,7 @@ class UnitWork:
             kind, _, words = end.error.partition(": ")
             raise (PluginError if kind == PluginError.__name__ else ConfigError)(words or kind)
         unit = await asyncio.to_thread(self._store.unit, end.key)
-        crew = Crew(cohort.actor, self._pool, self._guess, self._canaries)
+        crew = Crew(cohort.actor, self._pool, self._guess)
         attempts = await lost_attempts(cohort, unit, crew)
         placed = [Placed(cohort.stage, cohort.first + n, one, cohort.anew) for n, one in enumerate(attempts)]
         with suppress(AttemptConflict):  # somebody else has stored one, which counts

@@ -70,11 +70,12 @@ def card_of_process(
     lease_s: float = LEASE_S,
     projects: Sequence[str] = (),
     runs: Sequence[int] = (),
+    single: Sequence[str] = (),
 ) -> WorkerCard:
     """The card of a worker in this process; see `WorkerCard`."""
     host = platform.node() or "unknown"
     id = f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
-    own = (tuple(sorted(kinds)), frozenset(has), n_slots, lease_s, tuple(projects), tuple(runs))
+    own = (tuple(sorted(kinds)), frozenset(has), n_slots, lease_s, tuple(projects), tuple(runs), tuple(single))
     return WorkerCard(id, host, os.getpid(), __version__, *own)
 
 
@@ -227,7 +228,7 @@ class Worker:
     # ------------------------------------------------------------------ its units
 
     async def _claim(self, n: int) -> int:
-        claimed = await asyncio.to_thread(self._claims.claim, n)
+        claimed = await asyncio.to_thread(self._claims.claim, n, self._busy())
         self._start(claimed)
         return len(claimed)
 
@@ -238,10 +239,15 @@ class Worker:
             self._tasks[one.place] = task
             task.add_done_callback(partial(self._free, one.place))
 
+    def _busy(self, ended: Collection[tuple[int, int]] = ()) -> set[str]:
+        """Kinds of the units in progress, without those of the claims `ended`."""
+        return {one.unit.kind for one in list(self._claimed.values()) if one.place not in ended}
+
     def _write(self, finished: Sequence[Finished]) -> Sequence[bool]:
         """Commit units that ended, and claim as many others. Called by the thread of the commits."""
         k = 0 if self._is_draining else len(finished)
-        counts, claimed = self._claims.finish_and_claim(finished, k)
+        busy = self._busy({one.claimed.place for one in finished})
+        counts, claimed = self._claims.finish_and_claim(finished, k, busy)
         if claimed and self._loop is not None:
             self._loop.call_soon_threadsafe(self._start, claimed)
         return counts

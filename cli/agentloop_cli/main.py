@@ -39,6 +39,7 @@ from agentloop_cli.traces import traces
 from agentloop_cli.train import train
 from agentloop_cli.train_options import Kind, TrainOptions, train_settings
 from agentloop_cli.upgrade import upgrade
+from agentloop_cli.worker import worker
 
 INTERRUPTED = 130
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -122,6 +123,7 @@ app.command()(report)
 app.command()(doctor)
 app.command()(upgrade)
 app.command()(serve)
+app.command()(worker)
 traces.command("show")(show_trace)
 traces.command("import")(import_traces)
 traces.command("export")(export_traces)

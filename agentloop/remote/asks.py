@@ -1,0 +1,174 @@
+"""Asks for attempts, written down so that a worker elsewhere can rebuild them from the bundle of their run.
+
+An ask becomes one object: its suites, its stage, and where its actor comes from. The unit of each cohort names this
+object and has the episodes, or names an object with them where they are many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import orjson
+
+from agentloop.abilities import is_on_host
+from agentloop.objects.objects import Objects
+from agentloop.policies.lockstep import BatchPolicy
+from agentloop.rollout.actors import Actor, Provenance, ProvenanceKind
+from agentloop.types import Episode, Overlay, Purpose, Task
+from agentloop.types.frozen import Frozen
+from agentloop.work.rollouts import BUNDLES, SANDBOX, TORCH, PortableAsk
+from agentloop.work.work import Ask
+
+MAX_INLINE = 12 << 10
+"""Maximum size of the episodes in a unit, as JSON, in bytes."""
+ASK, EPISODES, FIRST, ANEW = "ask", "episodes", "first", "is_anew"
+"""Keys of what a unit asks for."""
+
+
+class ActorFacts(Frozen):
+    """Where an actor comes from, with sha256s of objects in place of folders."""
+
+    kind: ProvenanceKind
+    ref: str
+    version: int
+    identity: str
+    """Hash of its identity; empty for a policy in training."""
+    folder: str | None = None
+    """Object with the folder of a version."""
+    overlay: Overlay | None = None
+    weights: str | None = None
+    """Object with the weights of a policy in training."""
+    n_threads: int | None = None
+    """Threads of the arithmetic, which may round differently with another number."""
+
+
+class AskFacts(Frozen):
+    """Everything that the cohorts of an ask have in common."""
+
+    suites: tuple[str, ...]
+    """Folders of the suites, relative to the bundle."""
+    base: str
+    """Hash of the identity of the project's settings and files: those of a worker must be the same."""
+    stage: str
+    is_judged: bool
+    actor: ActorFacts
+
+
+class WrittenAsk:
+    """See `rollouts.PortableAsk`."""
+
+    def __init__(self, objects: Objects, ask: str, needs: tuple[str, ...]) -> None:
+        """ask: object with the facts."""
+        self.needs = needs
+        self._objects = objects
+        self._ask = ask
+
+    def asks(self, cohort: Ask) -> Mapping[str, Any]:
+        """See `rollouts.PortableAsk`."""
+        rows = [_row(episode) for _, episode in cohort.planned]
+        text = orjson.dumps(rows)
+        episodes = rows if len(text) <= MAX_INLINE else put_json(self._objects, text)
+        return {ASK: self._ask, EPISODES: episodes, FIRST: cohort.first, ANEW: cohort.anew}
+
+
+class AskWriter:
+    """See `rollouts.Carrier`. For one open project."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        tasks: Sequence[Task],
+        suites: Sequence[str],
+        base: str,
+        *,
+        needs_sandbox: bool,
+        takes_part: bool = True,
+    ) -> None:
+        """tasks: those of `suites`, which are folders relative to the project. base: of `AskFacts`.
+
+        needs_sandbox: False where the tasks are done without one. takes_part: of `Carrier`.
+        """
+        self.takes_part = takes_part
+        self._objects = objects
+        self._tasks = {task.id: task for task in tasks}
+        self._suites = tuple(suites)
+        self._base = base
+        self._needs_sandbox = needs_sandbox
+        self._folders: dict[Path, str] = {}
+        """Object of each version's folder, which never changes."""
+
+    def carry(self, ask: Ask) -> PortableAsk | None:
+        """See `rollouts.Carrier`."""
+        provenance = ask.actor.provenance
+        if provenance is None or any(self._tasks.get(task.id) != task for task, _ in ask.planned):
+            return None
+        actor = self._actor(ask.actor, provenance)
+        facts = AskFacts(suites=self._suites, base=self._base, stage=ask.stage, is_judged=ask.is_judged, actor=actor)
+        needs = [BUNDLES]
+        if self._needs_sandbox and not is_on_host(ask.actor.agent):
+            needs.append(SANDBOX)
+        if isinstance(ask.actor.policy, BatchPolicy):
+            needs.append(TORCH)
+        text = facts.model_dump_json().encode()
+        return WrittenAsk(self._objects, put_json(self._objects, text), tuple(needs))
+
+    def _actor(self, actor: Actor, provenance: Provenance) -> ActorFacts:
+        return ActorFacts(
+            kind=provenance.kind,
+            ref=actor.ref,
+            version=actor.version,
+            identity=actor.identity.hash,
+            folder=None if provenance.folder is None else self._folder(provenance.folder),
+            overlay=provenance.overlay,
+            weights=None if provenance.save is None else self._weights(provenance.save),
+            n_threads=_n_threads() if isinstance(actor.policy, BatchPolicy) else None,
+        )
+
+    def _folder(self, folder: Path) -> str:
+        if folder not in self._folders:
+            self._folders[folder] = self._objects.put(folder)
+        return self._folders[folder]
+
+    def _weights(self, save: Callable[[Path], None]) -> str:
+        with TemporaryDirectory(prefix="agentloop-weights-") as folder:
+            save(Path(folder))
+            return self._objects.put(Path(folder))
+
+
+def put_json(objects: Objects, text: bytes) -> str:
+    """Store JSON. Returns its sha256."""
+    with TemporaryDirectory(prefix="agentloop-ask-") as folder:
+        file = Path(folder) / "ask.json"
+        file.write_bytes(text)
+        return objects.put(file)
+
+
+def read_facts(objects: Objects, sha256: str) -> AskFacts:
+    """The facts that a unit names. Raises ObjectError."""
+    with objects.use(sha256) as file:
+        return AskFacts.model_validate_json(file.read_bytes())
+
+
+def read_episodes(objects: Objects, asks: Mapping[str, Any], version: int) -> list[Episode]:
+    """The episodes of a unit, in plan order. version: of their actor. Raises ObjectError."""
+    rows = asks[EPISODES]
+    if isinstance(rows, str):
+        with objects.use(rows) as file:
+            rows = orjson.loads(file.read_bytes())
+    return [
+        Episode(id=id, task_id=task, group=group, purpose=Purpose(purpose), policy_version=version, seed=seed)
+        for id, task, group, purpose, seed in rows
+    ]
+
+
+def _row(episode: Episode) -> list[Any]:
+    return [episode.id, episode.task_id, episode.group, episode.purpose.value, episode.seed]
+
+
+def _n_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()

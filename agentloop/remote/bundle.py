@@ -1,0 +1,91 @@
+"""A bundle: what a run needs of its project folder, as one object, so that workers elsewhere can read it.
+
+It has the settings, suites, and the files of verifiers and agents. It has neither traces nor versions nor secrets: a
+worker gets API keys from its own environment. A worker executes code only from the bundle that a run names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from agentloop.config.layout import FAILED, SCORER
+from agentloop.config.settings import STORE
+from agentloop.errors import ConfigError
+from agentloop.objects.objects import Objects
+from agentloop.store.redact import MIN_KNOWN
+
+MAX_BYTES = 256 << 20
+"""Maximum size of all files of a bundle."""
+MAX_SEARCHED = 1 << 20
+"""Largest file, in bytes, that is searched for secrets."""
+LEFT_OUT = ("__pycache__", "node_modules", "report.html", STORE.parent.name)
+"""Names of files and folders that no run needs. Those that begin with a dot are left out, too."""
+ENVIRONMENT = "pyvenv.cfg"
+"""File in the folder of a virtual environment."""
+
+
+def put_bundle(folder: Path, objects: Objects, secrets: Iterable[str]) -> str:
+    """Store what a run needs of the project in `folder`. Returns its sha256, equal for equal files.
+
+    Raises ConfigError for a file that has one of `secrets`, and for a folder of more than MAX_BYTES; ObjectError if the
+    bundle cannot be stored.
+    """
+    values = [secret.encode() for secret in secrets if len(secret) >= MIN_KNOWN]
+    with TemporaryDirectory(prefix="agentloop-bundle-") as draft:
+        n_bytes = 0
+        for path in _files(folder):
+            n_bytes += path.lstat().st_size
+            if n_bytes > MAX_BYTES:
+                raise ConfigError(_too_large(folder))
+            if _has_any(path, values):
+                raise ConfigError(
+                    f"{path} has a secret, and workers elsewhere read the files of the project; keep it in a file "
+                    "whose name begins with a dot, or in a variable such as AGENTLOOP_POLICY__API_KEY, here and where "
+                    "the workers run"
+                )
+            _copy(path, Path(draft) / path.relative_to(folder))
+        return objects.put(Path(draft))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Files and links that belong in a bundle."""
+    for place, folders, names in os.walk(folder):
+        here = Path(place)
+        folders[:] = sorted(name for name in folders if _belongs(here / name) and here / name != folder / FAILED)
+        links = [name for name in folders if (here / name).is_symlink()]
+        yield from (here / name for name in sorted([*links, *names]) if _belongs(here / name))
+        folders[:] = [name for name in folders if name not in links]
+    if (folder / SCORER).is_file():
+        yield folder / SCORER
+
+
+def _belongs(path: Path) -> bool:
+    if path.name.startswith(".") or path.name in LEFT_OUT or path.suffix == ".pyc":
+        return False
+    if path.is_dir():
+        return not (path / ENVIRONMENT).is_file()
+    return path.is_symlink() or path.is_file()
+
+
+def _has_any(path: Path, values: Iterable[bytes]) -> bool:
+    if path.is_symlink() or path.stat().st_size > MAX_SEARCHED:
+        return False
+    contents = path.read_bytes()
+    return any(value in contents for value in values)
+
+
+def _copy(path: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(path, place, follow_symlinks=False)
+
+
+def _too_large(folder: Path) -> str:
+    largest = max(_files(folder), key=lambda path: path.lstat().st_size)
+    return (
+        f"{folder} has more than {MAX_BYTES >> 20} MB of files that workers elsewhere would read, such as {largest}; "
+        "move what no run needs out of the project"
+    )

@@ -1,0 +1,70 @@
+"""Does units of any run whose bundle and asks are objects: it unpacks the bundle, rebuilds the cohort, and makes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from agentloop.errors import CapabilityError
+from agentloop.objects.objects import Objects
+from agentloop.remote.asks import ASK
+from agentloop.remote.site import Site
+from agentloop.store.claims import Claimed, Effect
+from agentloop.store.store import Store
+
+MAX_SITES = 4
+"""Bundles that stay unpacked while no unit needs them."""
+
+
+class RemoteDoer:
+    """See `worker.Doer`. For one event loop; close it when its worker has ended."""
+
+    def __init__(self, store: Store, objects: Objects) -> None:
+        self._store = store
+        self._objects = objects
+        self._sites: dict[tuple[str, str], Site] = {}
+        """By project and bundle."""
+        self._opening = asyncio.Lock()
+        self._in_use: Counter[tuple[str, str]] = Counter()
+        self._stages: Counter[tuple[str, str, str]] = Counter()
+        """Units in progress, by project, bundle and stage."""
+
+    async def do(self, claimed: Claimed) -> Effect:
+        """See `worker.Doer`. Raises as `Site` does."""
+        if claimed.bundle is None or ASK not in claimed.unit.asks:
+            raise CapabilityError(f"unit {claimed.unit.key} can only be done by the process that asked for it")
+        place = (claimed.project, claimed.bundle)
+        stage = (*place, str(claimed.unit.asks["stage"]))
+        self._in_use[place] += 1
+        self._stages[stage] += 1
+        try:
+            site = await self._site(*place)
+            cohort = await asyncio.to_thread(site.cohort, claimed)
+            await self._close_stages(site, place, keep=cohort.stage)
+            return await site.doer(claimed).make(claimed.unit, cohort)
+        finally:
+            self._in_use[place] -= 1
+            self._stages[stage] -= 1
+
+    async def close(self) -> None:
+        """Remove everything that was unpacked."""
+        for place in list(self._sites):
+            await self._sites.pop(place).close()
+
+    async def _site(self, project: str, bundle: str) -> Site:
+        place = (project, bundle)
+        async with self._opening:
+            site = self._sites.pop(place, None)
+            if site is None:
+                idle = [one for one in self._sites if not self._in_use[one]]
+                for one in idle[: max(0, len(self._sites) + 1 - MAX_SITES)]:
+                    await self._sites.pop(one).close()
+                site = await asyncio.to_thread(Site, bundle, self._objects, self._store.versions_in(project))
+            self._sites[place] = site  # the last is the one that was used last
+        return site
+
+    async def _close_stages(self, site: Site, place: tuple[str, str], *, keep: str) -> None:
+        """Remove the sandboxes of stages that have ended: no unit of them is in progress."""
+        for stage in site.stages() - {keep}:
+            if not self._stages[*place, stage]:
+                await site.close_stage(stage)

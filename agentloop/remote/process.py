@@ -1,0 +1,80 @@
+"""The process behind `agentloop worker`: what this machine can do, one worker, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from agentloop.errors import SandboxUnavailable
+from agentloop.objects.objects import Objects
+from agentloop.remote.doer import RemoteDoer
+from agentloop.sandbox.ladder import choose_backend
+from agentloop.store.claims import WorkerCard
+from agentloop.store.store import Store
+from agentloop.work.bells import Bell
+from agentloop.work.processes import pids
+from agentloop.work.rollouts import BATCH, BUNDLES, KINDS, SANDBOX, TORCH
+from agentloop.work.worker import LEASE_S, Worker, card_of_process
+
+N_SLOTS = 16
+"""Units that a worker does at once."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """Options of `agentloop worker`."""
+
+    n_slots: int = N_SLOTS
+    kinds: tuple[str, ...] = KINDS
+    has: tuple[str, ...] = ()
+    """Abilities beside those that are found."""
+    lease_s: float = LEASE_S
+    projects: tuple[str, ...] = ()
+    """Projects whose units it does; empty for all."""
+
+
+def abilities(sandbox: str = "auto") -> tuple[list[str], str]:
+    """(abilities of this machine, why it has no sandbox or ""). sandbox: kind of the backend to try."""
+    found = [BUNDLES]
+    reason = ""
+    try:
+        choose_backend(sandbox)
+        found.append(SANDBOX)
+    except SandboxUnavailable as error:
+        reason = str(error)
+    if find_spec("torch") is not None:
+        found.append(TORCH)
+    return found, reason
+
+
+def card_of(options: WorkerOptions, has: Collection[str]) -> WorkerCard:
+    """The card of a worker in this process. has: its abilities."""
+    where = pids()
+    return card_of_process(
+        options.kinds,
+        (*has, *([where] if where else ())),
+        n_slots=options.n_slots,
+        lease_s=options.lease_s,
+        projects=options.projects,
+        single=(BATCH,),
+    )
+
+
+async def run_worker(store: Store, objects: Objects, card: WorkerCard, bell: Bell | None = None) -> int:
+    """Do units until SIGTERM or Ctrl-C, then drain; a second signal ends at once. Returns the number of units done.
+
+    Raises StoreError if the store cannot be used at the start.
+    """
+    doer = RemoteDoer(store, objects)
+    worker = Worker(store, card, dict.fromkeys(card.kinds, doer), bell=bell)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.drain)
+    try:
+        await worker.run()
+    finally:
+        await doer.close()
+    return worker.n_done

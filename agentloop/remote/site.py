@@ -1,0 +1,188 @@
+"""A project on a worker: unpacked from a bundle, it makes the actors of asks and has the sandboxes for them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+
+from agentloop.agents.selection import needs_sandbox
+from agentloop.config.layout import POLICIES
+from agentloop.config.settings import CONFIG_FILE, Config, load_config, place
+from agentloop.errors import CapabilityError, ConfigError, PluginError, extra
+from agentloop.failures.learned.scorer import load_scorer
+from agentloop.identity import Identity
+from agentloop.objects.objects import Objects
+from agentloop.policies.overlay import OverlaidPolicy
+from agentloop.protocols import Policy, SandboxBackend
+from agentloop.registry.acting import acting, agent_of, base_actor
+from agentloop.registry.parts import Base, plays
+from agentloop.registry.policies import script
+from agentloop.registry.versions import Registry
+from agentloop.remote.asks import ANEW, ASK, FIRST, ActorFacts, AskFacts, read_episodes, read_facts
+from agentloop.rollout.actors import Actor, ProvenanceKind
+from agentloop.sandbox.ladder import make_backend, refuse_unconfined
+from agentloop.sandbox.pool import SandboxPool
+from agentloop.store.claims import Claimed
+from agentloop.store.versions import VersionRows
+from agentloop.suites.suite import load_suite
+from agentloop.types import Task
+from agentloop.work.rollouts import RolloutDoer
+from agentloop.work.work import Ask
+
+MAX_ACTORS = 8
+"""Actors that a site keeps, because they keep connections and weights."""
+
+
+class Site:
+    """One bundle on this machine. Its methods block, except `close`."""
+
+    def __init__(self, bundle: str, objects: Objects, versions: VersionRows) -> None:
+        """bundle: its object. versions: of the project. Raises ConfigError, ObjectError or SandboxUnavailable."""
+        self._objects = objects
+        self._registry = Registry(versions)
+        self.folder = Path(mkdtemp(prefix="agentloop-site-"))
+        """A copy, in which versions are put."""
+        try:
+            with objects.use(bundle) as files:
+                shutil.copytree(files, self.folder, symlinks=True, dirs_exist_ok=True)
+            self.config = load_config(self.folder)
+            self.backend = _backend(self.folder, self.config)
+            scorer = load_scorer(self.folder)
+        except BaseException:
+            self._remove()
+            raise
+        self._guess = scorer.guess if scorer else None
+        self._asks: dict[str, tuple[AskFacts, Actor]] = {}
+        """By object."""
+        self._suites: dict[tuple[str, ...], tuple[Sequence[Task], str]] = {}
+        self._doers: dict[str, tuple[RolloutDoer, SandboxPool]] = {}
+        """By stage, because each stage begins in fresh sandboxes."""
+
+    def cohort(self, claimed: Claimed) -> Ask:
+        """The cohort of a unit.
+
+        Raises ObjectError, CapabilityError if this machine would make other attempts, and ConfigError or PluginError
+        for a mistake in the project.
+        """
+        asks = claimed.unit.asks
+        facts, actor = self._ask(asks[ASK])
+        tasks, _ = self._tasks(facts.suites)
+        by_id = {task.id: task for task in tasks}
+        episodes = read_episodes(self._objects, asks, facts.actor.version)
+        planned = tuple((by_id[episode.task_id], episode) for episode in episodes)
+        return Ask(facts.stage, planned, actor, first=asks[FIRST], anew=asks[ANEW], is_judged=facts.is_judged)
+
+    def doer(self, claimed: Claimed) -> RolloutDoer:
+        """The doer with the sandboxes of a unit's stage."""
+        stage = claimed.unit.asks["stage"]
+        if stage not in self._doers:
+            pool = SandboxPool(self.backend, max_sandboxes=claimed.unit.asks["n_seats"])
+            self._doers[stage] = (RolloutDoer(pool, guess=self._guess), pool)
+        return self._doers[stage][0]
+
+    def stages(self) -> set[str]:
+        """Stages that have sandboxes here."""
+        return set(self._doers)
+
+    async def close_stage(self, stage: str) -> None:
+        """Remove the sandboxes of a stage, which nobody uses any more."""
+        _, pool = self._doers.pop(stage)
+        await pool.close()
+
+    async def close(self) -> None:
+        """Remove all sandboxes and the files."""
+        for stage in self.stages():
+            await self.close_stage(stage)
+        self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ------------------------------------------------------------------ actors
+
+    def _tasks(self, names: tuple[str, ...]) -> tuple[Sequence[Task], str]:
+        """(tasks of the suites, name of the first suite)."""
+        if names not in self._suites:
+            suites = [load_suite(self.folder / name) for name in names]
+            tasks = tuple(task for suite in suites for task in suite.tasks)
+            self._suites[names] = (tasks, suites[0].name if suites else "")
+        return self._suites[names]
+
+    def _ask(self, sha256: str) -> tuple[AskFacts, Actor]:
+        if sha256 not in self._asks:
+            facts = read_facts(self._objects, sha256)
+            actor = self._actor(facts, *self._tasks(facts.suites))
+            if len(self._asks) >= MAX_ACTORS:
+                del self._asks[next(iter(self._asks))]
+            self._asks[sha256] = (facts, actor)
+        return self._asks[sha256]
+
+    def _actor(self, facts: AskFacts, tasks: Sequence[Task], suite: str) -> Actor:
+        base = Base(self.config.policy, self.config.agent, self.folder, has_agent=not plays(tasks))
+        if base.identity().hash != facts.base:
+            raise CapabilityError(
+                "the settings or files of the project are not the same on this machine; compare the variables "
+                "AGENTLOOP_..., the agentloop and the packages here with those where the run was begun"
+            )
+        actor = self._of_kind(facts.actor, base, tasks, suite)
+        if facts.actor.identity and actor.identity.hash != facts.actor.identity:
+            raise CapabilityError(
+                f"{facts.actor.ref or 'the policy'} is not the same on this machine as where it began"
+            )
+        return actor
+
+    def _of_kind(self, facts: ActorFacts, base: Base, tasks: Sequence[Task], suite: str) -> Actor:
+        if facts.kind is ProvenanceKind.version:
+            return self._version(facts, tasks, suite)
+        prices = self.config.prices
+        if facts.kind is ProvenanceKind.settings:
+            actor = base_actor(facts.ref, base, tasks, suite, prices, overlay=facts.overlay)
+        elif facts.kind is ProvenanceKind.weights:
+            policy = self._trained(facts)
+            actor = Actor(facts.ref, agent_of(base, tasks), policy, identity=Identity(facts.identity, {}))
+        else:
+            name = self.config.warm_start.demonstrator
+            policy = script(tasks, self.folder, name, suite)
+            actor = Actor(facts.ref, agent_of(base, tasks), policy, identity=Identity(facts.identity, {}))
+        return _as_version(actor, facts)
+
+    def _version(self, facts: ActorFacts, tasks: Sequence[Task], suite: str) -> Actor:
+        version = self._registry.require(facts.version)
+        folder = self.folder / POLICIES / f"v{version.number:04d}"
+        if facts.folder is not None and not folder.is_dir():
+            with self._objects.use(facts.folder) as files:
+                shutil.copytree(files, folder, symlinks=True)
+        return acting(version, self.folder, self.config, tasks, suite, ref=facts.ref)
+
+    def _trained(self, facts: ActorFacts) -> Policy:
+        try:
+            import torch
+
+            from agentloop.policies.tiny import TinyPolicy
+        except ImportError as error:
+            raise CapabilityError(f"weights need {error.name}; {extra('train')}") from None
+        if facts.weights is None:
+            raise PluginError("the unit names no weights")
+        torch.set_num_threads(facts.n_threads or 1)
+        with self._objects.use(facts.weights) as folder:
+            policy = TinyPolicy(folder, temperature=self.config.policy.temperature)
+        return policy if facts.overlay is None else OverlaidPolicy(policy, facts.overlay)
+
+
+def _as_version(actor: Actor, facts: ActorFacts) -> Actor:
+    identity = Identity(facts.identity, {}) if not facts.identity else actor.identity
+    return replace(actor, version=facts.version, identity=identity)
+
+
+def _backend(folder: Path, config: Config) -> SandboxBackend:
+    """The sandboxes that the settings name, on this machine. Raises ConfigError or SandboxUnavailable."""
+    where = place(folder / CONFIG_FILE, "sandbox", "kind")
+    if config.sandbox.journals is not None:
+        raise ConfigError(f"{where}: recordings of sandboxes are made and replayed by one process; remove journals")
+    is_needed = bool(config.project.suite) and needs_sandbox(config.agent, folder)
+    backend = make_backend(config.sandbox.kind, where, secrets=config.sandbox.secrets, is_needed=is_needed)
+    refuse_unconfined(backend, allowed=config.sandbox.allow_unconfined)
+    return backend

@@ -1,0 +1,135 @@
+"""Workers in other processes end a loop in the same versions and verdicts, also where they are being killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from loop.mini import make_mini
+
+from agentloop.store.store import Store
+from agentloop.types import UnitState
+
+from .command import BRIEF, COMMAND, Running, left_over
+from .test_interruptions import counted, decided
+from .tiny_project import make_tiny
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
+
+ELSEWHERE = "[work]\nshared = true\ntakes_part = false\n"
+"""Only units that consist of objects of the loop's process are its own."""
+LEASE_S = "2"
+
+
+@pytest.fixture
+def named(where: str | Path, monkeypatch: pytest.MonkeyPatch) -> str | Path:
+    """A store that the environment names for every folder."""
+    monkeypatch.setenv("AGENTLOOP_STORE__URL", str(where))
+    return where
+
+
+class Crew:
+    """Workers of one project, of which one is replaced when it is killed."""
+
+    def __init__(self, folder: Path, n: int) -> None:
+        self.folder = folder
+        self.workers = [self._new() for _ in range(n)]
+
+    def _new(self) -> Running:
+        return Running("worker", "-p", self.folder, "--lease-s", LEASE_S, cwd=self.folder.parent)
+
+    def kill(self, n: int) -> list[int]:
+        """Kill one, and start another in its place. Returns the processes that were below it."""
+        status, below = self.workers[n].end(signal.SIGKILL)
+        assert status == -signal.SIGKILL
+        self.workers[n] = self._new()
+        return below
+
+    def drain(self) -> None:
+        for worker in self.workers:
+            worker.process.send_signal(signal.SIGTERM)
+        for worker in self.workers:
+            assert worker.finish()[0] == 0, worker.said
+            assert "Traceback" not in "".join(worker.said)
+
+
+@contextmanager
+def crew(folder: Path, n: int) -> Iterator[Crew]:
+    one = Crew(folder, n)
+    try:
+        yield one
+        one.drain()
+    finally:
+        for worker in one.workers:
+            if worker.process.poll() is None:
+                worker.end(signal.SIGKILL)
+
+
+def program(make: Callable[[Path, str], Path]) -> tuple[str, ...]:
+    return BRIEF if make is make_tiny else COMMAND
+
+
+def plain(folder: Path, make: Callable[[Path, str], Path]) -> dict:  # type: ignore[type-arg]
+    """The same project in one process, with a store of its own."""
+    own = str(folder / "traces" / "store.db")
+    status, shown = (
+        alone := Running(
+            "loop", make(folder, ""), "--json", cwd=folder.parent, program=program(make), AGENTLOOP_STORE__URL=own
+        )
+    ).finish()
+    assert status == 0, alone.said
+    document: dict = json.loads(shown)  # type: ignore[type-arg]
+    return document
+
+
+def doers(where: str | Path, project: str) -> Counter[str]:
+    """How many units each worker has done. None is left over."""
+    store = Store(where, create=False, project=project)
+    [run] = store.runs(ended=True)
+    units = store.units(run.number, state=UnitState.done, limit=10_000)
+    left = [one for state in UnitState if state is not UnitState.done for one in store.units(run.number, state=state)]
+    store.close()
+    assert left == []
+    return Counter(str(unit.owner) for unit in units)
+
+
+@pytest.mark.parametrize("make", [make_mini, pytest.param(make_tiny, marks=pytest.mark.soak)])
+def test_workers_elsewhere_end_in_the_same_versions(
+    tmp_path: Path, named: str | Path, make: Callable[[Path, str], Path]
+) -> None:
+    folder = make(tmp_path / "p", ELSEWHERE)
+    with crew(folder, 2):
+        status, shown = (loop := Running("loop", folder, "--json", cwd=tmp_path, program=program(make))).finish()
+    assert status == 0, loop.said
+    undisturbed = plain(tmp_path / "plain", make)
+    assert decided(json.loads(shown)) == decided(undisturbed)
+    assert counted(json.loads(shown)) == counted(undisturbed)
+    n_done = doers(named, "mini" if make is make_mini else "colours")
+    assert len(n_done) == 2, "both did some"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("n_kills", [3, 20])
+def test_workers_that_are_killed_change_no_version(tmp_path: Path, named: str | Path, n_kills: int) -> None:
+    folder = make_tiny(tmp_path / "tiny", ELSEWHERE)
+    rng = random.Random(n_kills)
+    below: list[int] = []
+    with crew(folder, 2) as workers:
+        loop = Running("loop", folder, "--json", cwd=tmp_path, program=BRIEF)
+        loop.wait_for("demonstrations")
+        while n_kills and loop.process.poll() is None:
+            time.sleep(rng.uniform(0.5, 2.5))
+            below += workers.kill(rng.randrange(2))
+            n_kills -= 1
+        status, shown = loop.finish()
+    assert (status, n_kills) == (0, 0), loop.said
+    assert decided(json.loads(shown)) == decided(plain(tmp_path / "plain", make_tiny))
+    assert left_over(folder, below) == []
+    doers(named, "colours")

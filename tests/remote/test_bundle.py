@@ -1,0 +1,88 @@
+"""A bundle has what a run needs of a project, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from loop.mini import make_mini
+
+from agentloop.errors import ConfigError
+from agentloop.objects.opened import open_objects
+from agentloop.remote import bundle
+from agentloop.remote.bundle import put_bundle
+
+SECRET = "sk-" + "5" * 40
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return make_mini(tmp_path / "p", n_heldout=2)
+
+
+def files(project: Path, *secrets: str) -> set[str]:
+    objects = open_objects(project)
+    with objects.use(put_bundle(project, objects, secrets)) as folder:
+        return {
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
+        }
+
+
+OWN = {"agentloop.toml", "evals/mini/suite.toml", "evals/mini/tasks.jsonl"}
+
+
+def test_a_bundle_has_settings_suites_and_code(project: Path) -> None:
+    (project / "shown.py").write_text("answer = 7\n")
+    (project / "tools").mkdir()
+    (project / "tools" / "look.py").write_text("")
+    (project / "current").symlink_to("tools")
+    questions = {f"evals/mini/files/q{n}" for n in range(6)}
+    assert files(project) == {*OWN, *questions, "shown.py", "tools/look.py", "current"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("traces/store.db", ".agentloop/policies/v0001/version.json", ".env", ".git/HEAD", "report.html", "x.pyc"),
+        *("__pycache__/x.pyc", "node_modules/a.js", "venv/pyvenv.cfg", "venv/lib/a.py", "evals/mini/.secret"),
+    ],
+)
+def test_a_bundle_has_no_traces_versions_hidden_files_or_environments(project: Path, name: str) -> None:
+    before = files(project)
+    (project / name).parent.mkdir(parents=True, exist_ok=True)
+    (project / name).write_text("")
+    if name.startswith("venv"):
+        (project / "venv" / "pyvenv.cfg").write_text("")
+    assert files(project) == before
+
+
+def test_the_fitted_scorer_is_in_the_bundle(project: Path) -> None:
+    (project / ".agentloop").mkdir(exist_ok=True)
+    (project / ".agentloop" / "scorer.json").write_text("{}")
+    assert ".agentloop/scorer.json" in files(project)
+
+
+def test_equal_files_are_the_same_bundle_wherever_they_are(project: Path, tmp_path: Path) -> None:
+    other = make_mini(tmp_path / "other", n_heldout=2)
+    assert put_bundle(project, open_objects(project), ()) == put_bundle(other, open_objects(other), ())
+    (other / "shown.py").write_text("")
+    assert put_bundle(project, open_objects(project), ()) != put_bundle(other, open_objects(other), ())
+
+
+@pytest.mark.parametrize("name", ["agentloop.toml", "client.py", "evals/mini/tasks.jsonl"])
+def test_a_file_with_a_secret_is_refused_by_name(project: Path, name: str) -> None:
+    with (project / name).open("a") as file:
+        file.write(f"# {SECRET}\n")
+    assert name in files(project)
+    with pytest.raises(ConfigError, match=f"{name} has a secret, .*; keep it in a file whose name begins with") as one:
+        files(project, SECRET, "short")
+    assert SECRET not in str(one.value)
+
+
+def test_a_folder_that_is_too_large_is_refused_with_its_largest_file(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "MAX_BYTES", 1 << 20)
+    (project / "data.bin").write_bytes(b"0" * (1 << 20))
+    with pytest.raises(ConfigError, match=r"more than 1 MB of files .* such as .*/data.bin; move"):
+        files(project)
