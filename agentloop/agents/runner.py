@@ -13,6 +13,7 @@ if __name__ == "__main__":
     del sys.path[0]  # this folder: its modules are agentloop's, and must not hide the user's
 
 import asyncio
+import gc
 import importlib
 import inspect
 import json
@@ -57,7 +58,7 @@ def main(target: str, result: str) -> None:
 def imported(target: str) -> dict[str, Any]:
     """Empty if the import succeeds, else like `outcome`."""
     try:
-        load(target)
+        quick_load(target)
     except BaseException as error:
         return {"problem": "import", "error": _line(error)}
     return {}
@@ -66,7 +67,7 @@ def imported(target: str) -> dict[str, Any]:
 def outcome(target: str, task: Any) -> dict[str, Any]:
     """The result of the call: an answer, or the kind of problem and the error in one line."""
     try:
-        run = load(target)
+        run = quick_load(target)
     except BaseException as error:
         return {"problem": "import", "error": _line(error)}
     try:
@@ -86,6 +87,17 @@ def outcome(target: str, task: Any) -> dict[str, Any]:
     except (TypeError, ValueError):
         pass
     return {"problem": "answer", "error": f"it returned a {type(answer).__name__}; return a text"}
+
+
+def quick_load(target: str) -> Any:
+    """As `load`, while the garbage collector rests: an SDK takes a third less time, and what it made is in use."""
+    gc.disable()
+    try:
+        return load(target)
+    finally:
+        if hasattr(gc, "freeze"):  # not in every Python: the collector leaves the modules alone, also at the end
+            gc.freeze()
+        gc.enable()
 
 
 def load(target: str) -> Any:
