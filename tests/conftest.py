@@ -133,6 +133,7 @@ def pytest_sessionstart() -> None:
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the collector need not look at them while they are read, or ever after."""
     gc.freeze()
+    gc.set_threshold(10_000)  # as the command does
     gc.enable()
 
 

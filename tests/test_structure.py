@@ -68,9 +68,11 @@ def functions() -> tuple[Function, ...]:
 def measured(module: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
     arguments = node.args
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    annotations = " ".join(ast.unparse(one.annotation) for one in every if one.annotation)
     is_command = module.startswith("agentloop_cli") and any(
-        sign in annotations for sign in ("typer.Option", "typer.Argument", "AsJson", "ProjectFolder", "Where")
+        sign in ast.unparse(one.annotation)
+        for one in every
+        if one.annotation
+        for sign in ("typer.Option", "typer.Argument", "AsJson", "ProjectFolder", "Where")
     )
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return Function(

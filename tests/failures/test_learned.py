@@ -267,6 +267,7 @@ def test_a_type_that_is_none_is_refused() -> None:
         fit([replace(runs(1, seed=1)[0], category="bad luck")])
 
 
+@pytest.mark.slow
 def test_files_that_are_no_scorer_are_refused(scorer: Scorer, tmp_path: Path) -> None:
     path = tmp_path / "scorer.json"
     with pytest.raises(ConfigError, match=r"scorer\.json: No such file"):
@@ -353,6 +354,7 @@ def test_claims_keep_the_promise_or_are_not_made() -> None:
 # --------------------------------------------------------------------------- as a rule of `classify`
 
 
+@pytest.mark.slow
 def test_as_a_rule_it_speaks_where_rules_leave_the_cause_open(scorer: Scorer) -> None:
     item = runs(1, seed=10)[0]
     found = classify(TASK, item.trace, RewardState.scored, 0.0, guess=scorer.guess)
@@ -381,6 +383,7 @@ def test_a_step_is_named_where_no_type_was_learned(only_steps: Scorer) -> None:
         assert critical.evidence in item.trace.steps[item.place or 0].completion.message.content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "last", ["TERMINATE", " **TERMINATE**\n", "Done.", "", "Task completed. TERMINATE", "###STOP###"]
 )
@@ -452,6 +455,7 @@ def test_phrases_of_many_texts() -> None:
     assert phrases(texts) == {text: {"refuses"} if "S" in text else set() for text in texts}
 
 
+@pytest.mark.slow
 def test_odd_traces_get_a_label_or_none(scorer: Scorer) -> None:
     texts_tried = (
         "",
@@ -509,6 +513,7 @@ def test_single_steps_and_unknown_places_are_no_labels_of_steps(
 words = st.text(max_size=40) | st.sampled_from(["Error: x", "日本語 मिला", "1e999", "\x00"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(words, words, words, st.booleans()), max_size=12))
 def test_any_trace_gets_one_label_or_none(scorer: Scorer, steps: list[tuple[str, str, str, bool]]) -> None:
     made = Trace(
