@@ -88,7 +88,16 @@ def made_whole(folder: Path, make: Callable[[Path], object]) -> Path:
 def _install(folder: Path, packages: Sequence[str], what: str, *, resolve: bool = False) -> None:
     """resolve: also install what the packages need, and fail, not skip, where their versions contradict each other."""
     venv.create(folder, with_pip=False, symlinks=True)
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / PYTHON), "install", "--quiet", "--no-compile"]  # few of its modules are imported
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / PYTHON),
+        "install",
+        "--quiet",
+        "--no-compile",
+    ]  # few of its modules are imported
     pip += [] if resolve else ["--no-deps"]
     done = subprocess.run([*pip, *packages], capture_output=True, text=True, check=False, timeout=900)
     assert "ResolutionImpossible" not in done.stderr, done.stderr

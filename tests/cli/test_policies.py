@@ -162,6 +162,7 @@ def test_a_watch_ends_with_the_verdict_and_its_exit_code(
     assert (done.returncode, json.loads(done.stdout)["verdict"], seen) == (1, "FAIL", [2])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_canary_in_shadow_takes_nothing_from_the_live_version(agentloop: Run) -> None:
     begun = agentloop("policies", "canary", "v2", "--share", "0.2", "--shadow", "--why", "first look")

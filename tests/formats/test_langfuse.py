@@ -210,6 +210,7 @@ def test_nothing_but_format_errors(tmp_path: Path) -> None:
     survives(FORMAT, tmp_path / "t.json", [plain], as_lines=False)
 
 
+@pytest.mark.slow
 def test_real_samples() -> None:
     for file in sample_files("langfuse_frameworks"):
         assert recognised_by(file) == ["langfuse"]

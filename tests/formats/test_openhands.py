@@ -271,6 +271,7 @@ def test_nothing_but_format_errors(tmp_path: Path, records: list[Any]) -> None:
     survives(FORMAT, tmp_path / "t.jsonl", records, as_lines=True)
 
 
+@pytest.mark.slow
 def test_real_samples() -> None:
     for file in sample_files("openhands"):
         assert recognised_by(file) == ["openhands"]

@@ -314,6 +314,7 @@ def test_other_formats_are_not_taken(tmp_path: Path) -> None:
         assert not ResponsesFormat().recognises(SourceFile(path))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the sample traces are not here")
 def test_no_real_file_of_another_format_is_taken() -> None:
     for path in SHARED.rglob("*.json*"):

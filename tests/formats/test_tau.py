@@ -173,6 +173,7 @@ def test_nothing_but_format_errors(tmp_path: Path, record: Any) -> None:
     survives(FORMAT, tmp_path / "r.json", [record], as_lines=False)
 
 
+@pytest.mark.slow
 def test_real_tau_bench_samples() -> None:
     for file in sample_files("taubench"):
         assert recognised_by(file) == ["tau"]
@@ -187,6 +188,7 @@ def test_real_tau_bench_samples() -> None:
         assert all(result for item in found for trace in family(item.trace) for _, _, result in trace.tool_calls)
 
 
+@pytest.mark.slow
 def test_real_tau2_samples() -> None:
     for file in sample_files("tau2"):
         assert recognised_by(file) == ["tau"]

@@ -262,6 +262,7 @@ def test_no_input_raises(tmp_path: Path) -> None:
     assert {type(item) for item in found} == {Imported, FormatError}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the sample traces are not here")
 def test_no_real_file_of_another_format_is_taken() -> None:
     for path in SHARED.rglob("*.json*"):

@@ -31,6 +31,7 @@ def stream(
     return episodes
 
 
+@pytest.mark.slow
 @given(st.integers(0, 30), st.randoms())
 @settings(max_examples=20, deadline=None)
 def test_the_order_of_arrival_does_not_matter(seed: int, rng: random.Random) -> None:
@@ -43,6 +44,7 @@ def test_the_order_of_arrival_does_not_matter(seed: int, rng: random.Random) -> 
     assert (first.verdict, first.outcomes.hexdigest()) == (again.verdict, again.outcomes.hexdigest())
 
 
+@pytest.mark.slow
 @given(st.integers(0, 30), st.integers(0, 800))
 @settings(max_examples=40, deadline=None)
 def test_the_verdict_of_a_prefix_stands(seed: int, n: int) -> None:
@@ -55,6 +57,7 @@ def test_the_verdict_of_a_prefix_stands(seed: int, n: int) -> None:
         assert prefix.outcomes.hexdigest() == whole.outcomes.hexdigest()
 
 
+@pytest.mark.slow
 @given(st.integers(0, 20), st.lists(st.integers(0, 50), min_size=300, max_size=300))
 @settings(max_examples=20, deadline=None)
 def test_what_is_seen_while_rewards_arrive_is_a_prefix_of_the_end(seed: int, delays: list[int]) -> None:

@@ -114,6 +114,7 @@ def test_many_images_are_one_part(tmp_path: Path) -> None:
     assert [name for name in here(*tasks).parts if "image" in name] == ["9 images"]
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_sandbox_is_no_environment_that_can_be_known() -> None:
     now = environment_of([task()], UnconfinedBackend())
     assert compare(now, now)[0] == "unknown"

@@ -226,6 +226,7 @@ def test_one_that_is_slow_holds_up_a_bounded_number(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ budgets
 
 
+@pytest.mark.slow
 def test_money(tmp_path: Path) -> None:
     result, stopped = gate(tmp_path / "new", runs(), n_concurrent=1, budget=GateBudget(max_usd=0.095))
     assert (result.verdict, stopped) == (GateVerdict.inconclusive, "--max-usd 0.095 is spent")
@@ -267,6 +268,7 @@ def test_rollouts_and_more_of_them(tmp_path: Path) -> None:
         gate(tmp_path / "new", runs(), header(max_rollouts=15))
 
 
+@pytest.mark.slow
 def test_a_bank_that_is_used_up_and_nobody_to_roll_out_more(tmp_path: Path) -> None:
     calls: list[tuple[str, Side, int]] = []
     two = header(per_visit=2)

@@ -154,6 +154,7 @@ def is_wrong_once(seed: int, n_gates: int, *, shared: bool) -> bool:
 N_PROJECTS = 120
 
 
+@pytest.mark.slow
 def test_gating_again_and_again_until_pass_promotes_something_no_better_in_alpha_of_projects_at_most() -> None:
     wrong = {shared: sum(is_wrong_once(seed, 12, shared=shared) for seed in range(N_PROJECTS)) for shared in (0, 1)}
     slack = 3 * math.sqrt(ALPHA * (1 - ALPHA) / N_PROJECTS)

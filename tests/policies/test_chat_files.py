@@ -67,6 +67,7 @@ def wired(message: Message, *, parsed: bool) -> dict[str, Any]:
     return wire
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.booleans())
 def test_transformers_gives_the_policys_own_ids(tokenizer: Any, messages: list[Message], parsed: bool) -> None:

@@ -75,6 +75,7 @@ def raw(graded: Graded) -> float:
     return float(graded.why.split()[1].rstrip(","))
 
 
+@pytest.mark.slow
 def test_it_ranks_pairs_that_it_never_saw(folder: Path) -> None:
     verifier = RewardModelVerifier(str(folder))
     gaps = [
@@ -137,6 +138,7 @@ def test_a_folder_without_a_reward_model_is_refused(folder: Path, tmp_path: Path
         make_verifier(Part(kind="reward_model", options={"folder": str(folder), "reference": math.inf}))
 
 
+@pytest.mark.slow
 def test_torch_is_imported_with_the_first_trace_alone(folder: Path) -> None:
     code = f"""
 import sys
