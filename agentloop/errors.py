@@ -5,7 +5,8 @@ AgentLoopError
 │   ├── PluginError                     a part that was named but cannot be loaded
 │   └── FormatError                     a file or record that is not what its format says
 ├── StateError (ValueError)             a move that the state table does not allow       exit 1
-│   └── NoSuchVersion (LookupError)     a policy version that the project does not have
+│   ├── NoSuchVersion (LookupError)     a policy version that the project does not have
+│   └── NoSuchWork (LookupError)        a run, unit or worker that the store does not have   exit 2
 ├── StoreError (OSError)                the store cannot be opened or written            exit 4
 │   ├── AttemptConflict                 another attempt has the same id
 │   └── NoSuchTrace (LookupError)       a trace that the store does not have              exit 5
@@ -19,6 +20,7 @@ AgentLoopError
 │   ├── TransferLimit                   files from a sandbox that are more than was allowed
 │   ├── ReplayMismatch                  an episode that is replayed did something else
 │   └── SandboxGone                     the sandbox ended while it was in use
+├── NothingToDo (LookupError)           what a command would change is not there         exit 5
 ├── NotYet (LookupError)                an outcome that will be known later, or only to a person
 ├── PolicyError (OSError)               the model gave no answer                         exit 4
 │   ├── UpstreamUnavailable             it cannot be reached, or answered 429 or 5xx
@@ -67,6 +69,12 @@ class StateError(AgentLoopError, ValueError):
 
 class NoSuchVersion(StateError, LookupError):
     """A policy version was named that the project does not have."""
+
+
+class NoSuchWork(StateError, LookupError):
+    """A run, unit or worker was named that the store does not have, or the beginning of a name that several have."""
+
+    exit_code = 2
 
 
 class StoreError(AgentLoopError, OSError):
@@ -131,6 +139,12 @@ class SandboxGone(SandboxError):
     def __init__(self, message: str = "", *, cause: str | None = None) -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class NothingToDo(AgentLoopError, LookupError):
+    """A command found nothing that it could change."""
+
+    exit_code = 5
 
 
 class NotYet(AgentLoopError, LookupError):

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection
 
-from agentloop.errors import StateError
+from agentloop.errors import NoSuchWork, StateError
 from agentloop.store.database import Database
 from agentloop.store.portable import as_time, ask, in_transaction
 from agentloop.types import RunFacts, RunState, UnitState
@@ -70,7 +70,7 @@ class Runs:
         return run
 
     def run(self, number: int) -> RunFacts:
-        """The run with that number. Raises StateError if the project has none."""
+        """The run with that number. Raises NoSuchWork if the project has none."""
         with self._database.read() as connection:
             return read_run(connection, self.project, number)
 
@@ -116,10 +116,10 @@ class Runs:
 
 
 def read_run(connection: Connection, project: str, number: int) -> RunFacts:
-    """The run with that number. Raises StateError if the project has none."""
+    """The run with that number. Raises NoSuchWork if the project has none."""
     rows = ask(connection, f"{_SELECT} AND number = $2", (project, number))
     if not rows:
-        raise StateError(f"project {project!r} has no run {number}; `agentloop queue ls` shows its runs")
+        raise NoSuchWork(f"project {project!r} has no run {number}; `agentloop queue ls` shows its runs")
     return _facts(rows[0])
 
 

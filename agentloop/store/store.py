@@ -36,7 +36,6 @@ from agentloop.store.past import read_verdict, verdicts_of
 from agentloop.store.proposals import Proposals
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
-from agentloop.store.runs import Runs
 from agentloop.store.shared import SharedBodies
 from agentloop.store.span_pages import SpanPage, read_spans, span_ids
 from agentloop.store.spans import NOBODY, put_spans
@@ -44,7 +43,7 @@ from agentloop.store.stages import Stages
 from agentloop.store.statements import insert_rows
 from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceSummary
 from agentloop.store.traffic import Traffic
-from agentloop.store.units import Units
+from agentloop.store.units import UnitRows
 from agentloop.store.versions import VersionRows
 from agentloop.types import Imported, Span, Trace, Verdict
 
@@ -62,8 +61,7 @@ class Store(
     Feedbacks,
     Traffic,
     Behaviour,
-    Runs,
-    Units,
+    UnitRows,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 

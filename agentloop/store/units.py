@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection
 
-from agentloop.errors import StateError
+from agentloop.errors import NoSuchWork, StateError
 from agentloop.store.database import Database
 from agentloop.store.portable import as_time, ask, in_transaction
-from agentloop.store.runs import ENDS, listed, read_run
+from agentloop.store.runs import ENDS, Runs, listed, read_run
 from agentloop.store.statements import chunks, insert_rows
 from agentloop.types import Unit, UnitEnd, UnitState
 from agentloop.types.unit import units_before
@@ -28,6 +28,8 @@ KIND = re.compile("[a-z][a-z_-]*")
 """Names of kinds."""
 MISTAKE = "mistake"
 """How an attempt at a unit ended that only a person can mend, in its history."""
+_IN_NO_KEY = re.compile(r"[\x00\ud800-\udfff]")
+"""NUL and lone surrogates, which databases refuse."""
 PROCESS = "process:"
 """Begins the need of a unit that only one process can do, before the id of its worker."""
 TERMINAL = (UnitState.done, UnitState.dead, UnitState.cancelled)
@@ -50,6 +52,8 @@ class QueueFacts(NamedTuple):
     """When the oldest unit that is ready was asked for."""
     has_worker: bool
     """Whether a worker that is up does this kind and has what its units need."""
+    oldest_s: float | None
+    """Seconds since then, by the database's clock."""
 
 
 class UnitFacts(NamedTuple):
@@ -90,6 +94,13 @@ class WorkerFacts(NamedTuple):
     started_at: datetime | None
     age_s: float
     """Seconds since its last heartbeat."""
+    lease_s: float
+    """Age of its heartbeat at which its units become ready again."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it gave no heartbeat for its lease, so that its units go to others."""
+        return self.age_s > self.lease_s
 
 
 class Units:
@@ -157,24 +168,39 @@ class Units:
 
         return in_transaction(self._database, cancel)
 
-    def retry_unit(self, key: str) -> None:
+    def retry_unit(self, key: str) -> str:
         """A dead unit becomes ready, as if nobody had tried it. Raises StateError for any other.
 
-        key: the unit's key, or how it begins.
+        key: the unit's key, or how it begins. Returns the whole key.
         """
 
-        def retry(connection: Connection) -> None:
+        def retry(connection: Connection) -> str:
             unit = self._unit(connection, key)
             run = read_run(connection, self.project, unit.run)
             if run.state in ENDS:
                 raise StateError(f"unit {unit.key} is of run {run.number}, which is {run.state}; begin that run again")
-            if not ask(connection, _RETRY, (unit.number,)):
+            if not ask(connection, f"{_RETRY} AND number = $1 RETURNING number", (unit.number,)):
                 raise StateError(f"unit {unit.key} is {unit.state} and cannot become ready; only a dead one is retried")
+            return unit.key
 
-        in_transaction(self._database, retry)
+        return in_transaction(self._database, retry)
+
+    def retry_units(self, run: int) -> int:
+        """`retry_unit` for all dead units of a run. Returns their number. Raises StateError if the run has ended."""
+
+        def retry(connection: Connection) -> int:
+            facts = read_run(connection, self.project, run)
+            if facts.state in ENDS:
+                raise StateError(
+                    f"run {run} ({facts.name}) is {facts.state}, and no unit of it can become ready; begin it again"
+                )
+            mine = "queue IN (SELECT number FROM queue WHERE run = $1)"
+            return len(ask(connection, f"{_RETRY} AND {mine} RETURNING number", (run,)))
+
+        return in_transaction(self._database, retry)
 
     def unit(self, key: str) -> UnitFacts:
-        """The unit whose key begins with `key`. Raises StateError if there is none or more than one."""
+        """The unit whose key begins with `key`. Raises NoSuchWork if there is none or more than one."""
         with self._database.read() as connection:
             return self._unit(connection, key)
 
@@ -190,11 +216,25 @@ class Units:
             )
         return [_facts(row) for row in rows]
 
-    def queues(self) -> list[QueueFacts]:
-        """Queues of runs that have not ended, by run and kind."""
+    def n_units(self, run: int | None = None, *, state: UnitState) -> int:
+        """Number of units in one state; with `run`, of those of one run."""
+        where = "" if run is None else "AND q.run = $3"
+        values = (self.project, state.value) if run is None else (self.project, state.value, run)
         with self._database.read() as connection:
-            counts = ask(connection, _COUNTS, (self.project,))
-            workers = ask(connection, "SELECT kinds, has FROM worker WHERE state = 'up'")
+            [[n]] = ask(connection, f"{_N_UNITS} {where}", values)
+        return int(n)
+
+    def queues(self, runs: Collection[int] | None = None) -> list[QueueFacts]:
+        """Queues of runs that have not ended, by run and kind. runs: those of these runs, ended ones too."""
+        of_runs = "r.state IN ('running', 'paused')"
+        if runs is not None:
+            of_runs = f"r.number IN ({', '.join(map(str, sorted(runs))) or 'NULL'})"
+        with self._database.read() as connection:
+            counts = ask(
+                connection, f"{_COUNTS} AND {of_runs} GROUP BY q.run, q.kind, q.needs, u.state", (self.project,)
+            )
+            workers = ask(connection, _ABLE)
+            [[moment]] = ask(connection, "SELECT {now}")
         able = [(set(kinds.split()), set(has.split())) for kinds, has in workers]
         queues: defaultdict[tuple[int, str, str], dict[UnitState, int]] = defaultdict(dict)
         oldest: dict[tuple[int, str, str], datetime | None] = {}
@@ -206,6 +246,7 @@ class Units:
             QueueFacts(
                 *(run, kind, tuple(needs.split()), n, oldest.get((run, kind, needs))),
                 has_worker=any(kind in kinds and has.issuperset(needs.split()) for kinds, has in able),
+                oldest_s=_age_s(as_time(moment), oldest.get((run, kind, needs))),
             )
             for (run, kind, needs), n in sorted(queues.items())
         ]
@@ -215,14 +256,14 @@ class Units:
         with self._database.read() as connection:
             rows = ask(connection, _WORKERS)
             [[moment]] = ask(connection, "SELECT {now}")
-        at = as_time(moment)
         facts: list[WorkerFacts] = []
-        for id, host, pid, version, kinds, has, n_slots, n_busy, state, note, started_at, beat_at in rows:
-            beat = as_time(beat_at)
-            age_s = (at - beat).total_seconds() if at is not None and beat is not None else 0.0
+        for id, host, pid, version, kinds, has, n_slots, n_busy, state, note, started_at, beat_at, lease_s in rows:
+            age_s = _age_s(as_time(moment), as_time(beat_at)) or 0.0
             able = (tuple(kinds.split()), tuple(has.split()))
             facts.append(
-                WorkerFacts(id, host, pid, version, *able, n_slots, n_busy, state, note, as_time(started_at), age_s)
+                WorkerFacts(
+                    *(id, host, pid, version, *able, n_slots, n_busy, state, note, as_time(started_at), age_s, lease_s)
+                )
             )
         return facts
 
@@ -234,20 +275,30 @@ class Units:
                 return
             rows = ask(connection, "SELECT state FROM worker WHERE id = $1", (id,))
         if not rows:
-            raise StateError(f"no worker {id!r}; `agentloop queue workers` lists them")
+            raise NoSuchWork(f"no worker {id!r}; `agentloop queue workers` lists them")
         raise StateError(f"worker {id} is {rows[0][0]} and cannot become draining")
 
     def _unit(self, connection: Connection, key: str) -> UnitFacts:
-        rows = ask(
-            connection,
-            f"{_FACTS} AND substr(u.key, 1, $3) = $2 ORDER BY u.key <> $2, u.key LIMIT 2",
-            (self.project, key, len(key)),
-        )
+        rows: list[tuple[Any, ...]] = []
+        if not _IN_NO_KEY.search(key):
+            begins = f"{_FACTS} AND substr(u.key, 1, $3) = $2 ORDER BY u.key <> $2, u.key LIMIT 2"
+            rows = ask(connection, begins, (self.project, key, len(key)))
         if not rows:
-            raise StateError(f"project {self.project!r} has no unit {key!r}; `agentloop queue dead` lists dead ones")
+            raise NoSuchWork(f"project {self.project!r} has no unit {key!r}; `agentloop queue dead` lists dead ones")
         if len(rows) > 1 and rows[0][1] != key:
-            raise StateError(f"several units begin with {key!r}, such as {rows[0][1]} and {rows[1][1]}; write more")
+            raise NoSuchWork(f"several units begin with {key!r}, such as {rows[0][1]} and {rows[1][1]}; write more")
         return _facts(rows[0])
+
+
+class UnitRows(Runs, Units):
+    """Runs and units of one project."""
+
+    def units_in(self, project: str) -> UnitRows:
+        """The same for another project (tenant) in this store."""
+        other = UnitRows()
+        other.project = project
+        other._database = self._database
+        return other
 
 
 def put_units(connection: Connection, project: str, run: int, units: Sequence[Unit], *, again: bool = False) -> None:
@@ -374,7 +425,7 @@ _PLACES = (
 _ALIVE = "SELECT id FROM worker WHERE state <> 'gone' AND beat_at >= {after -lease_s}"
 _RETRY = (
     "UPDATE unit SET state = 'ready', n_deaths = 0, n_lost = 0, not_before = NULL, ended_at = NULL, error = '' "
-    "WHERE number = $1 AND state = 'dead' RETURNING number"
+    "WHERE state = 'dead'"
 )
 _FACTS = (
     "SELECT u.number, u.key, q.run, q.kind, q.needs, u.state, u.asks, u.epoch, u.n_deaths, u.n_lost, u.owner, u.error, "
@@ -382,11 +433,12 @@ _FACTS = (
 )
 _COUNTS = (
     "SELECT q.run, q.kind, q.needs, u.state, count(*), min(u.made_at) FROM unit u JOIN queue q ON q.number = u.queue "
-    "JOIN run r ON r.number = q.run WHERE q.project = $1 AND r.state IN ('running', 'paused') "
-    "GROUP BY q.run, q.kind, q.needs, u.state"
+    "JOIN run r ON r.number = q.run WHERE q.project = $1"
 )
+_N_UNITS = "SELECT count(*) FROM unit u JOIN queue q ON q.number = u.queue WHERE u.project = $1 AND u.state = $2"
+_ABLE = "SELECT kinds, has FROM worker WHERE state = 'up' AND beat_at >= {after -lease_s}"
 _WORKERS = (
-    "SELECT id, host, pid, version, kinds, has, n_slots, n_busy, state, note, started_at, beat_at "
+    "SELECT id, host, pid, version, kinds, has, n_slots, n_busy, state, note, started_at, beat_at, lease_s "
     "FROM worker ORDER BY started_at, id"
 )
 
@@ -396,6 +448,11 @@ def _end(key: str, state: str, result: str | None, error: str, history: str) -> 
     is_mistake = bool(entries) and entries[-1]["how"] == MISTAKE
     facts = orjson.loads(result) if result else {}
     return UnitEnd(key=key, state=UnitState(state), result=facts, error=error, is_mistake=is_mistake)
+
+
+def _age_s(now: datetime | None, moment: datetime | None) -> float | None:
+    """Seconds from `moment` until now."""
+    return None if now is None or moment is None else (now - moment).total_seconds()
 
 
 def _facts(row: tuple[Any, ...]) -> UnitFacts:

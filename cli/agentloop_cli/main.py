@@ -27,6 +27,7 @@ from agentloop_cli.judge import judge
 from agentloop_cli.mine import mine
 from agentloop_cli.policies import policies
 from agentloop_cli.prune import prune_traces
+from agentloop_cli.queue import queue
 from agentloop_cli.render import AsJson, ConsoleLog, print_error, stderr
 from agentloop_cli.report import report
 from agentloop_cli.sandbox import sandbox as sandbox_group
@@ -139,6 +140,7 @@ app.add_typer(train, name="train")
 app.add_typer(sandbox_group, name="sandbox")
 app.add_typer(policies, name="policies")
 app.add_typer(keys, name="keys")
+app.add_typer(queue, name="queue")
 app.add_typer(store, name="store")
 
 

@@ -16,7 +16,7 @@ from agentloop_cli.policy_diff import diff
 from agentloop_cli.policy_files import export, prune
 from agentloop_cli.policy_moves import canary, move_words, promote, rollback
 from agentloop_cli.policy_watch import documents
-from agentloop_cli.render import AsJson, format_optional, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, format_age, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from agentloop.views.policies import VersionLine
 
 policies = typer.Typer(help="Policy versions: list, compare, promote, roll back, serve.", no_args_is_help=True)
-MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
 @policies.command()
@@ -83,17 +82,9 @@ def version_table(lines: Sequence[VersionLine]) -> Table:
             line.kind,
             Text(line.made_of),
             line.proof_words,
-            _age((now - line.since).total_seconds()),
+            format_age((now - line.since).total_seconds()),
         )
     return table
-
-
-def _age(age_s: float) -> str:
-    """`3 h`, in the largest unit of which it is at least one."""
-    for unit_s, name in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
-        if age_s >= unit_s:
-            return f"{age_s / unit_s:.0f} {name}"
-    return f"{max(0.0, age_s):.0f} s"
 
 
 def _show(line: VersionLine, proofs: Sequence[Proof], moves: Sequence[Move], unused: Sequence[str]) -> None:

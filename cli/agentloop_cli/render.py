@@ -24,6 +24,7 @@ from rich.text import Text
 from agentloop.errors import counted
 from agentloop.printable import clean, escape_json
 
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
@@ -84,6 +85,14 @@ def print_json(document: Mapping[str, Any]) -> None:
 def format_optional(value: object, form: str, missing: str = "") -> str:
     """`value` in a format such as "{:.2f}", or `missing` when it is None."""
     return missing if value is None else form.format(value)
+
+
+def format_age(age_s: float) -> str:
+    """`3 h`, in the largest unit of which it is at least one."""
+    for unit_s, name in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
+        if age_s >= unit_s:
+            return f"{age_s / unit_s:.0f} {name}"
+    return f"{max(0.0, age_s):.0f} s"
 
 
 def add_columns(

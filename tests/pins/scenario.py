@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from agentloop.store.claims import HandBack, Returned, WorkerCard
+from agentloop.store.store import Store
+from agentloop.types import Unit
+
 N_TASKS = {"train": 4, "validation": 2, "heldout": 4}
 BUSYBOX = Path("/bin/busybox")
 PROGRAMS = (
@@ -126,6 +130,19 @@ def lay_labels(project: Path) -> None:
     export = [json.loads(line) for line in (project / "chats.out.jsonl").read_text().splitlines()]
     rows = [{"trace": each["trace"]["id"], "step": 1, "type": "obs.misread"} for each in export]
     (project / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def lay_units(project: Path) -> None:
+    """A run with a dead unit and one that is ready, and the worker that failed."""
+    store = Store(project / "traces" / "store.db")
+    run = store.begin_run("loop", "notes").number
+    store.put_units(run, [Unit(key=key, kind="rollout", position=n) for n, key in enumerate(("a", "b"))])
+    able = frozenset({"sandbox"})
+    card = WorkerCard(id="w1", host="here", pid=1, version="1", kinds=("rollout",), has=able, n_slots=1, lease_s=900.0)
+    claims = store.claims(card)
+    claims.begin()
+    claims.hand_back([Returned(claimed, HandBack.mistake, "bad") for claimed in claims.claim(1)])
+    store.close()
 
 
 def copy_outcomes(project: Path) -> None:
@@ -243,6 +260,23 @@ STEPS: tuple[Step, ...] = (
     Step("run harbor/built --agent oracle --sandbox bubblewrap --json"),
     Step("run nowhere --json"),
     Step("run harbor/here --agent tool_loop --json"),
+    # Units of work.
+    Step("queue ls --json"),
+    Step("queue ls --json", compare="shape", before=lay_units),
+    Step("queue show a --json", compare="shape"),
+    Step("queue show c --json"),
+    Step("queue dead notes --json", compare="shape"),
+    Step("queue retry --json"),
+    Step("queue retry a --json"),
+    Step("queue retry a"),
+    Step("queue retry --all-of notes --json"),
+    Step("queue pause notes --json", compare="shape"),
+    Step("queue resume notes --json", compare="shape"),
+    Step("queue cancel notes --json", compare="shape"),
+    Step("queue cancel notes"),
+    Step("queue workers --json", compare="shape"),
+    Step("queue drain w1 --json"),
+    Step("queue drain w1"),
     # Keys, pruning, this machine.
     Step("keys add shop --json", compare="shape", keep={"key": "id"}),
     Step("keys add shop --scope call --max-usd 2"),

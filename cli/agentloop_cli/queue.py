@@ -1,0 +1,223 @@
+"""`agentloop queue`: the runs of a project, their units of work, and the workers; here the commands that read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from agentloop.errors import counted
+from agentloop.printable import clean, shortened
+from agentloop_cli.queue_moves import OnlyRun, cancel, drain, pause, resume, retry
+from agentloop_cli.render import AsJson, add_columns, format_age, format_optional, print_json, stdout
+from agentloop_cli.stores import ProjectFolder, Where, opened_store
+
+if TYPE_CHECKING:
+    from agentloop.views.queue import KindLine, RunLine, RunList
+    from agentloop.views.units import UnitAttempt, UnitDocument, UnitList, WorkerLine
+
+queue = typer.Typer(help="Runs and their units of work: list, cancel, pause, retry; workers.", no_args_is_help=True)
+MAX_NAME, MAX_ERROR = 24, 300
+"""Characters of a name in a table, and of an error; `--json` has all of them."""
+OWN = ("process:", "pids:")
+"""Beginnings of abilities that tell processes apart and mean nothing to people."""
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of them.")]
+
+
+@queue.command()
+def ls(
+    all: Annotated[bool, typer.Option("--all", help="Also runs that have ended.")] = False,
+    limit: Limit = 20,
+    project: ProjectFolder = Path(),
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """List runs with their units by kind and state, what they wait for, and their progress; the newest come last."""
+    from agentloop.views.queue import run_list
+
+    with opened_store(where, project=project) as store:
+        runs = run_list(store, ended=all, limit=limit)
+    if as_json:
+        print_json(runs.model_dump(mode="json"))
+    elif not runs.runs:
+        stdout.print("no runs; `agentloop loop` with [work] shared begins one" if all else "no runs go on; see --all")
+    else:
+        _print_runs(runs)
+
+
+@queue.command()
+def show(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key of a unit, or how it begins.")],
+    project: ProjectFolder = Path(),
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a unit and each attempt at it: where, when, how it ended, and the error.
+
+    Exit codes: 0 shown, 2 no unit or several begin like this.
+    """
+    from agentloop.views.units import unit_document
+
+    with opened_store(where, project=project) as store:
+        unit = unit_document(store, key)
+    if as_json:
+        print_json(unit.model_dump(mode="json"))
+    else:
+        _print_unit(unit)
+
+
+@queue.command()
+def dead(
+    run: OnlyRun = None,
+    limit: Limit = 100,
+    project: ProjectFolder = Path(),
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """List dead units with their errors: they killed their workers, or failed too often."""
+    from agentloop.types import UnitState
+    from agentloop.views.queue import run_number
+    from agentloop.views.units import unit_list
+
+    with opened_store(where, project=project) as store:
+        number = None if run is None else run_number(store, run)
+        units = unit_list(store, UnitState.dead, run=number, limit=limit)
+    if as_json:
+        print_json(units.model_dump(mode="json"))
+    else:
+        _print_dead(units)
+
+
+@queue.command()
+def workers(project: ProjectFolder = Path(), where: Where = None, as_json: AsJson = False) -> None:
+    """List the workers of the store: heartbeat, kinds of units, abilities, slots, and what they wait for."""
+    from agentloop.views.units import worker_lines
+
+    with opened_store(where, project=project) as store:
+        lines = worker_lines(store)
+    if as_json:
+        print_json({"workers": [line.model_dump(mode="json") for line in lines]})
+    elif not lines:
+        stdout.print("no workers; `agentloop worker` starts one")
+    else:
+        stdout.print(_worker_table(lines))
+
+
+def _print_runs(runs: RunList) -> None:
+    table = Table(box=None, pad_edge=False)
+    numbers = ("ready", "leased", "done", "dead", "cancelled", "oldest")
+    add_columns(table, "run", "state", "kind", *numbers, left=("run", "state", "kind"), overflow="fold")
+    for run in runs.runs:
+        names = [Text(_short(f"{run.number} {run.name}", MAX_NAME)), Text(run.state)]
+        for line in run.kinds:
+            table.add_row(*names, *_counts(line))
+            names = [Text(), Text()]
+        if not run.kinds:
+            table.add_row(*names, Text("no units"))
+    stdout.print(table)
+    for run in runs.runs:
+        _print_progress(run)
+    _print_left_out(runs.n_left_out, "older run")
+
+
+def _counts(line: KindLine) -> list[Text]:
+    numbers = [f"{n:,}" for n in (line.ready, line.leased, line.done, line.dead, line.cancelled)]
+    age = "" if line.oldest_ready_s is None else format_age(line.oldest_ready_s)
+    return [Text(_short(line.kind, MAX_NAME)), *map(Text, numbers), Text(age)]
+
+
+def _print_progress(run: RunLine) -> None:
+    """The lines below the table: how far a run is, and what its units wait for."""
+    words = [f"{run.n_done:,} of {counted(run.n_units, 'unit')} done"]
+    words += [f"{name} {value}" for name, value in run.progress.items()]
+    words += [run.why] if run.why else []
+    stdout.print(f"run {run.number}: {_short(', '.join(words), MAX_ERROR)}", soft_wrap=True)
+    for line in run.kinds:
+        for wait in line.waits:
+            why = _short(wait.why, MAX_ERROR)
+            stdout.print(f"run {run.number}: {counted(wait.n, f'{line.kind} unit')} waiting: {why}", soft_wrap=True)
+
+
+def _print_unit(unit: UnitDocument) -> None:
+    fields = [
+        ("state", f"{unit.state}{_since(unit.ended_at)}"),
+        ("run", str(unit.run)),
+        ("kind", unit.kind),
+        ("needs", _abilities(unit.needs) or "nothing"),
+        ("asked for", f"{_time(unit.made_at)} UTC"),
+        ("failures", f"{unit.n_deaths} by death of the worker, {unit.n_lost} of infrastructure"),
+    ]
+    stdout.print(Text(_short(unit.key, MAX_ERROR), style="bold"), soft_wrap=True)
+    for name, value in fields:
+        stdout.print(f"  {name:<11} {_short(value, MAX_ERROR)}", soft_wrap=True)
+    for attempt in unit.attempts:
+        stdout.print(f"  attempt {attempt.epoch:<3} {_attempt_words(attempt)}", soft_wrap=True)
+    if any(len(attempt.error) > MAX_ERROR for attempt in unit.attempts):
+        stdout.print("  errors are cut; --json has all of them")
+
+
+def _attempt_words(attempt: UnitAttempt) -> str:
+    worker = _short(attempt.worker or "nobody", MAX_ERROR)
+    words = f"{worker}, {_time(attempt.begun_at)} to {_time(attempt.ended_at) or 'now'}: {attempt.how}"
+    return f"{words}: {_short(attempt.error, MAX_ERROR)}" if attempt.error else words
+
+
+def _print_dead(units: UnitList) -> None:
+    for unit in units.units:
+        line = f"{_short(unit.key, MAX_ERROR)}  run {unit.run}, {unit.kind}{_since(unit.ended_at)}"
+        stdout.print(f"{line}: {_short(unit.error, MAX_ERROR)}", soft_wrap=True)
+    _print_left_out(units.n_left_out, "unit")
+    if units.units:
+        hint = "`agentloop queue show KEY` has each attempt; `agentloop queue retry KEY` makes one ready again"
+        stdout.print(hint, soft_wrap=True)
+    else:
+        stdout.print("no dead units")
+
+
+def _print_left_out(n: int, noun: str) -> None:
+    if n:
+        stdout.print(f"{counted(n, noun)} left out; see --limit")
+
+
+def _worker_table(lines: Sequence[WorkerLine]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    headings = ("worker", "state", "heartbeat", "busy", "kinds", "has", "note")
+    add_columns(table, *headings, left=("worker", "state", "kinds", "has", "note"), overflow="fold")
+    for line in lines:
+        words = (line.id, line.state, f"{format_age(line.age_s)} ago", f"{line.n_busy}/{line.n_slots}")
+        table.add_row(*(Text(clean(word)) for word in words), *_texts(line))
+    return table
+
+
+def _texts(line: WorkerLine) -> list[Text]:
+    return [Text(_short(words, MAX_ERROR)) for words in (" ".join(line.kinds), _abilities(line.has), line.note)]
+
+
+def _abilities(names: Sequence[str]) -> str:
+    """Abilities for people; its own process is that of the run."""
+    return ", ".join("its own process" if name.startswith(OWN[0]) else name for name in names if OWN[1] not in name)
+
+
+def _short(text: str, n: int) -> str:
+    return shortened(clean(text), n)
+
+
+def _since(moment: datetime | None) -> str:
+    return format_optional(moment, " since {:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def _time(moment: datetime | None) -> str:
+    return format_optional(moment, "{:%Y-%m-%d %H:%M:%S}")
+
+
+# After the commands that read, so that help lists them in the order of use.
+queue.command()(retry)
+queue.command()(cancel)
+queue.command()(pause)
+queue.command()(resume)
+queue.command()(drain)
