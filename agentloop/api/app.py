@@ -32,7 +32,7 @@ from agentloop.api.local import LocalToken, token_file
 from agentloop.api.metrics import Counted, Metrics
 from agentloop.api.query import router
 from agentloop.api.refusals import JSON, content_type, refusal
-from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, NoSuchVersion, StateError, StoreError
+from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, NoSuchVersion, NoSuchWork, StateError, StoreError
 from agentloop.gateway.app import Gateway
 from agentloop.gateway.calls import Calls
 from agentloop.gateway.prices import Price, unknown
@@ -95,7 +95,7 @@ def _engine_error(request: Request, error: Exception) -> Response:
     """The engine's error as one line; the status says whether the client, an operator or a retry can solve it."""
     if isinstance(error, StoreError) and not isinstance(error, NoSuchTrace):
         return refusal(request.scope, 503, str(error), retry_s=RETRY_S)
-    codes = {NoSuchTrace: 404, NoSuchVersion: 404, ConfigError: 400, StateError: 409}
+    codes = {NoSuchTrace: 404, NoSuchVersion: 404, NoSuchWork: 404, ConfigError: 400, StateError: 409}
     code = next((code for kind, code in codes.items() if isinstance(error, kind)), 500)
     return refusal(request.scope, code, str(error))
 

@@ -8,7 +8,7 @@ to `localhost` or its loopback address, so that a web page in the user's browser
 name. These requests may send spans, call models and read. A judgement (reward, score, label, verdict) needs a key with
 the scope `judge` or the token of `local.py`, so that an agent that can write its own trace cannot set its reward.
 Promoting, rolling back or canarying a policy version needs the scope `admin` or that token, so that no agent promotes
-itself.
+itself. So does a move of a run, which decides what machines do.
 """
 
 from __future__ import annotations
@@ -161,11 +161,8 @@ class AccessGuard:
             return refusal(scope, 401, why)
         if refused := self._check_origin(scope, headers):
             return refused
-        if needed == JUDGE or _moves_versions(scope):
+        if change := _guarded_change(scope, needed):
             instead = f", or the token in {self._token.path}" if self._token else ""
-            change = "a move of a policy version"
-            if needed == JUDGE:
-                change = "a judgement"
             why = f"{change} needs a key with the scope {needed!r} (`agentloop keys add`){instead}"
             return refusal(scope, 403, why)
         scope.setdefault("state", {}).update(project=self._project, may_judge=False)
@@ -220,8 +217,14 @@ def needed_scope(method: str, path: str) -> str:
     return ADMIN
 
 
-def _moves_versions(scope: Scope) -> bool:
-    return scope["method"] not in READING and scope["path"].startswith("/api/v1/policies")
+def _guarded_change(scope: Scope, needed: str) -> str | None:
+    """What a request would change that needs more than to come from this machine's user."""
+    if needed == JUDGE:
+        return "a judgement"
+    if scope["method"] in READING:
+        return None
+    changes = {"/api/v1/policies": "a move of a policy version", "/api/v1/runs": "a move of a run"}
+    return next((change for path, change in changes.items() if scope["path"].startswith(path)), None)
 
 
 def _words(headers: Headers) -> str | None:

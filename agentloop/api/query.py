@@ -1,4 +1,5 @@
-"""`/api/v1`: stored traces by filter and by id, their spans by page, scores and labels added later, and versions.
+"""`/api/v1`: stored traces by filter and by id, their spans by page, scores and labels added later, versions, and
+runs with their units.
 
 Every answer is limited to the project of the key. Cursors are the `next` of an earlier answer.
 """
@@ -14,6 +15,7 @@ from agentloop.api.failures import failure_routes
 from agentloop.api.policies import policy_routes
 from agentloop.api.sent_feedback import sent_feedback
 from agentloop.api.traces import trace_routes
+from agentloop.api.units import unit_routes
 from agentloop.api.verdicts import feedback_routes, verdict_routes
 from agentloop.store.store import Store
 
@@ -30,4 +32,5 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
         routes.include_router(judging(store, trust))
     routes.include_router(sent_feedback(store, trust))
     routes.include_router(policy_routes(store, folder))
+    routes.include_router(unit_routes(store))
     return routes

@@ -15,7 +15,7 @@ from agentloop.store.store import Store
 
 from .serving import SPAN, request
 
-FILLED = {"verifier": "human", "detector": "human", "kind": "plan.repetition", "version": "v1"}
+FILLED = {"verifier": "human", "detector": "human", "kind": "plan.repetition", "version": "v1", "number": "1"}
 BODIES: dict[str, Any] = {
     "/v1/traces": request(SPAN),
     "/v1/logs": {},
@@ -27,6 +27,7 @@ BODIES: dict[str, Any] = {
     "promote": {"override": "x"},
     "rollback": {"why": "x"},
     "change": {"end": True},
+    "cancel": {"why": "x"},
 }
 """By the path, or by its last word that is no parameter."""
 

@@ -46,6 +46,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     store = Store(path)
     ways = read_ways(store)
     add(Registry(store.versions_in("mine")), 1)
+    assert store.units_in("mine").begin_run("loop", "notes").number == 1
     keys: dict[str, str | None] = {"none": None, "unknown": "al_" + "0" * 12 + "_" + "x" * 43, "no key at all": "x"}
     for name, project, scopes in (
         ("mine", "mine", ("admin",)),
@@ -99,7 +100,7 @@ def test_who_has_no_key_yet_reads_how_to_use_one_and_no_more(scene: Scene) -> No
         scope = {"get": "read", "post": "ingest", "put": "judge"}[method]
         if path == "/api/v1/feedback":
             scope = "feedback"
-        if method == "post" and path.startswith("/api/v1/policies"):
+        if method == "post" and path.startswith(("/api/v1/policies", "/api/v1/runs")):
             scope = "admin"
         assert said[0] == {"bearer": [scope]}, path
     for secret in (MINE, "mine", *(words for words in scene.keys.values() if words and words.startswith("al_"))):
@@ -124,6 +125,8 @@ def taken(way: Way) -> tuple[int, ...]:
     does not supersede: 409."""
     if way.method == "POST" and way.template.startswith("/api/v1/policies"):
         return (409,)  # v1 is live, no version was before it, and none is a canary
+    if way.method == "POST" and way.template.startswith("/api/v1/runs"):
+        return (200, 409)  # it is cancelled by the first of them
     settled = way.method == "PUT" and ("/reward" in way.template or "/scores/" in way.template)
     return (200, 409) if settled else (200,)
 

@@ -1,0 +1,107 @@
+"""Routes of runs, their units and the workers: reading needs `read`, a cancel, pause, resume or retry needs `admin`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi import Path as PathParameter
+from pydantic import BaseModel, Field
+
+from agentloop.api.feedback import Feedback, Text
+from agentloop.api.parameters import Limit, Project
+from agentloop.store.store import Store
+from agentloop.store.units import UnitRows
+from agentloop.types import RunState, UnitState
+from agentloop.views.queue import RunLine, RunList, run_line, run_list
+from agentloop.views.units import UnitList, unit_list, worker_lines
+
+Number = Annotated[int, PathParameter(ge=1, lt=2**53, description="Of a run.")]
+
+
+class WorkerCapacity(BaseModel):
+    """A worker as a project sees it: workers serve all projects of the store, so the rest is for `agentloop queue`."""
+
+    kinds: tuple[str, ...] = Field(description="Kinds of units that it does.")
+    has: tuple[str, ...] = Field(description="Its abilities.")
+    n_slots: int
+    n_busy: int
+    state: str = Field(description="up, draining, gone, or silent: no heartbeat for its lease.")
+    age_s: float = Field(description="Seconds since its last heartbeat.")
+
+
+class WorkerList(BaseModel):
+    """Workers of the store, the longest-running first."""
+
+    workers: list[WorkerCapacity]
+
+
+class Cancellation(Feedback):
+    """Why a run is cancelled."""
+
+    why: Annotated[Text, Field(max_length=2000)] = "cancelled over the API"
+
+
+class Retry(BaseModel):
+    """How many dead units became ready."""
+
+    run: int
+    n_retried: int
+
+
+def unit_routes(store: Store) -> APIRouter:
+    """The routes over `store`."""
+    routes = APIRouter()
+
+    def move(project: str, number: int, after: RunState, why: str = "") -> RunLine:
+        work: UnitRows = store.units_in(project)
+        work.move_run(number, after, why=why)
+        return run_line(work, number)
+
+    @routes.get("/runs")
+    def list_runs(project: Project, ended: bool = False, limit: Limit = 20) -> RunList:
+        """The newest runs, with their units by kind and state, and what these wait for. ended: also ended runs."""
+        return run_list(store.units_in(project), ended=ended, limit=limit)
+
+    @routes.get("/runs/{number}")
+    def get_run(project: Project, number: Number) -> RunLine:
+        """One run, with its units by kind and state, and what these wait for."""
+        return run_line(store.units_in(project), number)
+
+    @routes.get("/units")
+    def list_units(
+        project: Project,
+        state: UnitState = UnitState.dead,
+        run: Annotated[int | None, Query(ge=1, lt=2**53, description="Only units of this run.")] = None,
+        limit: Limit = 100,
+    ) -> UnitList:
+        """Units in one state, in the order in which they were asked for."""
+        return unit_list(store.units_in(project), state, run=run, limit=limit)
+
+    @routes.get("/workers")
+    def list_workers() -> WorkerList:
+        """The workers of the store, which serve all projects."""
+        lines = [line.model_dump() for line in worker_lines(store)]
+        return WorkerList(workers=[WorkerCapacity.model_validate(line) for line in lines])
+
+    @routes.post("/runs/{number}/cancel")
+    def cancel(project: Project, number: Number, body: Cancellation) -> RunLine:
+        """End a run. Its units are cancelled, and workers stop those in progress with their next heartbeat."""
+        return move(project, number, RunState.cancelled, body.why)
+
+    @routes.post("/runs/{number}/pause")
+    def pause(project: Project, number: Number) -> RunLine:
+        """Have no worker begin units of a run. Those in progress go on."""
+        return move(project, number, RunState.paused)
+
+    @routes.post("/runs/{number}/resume")
+    def resume(project: Project, number: Number) -> RunLine:
+        """Continue a paused run."""
+        return move(project, number, RunState.running)
+
+    @routes.post("/runs/{number}/retry")
+    def retry(project: Project, number: Number) -> Retry:
+        """Make all dead units of a run ready again, with all their tries."""
+        return Retry(run=number, n_retried=store.units_in(project).retry_units(number))
+
+    return routes
