@@ -159,7 +159,7 @@ class Claims:
         """Say that the worker lives and still does `claimed`. note: what it waits for, for people."""
 
         def beat(connection: Connection) -> Beat:
-            rows = ask(connection, _BEAT, (len(claimed), note, self.card.id))
+            rows = ask(connection, _BEAT, (len(claimed), _storable(note), self.card.id))
             if not rows:  # a restored backup does not have it
                 self._begin(connection)
             is_draining = bool(rows) and rows[0][0] == "draining"
@@ -315,7 +315,7 @@ class Claims:
         n_deaths: int | None = None,
         pause_s: float = 0.0,
     ) -> None:
-        error = self._shared.redactor.text(error)[:MAX_ERROR]
+        error = _storable(self._shared.redactor.text(error))[:MAX_ERROR]
         entry = {
             "worker": row.owner, "epoch": row.epoch, "leased_at": str(row.leased_at), "ended_at": str(row.now),
             "how": how, "error": error,
@@ -425,6 +425,11 @@ def _done(n: int) -> str:
         f"FROM (VALUES {rows}) AS finished WHERE number = column1 AND epoch = column2 AND state IN ({before}) "
         "RETURNING number, epoch"
     )
+
+
+def _storable(text: str) -> str:
+    """The text without NUL, which PostgreSQL refuses, and lone surrogates, which no database stores."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 def _leased(connection: Connection, numbers: Sequence[int]) -> list[_Leased]:

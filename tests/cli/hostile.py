@@ -15,6 +15,7 @@ from agentloop.gate.environment import Environment
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.identity import Identity
 from agentloop.registry.versions import Registry
+from agentloop.store.claims import HandBack, Returned, WorkerCard
 from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite
 from agentloop.types import (
@@ -28,6 +29,7 @@ from agentloop.types import (
     Step,
     ToolCall,
     ToolResult,
+    Unit,
     Verdict,
     VersionKind,
 )
@@ -174,7 +176,23 @@ def _fill_store(where: Path) -> None:
         note=TEXT,
     )
     store.put_figures(1, 1, {"reward": 1.0, f"reward/{NAME}": 1.0})
+    _fill_queue(store)
     store.close()
+
+
+def _fill_queue(store: Store) -> None:
+    """A run with a dead unit and one that waits for what no worker has, and a worker."""
+    run = store.begin_run("loop", NAME).number
+    need = "".join(NAME.split())
+    store.put_units(run, [Unit(key=NAME, kind="rollout"), Unit(key="k", kind="rollout", needs=(need,))])
+    store.put_progress(run, {NAME: TEXT})
+    card = WorkerCard(
+        id=NAME, host=NAME, pid=1, version="1", kinds=("rollout",), has=frozenset({NAME}), n_slots=1, lease_s=3600.0
+    )
+    claims = store.claims(card)
+    claims.begin()
+    claims.hand_back([Returned(claimed, HandBack.mistake, TEXT) for claimed in claims.claim(1)])
+    claims.beat([], TEXT)
 
 
 def _write_inputs(project: Path) -> None:

@@ -211,6 +211,15 @@ STORED: dict[Words, list[Words]] = {
     ("store", "check"): [STORE],
     ("store", "upgrade"): [STORE],
     ("keys", "rotate-local"): [STORE],
+    ("queue", "ls"): [(*HERE, "--all"), (*HERE, "--json")],
+    ("queue", "show"): [(NAME, *HERE), (NAME, *HERE, "--json"), (TEXT.replace("\0", ""), *HERE)],
+    ("queue", "dead"): [HERE, (NAME, *HERE, "--json")],
+    ("queue", "workers"): [HERE, (*HERE, "--json")],
+    ("queue", "retry"): [("--all-of", NAME, *HERE), (NAME, *HERE), (NAME, *HERE, "--json")],
+    ("queue", "cancel"): [(NAME, "--why", TEXT, *HERE), ("1", *HERE)],
+    ("queue", "pause"): [(NAME, *HERE), (NAME, *HERE)],
+    ("queue", "resume"): [(NAME, *HERE), (NAME, *HERE, "--json")],
+    ("queue", "drain"): [(NAME, *HERE), (NAME, *HERE)],
 }
 SHOUTING_TEST = f"#!/bin/sh\nprintf '%s' '{TEXT.replace(chr(0), '')}'\nexit 1\n"
 """Commands over a store, a suite and settings full of hostile text."""

@@ -256,15 +256,15 @@ def test_the_documents_of_a_retry(queue: Queue, either: Store) -> None:
 
 
 def test_long_and_hostile_errors_are_cut_and_cleaned(queue: Queue, either: Store) -> None:
-    killed(either, "\x1b[2Jfirst \u202eline\nsecond\r " + "word " * 300 + "the end")
+    killed(either, "\x1b[2Jfirst \u202eline\nsecond\r \x00\udcff " + "word " * 300 + "the end")
     listed, shown = queue.lines("dead"), queue.lines("show", "loop-u0")
     for line in (listed[0], shown[-2]):
-        assert "first line second word" in line
+        assert "first line second \ufffd? word" in line
         assert " … " in line
         assert line.endswith("word the end")
         assert len(line) < 500
     assert shown[-1] == "  errors are cut; --json has all of them"
-    assert not {"\x1b", "\u202e", "\r"} & set("".join(listed + shown))
+    assert not {"\x1b", "\u202e", "\r", "\x00"} & set("".join(listed + shown))
     assert queue.document("show", "loop-u0")["attempts"][0]["error"].startswith("\x1b[2Jfirst \u202eline\nsecond\r ")
 
 
