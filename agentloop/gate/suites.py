@@ -25,6 +25,7 @@ from agentloop.identity import Identity
 from agentloop.judge.checks import check_environments, check_verifiers
 from agentloop.protocols import Agent, SandboxBackend
 from agentloop.registry.refs import resolve
+from agentloop.remote.sharing import sharing
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.retry import ONCE
 from agentloop.rollout.workplace import refuse_host_agent
@@ -36,6 +37,7 @@ from agentloop.suites.names import HEAD, TASKS
 from agentloop.suites.suite import Suite, load_suite, where_suites_are
 from agentloop.types import Task
 from agentloop.work.local import LocalWork
+from agentloop.work.work import Work
 
 
 class NoTasks(AgentLoopError, LookupError):
@@ -164,7 +166,15 @@ async def rolling(
     make_work = partial(LocalWork, store=store, guess=guess, max_concurrent=None, probes=False)
     owner = f"{store.owner}/{evidence}"
     with ExitStack() as resources:
-        work = {side: resources.enter_context(make_work(pool)) for side, pool in pools.items()}
+        shared = resources.enter_context(sharing(project, store))
+        writer = shared.writer([one.suite for one in suites]) if shared is not None else None
+        work: dict[Side, Work] = {}
+        for side, pool in pools.items():
+            if shared is None:
+                work[side] = resources.enter_context(make_work(pool))
+            else:  # a run for each side, because each has a pool of its own
+                units = shared.work("gate", f"{evidence}/{side}", pool, writer, guess=guess, probes=False)
+                work[side] = resources.enter_context(units)
         once = {side: resources.enter_context(make_work(pool, pauses_s=ONCE)) for side, pool in pools.items()}
         runners: dict[tuple[str, Side], Runner] = {}
         for one in suites:

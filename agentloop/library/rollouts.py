@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -18,7 +19,8 @@ from agentloop.harbor.images import images_for
 from agentloop.library.blocking import run_blocking
 from agentloop.library.policies import AgentLike, PolicyLike, actor_of
 from agentloop.library.stores import StoreLike, opened
-from agentloop.protocols import SandboxBackend
+from agentloop.protocols import Pool, SandboxBackend
+from agentloop.remote.sharing import sharing
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import Planned, plan, stable_id
 from agentloop.rollout.refusals import refuse_broken, refuse_refused
@@ -29,7 +31,7 @@ from agentloop.store.store import Store
 from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Attempt, Purpose, RewardState, Task
 from agentloop.work.local import LocalWork
-from agentloop.work.work import Ask
+from agentloop.work.work import Ask, Work
 
 SuiteLike: TypeAlias = "Suite | Sequence[Task] | str | PathLike[str]"
 """A suite, its folder, or its tasks."""
@@ -187,14 +189,12 @@ class SuiteRun:
         Raises ConfigError, PolicyError or SandboxError where the first ones show that no other can succeed, and
         ConfigError where the model's endpoint refused the first request of most.
         """
-        scorer = load_scorer(project)
         pool = SandboxPool(self._backend)
-        guess = scorer.guess if scorer else None
-        probes = not self._suite.is_harbor  # whose tasks have an image each: one that fails says nothing of the others
-        work = LocalWork(pool, self._store, guess=guess, canaries=canaries, max_concurrent=n_concurrent, probes=probes)
         done: dict[str, Attempt] = {}
         try:
-            with images_for(self._suite.tasks, self._backend) as tasks:
+            with ExitStack() as resources:
+                tasks = resources.enter_context(images_for(self._suite.tasks, self._backend))
+                work = resources.enter_context(self._work(project, pool, n_concurrent, canaries=canaries))
                 planned = [self._planned(task, trial) for task in tasks for trial in range(self._n_trials)]
                 async for attempt in work.each(Ask(self.stage, tuple(planned), self._actor)):
                     done[attempt.episode.id] = attempt
@@ -206,6 +206,24 @@ class SuiteRun:
             refuse_broken(attempts)
         refuse_refused(attempts)
         return Results(self.stage, tuple(attempts))
+
+    @contextmanager
+    def _work(self, project: Path, pool: Pool, n_concurrent: int, *, canaries: bool) -> Iterator[Work]:
+        """Units of the project's store where its work is shared, else attempts of this process."""
+        scorer = load_scorer(project)
+        guess = scorer.guess if scorer else None
+        probes = not self._suite.is_harbor  # whose tasks have an image each: one that fails says nothing of the others
+        with sharing(project, self._store) as shared:
+            if shared is None or not canaries:
+                yield LocalWork(
+                    pool, self._store, guess=guess, canaries=canaries, max_concurrent=n_concurrent, probes=probes
+                )
+                return
+            writer = shared.writer([self._suite])
+            with shared.work(
+                "run", self.stage, pool, writer, guess=guess, n_at_once=n_concurrent, probes=probes
+            ) as work:
+                yield work
 
     def _planned(self, task: Task, trial: int) -> Planned:
         [planned] = plan(

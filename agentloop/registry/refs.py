@@ -21,7 +21,7 @@ from agentloop.errors import ConfigError
 from agentloop.registry.acting import acting, base_actor
 from agentloop.registry.parts import Base
 from agentloop.registry.versions import Registry
-from agentloop.rollout.actors import ORACLE, Actor
+from agentloop.rollout.actors import ORACLE, Actor, Provenance, ProvenanceKind
 from agentloop.store.place import store_place
 from agentloop.types import Purpose, Task, VersionKind
 
@@ -40,7 +40,8 @@ def resolve(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor
         settings = PolicySection(kind="scripted", script=name)
         if name is not None:
             _check_script(ref, name, project)
-        return base_actor(ref, Base(settings, AgentSection(), project), tasks, suite, ())
+        actor = base_actor(ref, Base(settings, AgentSection(), project), tasks, suite, ())
+        return replace(actor, provenance=Provenance(ProvenanceKind.ref))
     if ref.endswith(".toml"):
         path = project / ref
         policy, agent = load_policy(path)
@@ -49,7 +50,9 @@ def resolve(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor
                 f"{path}: [policy] kind is 'tiny', which is also the default: name a version of the project, such as "
                 "v1, or add a [policy] of another kind"
             )
-        return base_actor(ref, Base(policy, agent, path.parent), tasks, suite, load_prices(project))
+        actor = base_actor(ref, Base(policy, agent, path.parent), tasks, suite, load_prices(project))
+        is_inside = path.resolve().is_relative_to(project.resolve())
+        return replace(actor, provenance=Provenance(ProvenanceKind.ref) if is_inside else None)
     if ref == LIVE or NUMBERED.fullmatch(ref):
         return _version(ref, project, tasks, suite)
     raise ConfigError(

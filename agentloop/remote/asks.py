@@ -51,7 +51,8 @@ class AskFacts(Frozen):
     suites: tuple[str, ...]
     """Folders of the suites, relative to the bundle."""
     base: str
-    """Hash of the identity of the project's settings and files: those of a worker must be the same."""
+    """Hash of the identity of the project's settings and files, which those of a worker must have; empty where the
+    actor's own identity shows it."""
     stage: str
     is_judged: bool
     actor: ActorFacts
@@ -84,21 +85,22 @@ class AskWriter:
         suites: Sequence[str],
         base: str,
         *,
-        needs_sandbox: bool,
         takes_part: bool = True,
     ) -> None:
         """tasks: those of `suites`, which are folders relative to the project. base: of `AskFacts`.
 
-        needs_sandbox: False where the tasks are done without one. takes_part: of `Carrier`.
+        takes_part: of `Carrier`.
         """
         self.takes_part = takes_part
         self._objects = objects
         self._tasks = {task.id: task for task in tasks}
         self._suites = tuple(suites)
         self._base = base
-        self._needs_sandbox = needs_sandbox
         self._folders: dict[Path, str] = {}
         """Object of each version's folder, which never changes."""
+        self._last: WrittenAsk | None = None
+        """A gate asks for one attempt after the other, with the same facts."""
+        self._last_text = b""
 
     def carry(self, ask: Ask) -> PortableAsk | None:
         """See `rollouts.Carrier`."""
@@ -108,12 +110,15 @@ class AskWriter:
         actor = self._actor(ask.actor, provenance)
         facts = AskFacts(suites=self._suites, base=self._base, stage=ask.stage, is_judged=ask.is_judged, actor=actor)
         needs = [BUNDLES]
-        if self._needs_sandbox and not is_on_host(ask.actor.agent):
+        if not is_on_host(ask.actor.agent):
             needs.append(SANDBOX)
         if isinstance(ask.actor.policy, BatchPolicy):
             needs.append(TORCH)
         text = facts.model_dump_json().encode()
-        return WrittenAsk(self._objects, put_json(self._objects, text), tuple(needs))
+        if self._last is None or text != self._last_text:
+            self._last = WrittenAsk(self._objects, put_json(self._objects, text), tuple(needs))
+            self._last_text = text
+        return self._last
 
     def _actor(self, actor: Actor, provenance: Provenance) -> ActorFacts:
         return ActorFacts(

@@ -8,9 +8,10 @@ from collections import Counter
 from agentloop.errors import CapabilityError
 from agentloop.objects.objects import Objects
 from agentloop.remote.asks import ASK
-from agentloop.remote.site import Site
+from agentloop.remote.site import DoerName, Site, name_of
 from agentloop.store.claims import Claimed, Effect
 from agentloop.store.store import Store
+from agentloop.work.work import Ask
 
 MAX_SITES = 4
 """Bundles that stay unpacked while no unit needs them."""
@@ -26,25 +27,32 @@ class RemoteDoer:
         """By project and bundle."""
         self._opening = asyncio.Lock()
         self._in_use: Counter[tuple[str, str]] = Counter()
-        self._stages: Counter[tuple[str, str, str]] = Counter()
-        """Units in progress, by project, bundle and stage."""
+        self._busy: Counter[tuple[Site, DoerName]] = Counter()
+        """Units in progress, by site and doer."""
 
     async def do(self, claimed: Claimed) -> Effect:
         """See `worker.Doer`. Raises as `Site` does."""
         if claimed.bundle is None or ASK not in claimed.unit.asks:
             raise CapabilityError(f"unit {claimed.unit.key} can only be done by the process that asked for it")
         place = (claimed.project, claimed.bundle)
-        stage = (*place, str(claimed.unit.asks["stage"]))
         self._in_use[place] += 1
-        self._stages[stage] += 1
         try:
             site = await self._site(*place)
             cohort = await asyncio.to_thread(site.cohort, claimed)
-            await self._close_stages(site, place, keep=cohort.stage)
-            return await site.doer(claimed).make(claimed.unit, cohort)
+            return await self._make(site, claimed, cohort)
         finally:
             self._in_use[place] -= 1
-            self._stages[stage] -= 1
+
+    async def _make(self, site: Site, claimed: Claimed, cohort: Ask) -> Effect:
+        name = (site, name_of(cohort))
+        self._busy[name] += 1
+        try:
+            for other in site.names():
+                if other.stage != cohort.stage and not self._busy[site, other]:  # its stage has ended
+                    await site.close_doer(other)
+            return await site.doer(cohort, claimed.unit.asks["n_seats"]).make(claimed.unit, cohort)
+        finally:
+            self._busy[name] -= 1
 
     async def close(self) -> None:
         """Remove everything that was unpacked."""
@@ -62,9 +70,3 @@ class RemoteDoer:
                 site = await asyncio.to_thread(Site, bundle, self._objects, self._store.versions_in(project))
             self._sites[place] = site  # the last is the one that was used last
         return site
-
-    async def _close_stages(self, site: Site, place: tuple[str, str], *, keep: str) -> None:
-        """Remove the sandboxes of stages that have ended: no unit of them is in progress."""
-        for stage in site.stages() - {keep}:
-            if not self._stages[*place, stage]:
-                await site.close_stage(stage)

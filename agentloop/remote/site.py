@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import NamedTuple
 
 from agentloop.agents.selection import needs_sandbox
 from agentloop.config.layout import POLICIES
@@ -20,6 +21,7 @@ from agentloop.protocols import Policy, SandboxBackend
 from agentloop.registry.acting import acting, agent_of, base_actor
 from agentloop.registry.parts import Base, plays
 from agentloop.registry.policies import script
+from agentloop.registry.refs import resolve
 from agentloop.registry.versions import Registry
 from agentloop.remote.asks import ANEW, ASK, FIRST, ActorFacts, AskFacts, read_episodes, read_facts
 from agentloop.rollout.actors import Actor, ProvenanceKind
@@ -34,6 +36,14 @@ from agentloop.work.work import Ask
 
 MAX_ACTORS = 8
 """Actors that a site keeps, because they keep connections and weights."""
+
+
+class DoerName(NamedTuple):
+    """A stage begins in fresh sandboxes; and what one side of a gate does to its own must not touch the other side."""
+
+    stage: str
+    ref: str
+    identity: str
 
 
 class Site:
@@ -58,8 +68,7 @@ class Site:
         self._asks: dict[str, tuple[AskFacts, Actor]] = {}
         """By object."""
         self._suites: dict[tuple[str, ...], tuple[Sequence[Task], str]] = {}
-        self._doers: dict[str, tuple[RolloutDoer, SandboxPool]] = {}
-        """By stage, because each stage begins in fresh sandboxes."""
+        self._doers: dict[DoerName, tuple[RolloutDoer, SandboxPool]] = {}
 
     def cohort(self, claimed: Claimed) -> Ask:
         """The cohort of a unit.
@@ -75,27 +84,28 @@ class Site:
         planned = tuple((by_id[episode.task_id], episode) for episode in episodes)
         return Ask(facts.stage, planned, actor, first=asks[FIRST], anew=asks[ANEW], is_judged=facts.is_judged)
 
-    def doer(self, claimed: Claimed) -> RolloutDoer:
-        """The doer with the sandboxes of a unit's stage."""
-        stage = claimed.unit.asks["stage"]
-        if stage not in self._doers:
-            pool = SandboxPool(self.backend, max_sandboxes=claimed.unit.asks["n_seats"])
-            self._doers[stage] = (RolloutDoer(pool, guess=self._guess), pool)
-        return self._doers[stage][0]
+    def doer(self, cohort: Ask, n_seats: int) -> RolloutDoer:
+        """The doer with the sandboxes of a cohort: those of its stage and its actor. n_seats: of `batches_of`."""
+        name = name_of(cohort)
+        if name not in self._doers:
+            pool = SandboxPool(self.backend, max_sandboxes=n_seats)
+            self._doers[name] = (RolloutDoer(pool, guess=self._guess), pool)
+        return self._doers[name][0]
 
-    def stages(self) -> set[str]:
-        """Stages that have sandboxes here."""
+    def names(self) -> set[DoerName]:
+        """Names of the doers that have sandboxes here."""
         return set(self._doers)
 
-    async def close_stage(self, stage: str) -> None:
-        """Remove the sandboxes of a stage, which nobody uses any more."""
-        _, pool = self._doers.pop(stage)
-        await pool.close()
+    async def close_doer(self, name: DoerName) -> None:
+        """Remove the sandboxes of a doer that nobody uses any more."""
+        entry = self._doers.pop(name, None)
+        if entry is not None:
+            await entry[1].close()
 
     async def close(self) -> None:
         """Remove all sandboxes and the files."""
-        for stage in self.stages():
-            await self.close_stage(stage)
+        for name in self.names():
+            await self.close_doer(name)
         self._remove()
 
     def _remove(self) -> None:
@@ -122,7 +132,7 @@ class Site:
 
     def _actor(self, facts: AskFacts, tasks: Sequence[Task], suite: str) -> Actor:
         base = Base(self.config.policy, self.config.agent, self.folder, has_agent=not plays(tasks))
-        if base.identity().hash != facts.base:
+        if facts.base and base.identity().hash != facts.base:
             raise CapabilityError(
                 "the settings or files of the project are not the same on this machine; compare the variables "
                 "AGENTLOOP_..., the agentloop and the packages here with those where the run was begun"
@@ -137,6 +147,8 @@ class Site:
     def _of_kind(self, facts: ActorFacts, base: Base, tasks: Sequence[Task], suite: str) -> Actor:
         if facts.kind is ProvenanceKind.version:
             return self._version(facts, tasks, suite)
+        if facts.kind is ProvenanceKind.ref:
+            return resolve(facts.ref, self.folder, tasks, suite)
         prices = self.config.prices
         if facts.kind is ProvenanceKind.settings:
             actor = base_actor(facts.ref, base, tasks, suite, prices, overlay=facts.overlay)
@@ -170,6 +182,11 @@ class Site:
         with self._objects.use(facts.weights) as folder:
             policy = TinyPolicy(folder, temperature=self.config.policy.temperature)
         return policy if facts.overlay is None else OverlaidPolicy(policy, facts.overlay)
+
+
+def name_of(cohort: Ask) -> DoerName:
+    """Cohorts of the same name share sandboxes."""
+    return DoerName(cohort.stage, cohort.actor.ref, cohort.actor.identity.hash)
 
 
 def _as_version(actor: Actor, facts: ActorFacts) -> Actor:

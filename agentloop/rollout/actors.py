@@ -32,6 +32,8 @@ class ProvenanceKind(StrEnum):
     """The present settings and files of the project."""
     weights = "weights"
     """The project's agent, with weights that are being trained."""
+    ref = "ref"
+    """A REF that names files of the project, or none (`registry/refs.py`)."""
     demonstrator = "demonstrator"
     """The project's agent, with the program whose demonstrations are imitated."""
 

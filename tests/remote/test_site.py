@@ -12,10 +12,11 @@ from loop.mini import make_mini, opened, solves
 
 from agentloop.errors import CapabilityError
 from agentloop.loop.project import Project
-from agentloop.loop.units import _writer
+from agentloop.loop.units import writer_of
 from agentloop.objects.objects import Objects
 from agentloop.objects.opened import open_objects
 from agentloop.remote.bundle import put_bundle
+from agentloop.remote.sharing import Sharing
 from agentloop.remote.site import Site
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import plan
@@ -48,7 +49,7 @@ def asked(project: Project, actor: Actor, size: int = 2) -> Ask:
 
 
 def claimed(project: Project, objects: Objects, ask: Ask) -> Claimed:
-    writer = _writer(project, objects)
+    writer = writer_of(project, Sharing(project.folder, project.store, objects, "", takes_part=True))
     assert writer is not None
     carried = writer.carry(ask)
     assert carried is not None
@@ -90,7 +91,7 @@ def test_many_episodes_are_an_object_of_their_own(project: Project, objects: Obj
 
 
 def test_what_consists_of_objects_of_this_process_is_not_written_down(project: Project, objects: Objects) -> None:
-    writer = _writer(project, objects)
+    writer = writer_of(project, Sharing(project.folder, project.store, objects, "", takes_part=True))
     assert writer is not None
     assert writer.carry(asked(project, project.acting_as(solves(1)))) is None
     ask = asked(project, project.present_actor())
@@ -117,4 +118,5 @@ def test_a_suite_outside_the_project_stays_with_its_process(tmp_path: Path) -> N
     settings = folder / "agentloop.toml"
     settings.write_text(settings.read_text().replace("evals/mini", "../outside"))
     with opened(folder) as project:
-        assert _writer(project, open_objects(folder)) is None
+        shared = Sharing(folder, project.store, open_objects(folder), "", takes_part=True)
+        assert writer_of(project, shared) is None

@@ -1,0 +1,100 @@
+"""`[work] shared`: the work of a command becomes units of a run, which any worker may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config
+from agentloop.failures.detectors.rules import Rule
+from agentloop.objects.objects import Objects
+from agentloop.objects.opened import open_objects
+from agentloop.protocols import Pool
+from agentloop.remote.asks import AskWriter
+from agentloop.remote.bundle import put_bundle
+from agentloop.store.place import store_place
+from agentloop.store.store import Store
+from agentloop.suites.suite import Suite
+from agentloop.types import RunFacts, RunState
+from agentloop.work.shared import UnitWork
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The objects of a command's project, with a bundle of its files."""
+
+    folder: Path
+    store: Store
+    objects: Objects
+    bundle: str
+    takes_part: bool
+    """Whether the process of the command does units, too."""
+
+    def writer(self, suites: Sequence[Suite], *, base: str = "") -> AskWriter | None:
+        """Writes down asks for tasks of `suites`; None where one is outside the project, so that no bundle has it.
+
+        base: of `AskFacts`.
+        """
+        root = self.folder.resolve()
+        if any(not suite.folder.resolve().is_relative_to(root) for suite in suites):
+            return None
+        names = [suite.folder.resolve().relative_to(root).as_posix() for suite in suites]
+        tasks = [task for suite in suites for task in suite.tasks]
+        return AskWriter(self.objects, tasks, names, base, takes_part=self.takes_part)
+
+    def begin(self, kind: str, name: str) -> RunFacts:
+        """The run of that name: the one that was interrupted, if its files are the same, else a new one."""
+        run = self.store.begin_run(kind, name, bundle=self.bundle)
+        if run.bundle == self.bundle:
+            return run
+        self.store.move_run(run.number, RunState.cancelled, why="the files of the project changed")
+        return self.store.begin_run(kind, name, bundle=self.bundle)
+
+    @contextmanager
+    def work(
+        self,
+        kind: str,
+        name: str,
+        pool: Pool,
+        writer: AskWriter | None,
+        *,
+        guess: Rule | None,
+        n_at_once: int = 8,
+        probes: bool = True,
+    ) -> Iterator[UnitWork]:
+        """Work for the duration of a block, as units of one run.
+
+        n_at_once: units that this process does at once. guess, probes: of `UnitWork`. If an error ends the block, the
+        run stays open, and the next command continues it.
+        """
+        run = self.begin(kind, name)
+        number = run.number
+        yield UnitWork(self.store, pool, number, guess=guess, max_concurrent=n_at_once, probes=probes, carrier=writer)
+        self.store.move_run(run.number, RunState.done)
+
+
+@contextmanager
+def sharing(folder: Path, store: Store) -> Iterator[Sharing | None]:
+    """None unless the settings of the project in `folder` share its work in this store.
+
+    Raises ConfigError or ObjectError where workers elsewhere cannot have its files.
+    """
+    if not (folder / CONFIG_FILE).is_file() or not load_config(folder).work.shared or not _is_its_own(folder, store):
+        yield None
+        return
+    objects = open_objects(folder)
+    try:
+        bundle = put_bundle(folder, objects, known_secrets(folder))
+        yield Sharing(folder, store, objects, bundle, load_config(folder).work.takes_part)
+    finally:
+        objects.close()
+
+
+def _is_its_own(folder: Path, store: Store) -> bool:
+    """Whether `store` is the project's own: a gate without a named store has one of its own, where no worker looks."""
+    place = store_place(folder)
+    if place.file is not None and store.path is not None:
+        return place.file.resolve() == store.path.resolve()
+    return place.file is None and store.path is None
