@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from loop.mini import make_mini
+from parts import Run
 
 from agentloop.store.store import Store
 from agentloop.types import UnitState
@@ -133,3 +134,62 @@ def test_workers_that_are_killed_change_no_version(tmp_path: Path, named: str | 
     assert decided(json.loads(shown)) == decided(plain(tmp_path / "plain", make_tiny))
     assert left_over(folder, below) == []
     doers(named, "colours")
+
+
+POLICY = """\
+from agentloop.policies.scripted import ScriptedPolicy, call_message
+
+
+def right(share):
+    def make(tasks):
+        def script(messages, rng):
+            if messages[-1].role == "tool":
+                return call_message("submit", answer=messages[-1].content.strip())
+            n = int(messages[0].content.removeprefix("What is in q").removesuffix("?"))
+            return call_message("shell", command=f"cat q{n if rng.random() < share else n + 1}; exit 0")
+
+        return ScriptedPolicy(script)
+
+    return make
+
+
+often, seldom = right(0.9), right(0.3)
+"""
+BANK = ("bank", "evals/mini", "--policy", "scripted:often.py:often", "--as", "main", "--trials", "4")
+GATE = ("gate", "evals/mini", "--baseline", "main", "--candidate", "scripted:often.py:seldom", "--out", "gate")
+RUN = ("run", "evals/mini", "--policy", "scripted:often.py:often", "--trials", "2")
+OF_ONE_RUN = ("trace_id", "duration_s", "started_at", "trace", "attempt")
+
+
+def outcomes(file: Path) -> list[dict[str, object]]:
+    """The lines of a bank or a gate, without what differs between two runs of it."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in OF_ONE_RUN} for line in lines[1:]]
+
+
+def test_a_bank_a_gate_and_a_run_by_workers_have_the_same_outcomes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agentloop: Run
+) -> None:
+    results = []
+    for name, extra in (("plain", ""), ("shared", ELSEWHERE)):
+        folder = make_mini(tmp_path / name, f'{extra}[store]\nurl = "traces/store.db"\n', n_heldout=6)
+        (folder / "often.py").write_text(POLICY)
+        monkeypatch.chdir(folder)
+        with crew(folder, 2 if extra else 0):
+            statuses = [agentloop(*command).returncode for command in (BANK, GATE)]
+            done = agentloop(*RUN, "--json")
+        assert (statuses, done.returncode) == ([0, 1], 0), done.stderr
+        run = [(trial["task"], trial["reward"], trial["why"]) for trial in json.loads(done.stdout)["trials"]]
+        files = (folder / "evals" / "mini" / "baseline" / "main.jsonl", folder / "gate" / "gate.outcomes.jsonl")
+        results.append((*map(outcomes, files), run))
+    assert results[0] == results[1]
+    bank, gate, _ = results[0]
+    assert len(bank) == 24
+    assert {outcome["reward"] for outcome in gate} == {0.0, 1.0}
+    store = Store(folder / "traces" / "store.db", project="mini")
+    runs = store.runs(ended=True)
+    done_units = store.units(state=UnitState.done, limit=1000)
+    store.close()
+    assert [(run.kind, run.state) for run in runs] == [("gate", "done")] * 3 + [("run", "done")]
+    assert len(done_units) >= len(bank) + len(gate) - 24 + 12
+    assert len({unit.owner for unit in done_units}) == 2, "both did some"
