@@ -44,6 +44,7 @@ BUSY, RUDE = "BUSY", "RUDE"
 """Stand for a port at which another server listens, so that none can be started there, and for a server's address."""
 BLOCKED: dict[Words, Words] = {
     ("serve",): ("--port", BUSY),
+    ("worker",): ("--check",),
     ("demo",): ("--out", NAME),
     ("init",): (),
 }
@@ -140,6 +141,7 @@ STORED: dict[Words, list[Words]] = {
     ("demo",): [("--out", NAME, *BOXED)],
     ("init",): [(NAME,)],
     ("loop",): [(NAME, *BOXED), (NAME, *BOXED, "--json")],
+    ("worker",): [("--check", *HERE)],
     ("run",): [
         (f"{NAME}/tasks", *BOXED, "--agent", "oracle"),
         (f"{NAME}/tasks", *BOXED, "--model", NAME, "--base-url", RUDE, "--json"),

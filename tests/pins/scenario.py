@@ -161,6 +161,8 @@ STEPS: tuple[Step, ...] = (
     Step("serve --host 0.0.0.0"),
     Step("serve --only-models"),
     Step("serve --port x"),
+    Step("worker --slots 0"),
+    Step("worker --check -p nowhere"),
     # The loop, and what it leaves.
     Step("report --json"),
     Step("loop --json", compare="shape"),
