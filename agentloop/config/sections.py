@@ -440,8 +440,8 @@ class WorkSection(Section):
     """Make them as units of the store, with leases, instead of as calls in the loop's process. Every `agentloop worker`
     on this store does some of them."""
     takes_part: bool = True
-    """With `shared`: the process of the loop does units, too. Otherwise it leaves them to workers, except for those
-    that consist of objects of its own, such as attempts that go on from a step of another one."""
+    """With `shared`: the process of the loop does units, too. If false, it leaves them to workers, and makes only the
+    attempts that no other process can make, such as those that go on from a step of a recorded attempt."""
 
 
 class PriceSection(Section):

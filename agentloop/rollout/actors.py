@@ -40,7 +40,7 @@ class ProvenanceKind(StrEnum):
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where an actor comes from: another process makes the same actor from this and the project's files."""
+    """The source of an actor: another process makes the same actor from this and the project's files."""
 
     kind: ProvenanceKind
     folder: Path | None = None

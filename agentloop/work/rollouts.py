@@ -41,7 +41,7 @@ class PortableAsk(Protocol):
     """Abilities that a worker must have."""
 
     def asks(self, cohort: Ask) -> Mapping[str, Any]:
-        """What the unit of a cohort asks for, as JSON."""
+        """The asks of the unit of a cohort, as JSON."""
         ...
 
 
