@@ -193,7 +193,7 @@ class Objects:
 
     def _remove_if_older(self, name: str, than: datetime) -> bool:
         def remove() -> bool:
-            if self.place.modified_at(name) > than:
+            if self.place.modified_at(name) >= than:
                 return False
             self.place.remove(name)
             return True

@@ -51,8 +51,9 @@ class FaultyServer:
         time.sleep(faults.slow_s)
         if faults.status or faults.rng.random() < faults.p_busy:
             faults.n_busy += 1
-            start(f"{faults.status or 503} no", [("Content-Type", "application/xml")])
-            return [ERRORS[faults.status or 503]]
+            body = b"" if environ["REQUEST_METHOD"] == "HEAD" else ERRORS[faults.status or 503]
+            start(f"{faults.status or 503} no", [("Content-Length", str(len(body)))])
+            return [body]
         if environ["REQUEST_METHOD"] == "PUT" and faults.n_torn and environ["PATH_INFO"].count("/") > 1:
             faults.n_torn -= 1
             body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
