@@ -33,6 +33,7 @@ from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.store.store import Store
 from agentloop.testing import postgresql as postgresql_server
+from agentloop.testing import redis_server
 
 settings.register_profile("quick", max_examples=10)
 settings.register_profile("test", max_examples=20)
@@ -40,7 +41,7 @@ settings.register_profile("soak", max_examples=400, suppress_health_check=[Healt
 settings.load_profile("test")
 STARTS_PROCESSES = {
     *("process", "vllm", "terminal", "ran", "scene", "said", "server", "service", "endings", "replies"),
-    *("gateway", "model", "bubblewrap", "backend"),
+    *("gateway", "model", "bubblewrap", "backend", "redis", "own_redis"),
 }
 """Fixtures that start a command, a server or sandboxes."""
 ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.(slow|alone|soak)\b", re.MULTILINE)
@@ -261,6 +262,26 @@ def server() -> Iterator[str]:
         lacking(f"no PostgreSQL here. Remedy: {postgresql_server.REMEDY}")
     with postgresql_server.server("fsync=off") as url:  # a killed process loses nothing by that, a power cut would
         yield url
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[redis_server.RedisServer]:
+    """A Redis server for tests that leave it running."""
+    need_ports()
+    if not redis_server.is_installed():
+        lacking(f"no Redis here. Remedy: {redis_server.REMEDY}")
+    with redis_server.redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[redis_server.RedisServer]:
+    """A Redis server for one test, which may kill it."""
+    need_ports()
+    if not redis_server.is_installed():
+        lacking(f"no Redis here. Remedy: {redis_server.REMEDY}")
+    with redis_server.redis_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

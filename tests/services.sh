@@ -1,6 +1,6 @@
 #!/bin/sh
 # Starts what the slow tests need, and stops only what it started: `sh tests/services.sh start|stop`.
-# Today that is a Docker Engine, and busybox for images. What it may not install or start it names, and exits 0;
+# Today that is a Docker Engine, busybox for images, and the programs of PostgreSQL and Redis. What it may not install or start it names, and exits 0;
 # the tests then skip with that reason (and fail in CI).
 set -u
 
@@ -54,6 +54,23 @@ postgres() { # of which the tests start a server of their own
         echo "postgresql: installed"
     else
         echo "postgresql: cannot be installed; see $STATE/apt-postgresql.log"
+    fi
+}
+
+redis() { # of which the tests start a server of their own
+    if command -v redis-server >/dev/null; then
+        return
+    fi
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        echo "redis: none here; install redis-server"
+        return
+    fi
+    mkdir -p "$STATE"
+    if { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server; } \
+        >"$STATE/apt-redis.log" 2>&1 </dev/null; then
+        echo "redis: installed"
+    else
+        echo "redis: cannot be installed; see $STATE/apt-redis.log"
     fi
 }
 
@@ -154,6 +171,7 @@ case "${1:-}" in
 start)
     busybox
     postgres
+    redis
     start
     base_image
     ;;

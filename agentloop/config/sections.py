@@ -442,6 +442,24 @@ class WorkSection(Section):
     takes_part: bool = True
     """With `shared`: the process of the loop does units, too. If false, it leaves them to workers, and makes only the
     attempts that no other process can make, such as those that go on from a step of a recorded attempt."""
+    broker: SecretStr | None = None
+    """URL of the Redis that tells workers of new units at once, `redis://:PASSWORD@HOST:6379/0`, or `rediss://` with
+    TLS. `${NAME}` in it is read from the environment. Default: workers look for units once a second."""
+    broker_file: Path | None = None
+    """File, relative to the project, that contains the URL."""
+
+    @field_validator("broker", mode="before")
+    @classmethod
+    def _from_environment(cls, value: object) -> object:
+        if isinstance(value, str):
+            return from_environment(value).strip()
+        return value
+
+    @model_validator(mode="after")
+    def _one_broker(self) -> WorkSection:
+        if self.broker is not None and self.broker_file is not None:
+            raise ValueError("has both broker and broker_file; remove one")
+        return self
 
 
 class PriceSection(Section):

@@ -92,6 +92,14 @@ class _ObjectsSettings(_Settings):
     objects: ObjectsSection = ObjectsSection()
 
 
+class _WorkSettings(_Settings):
+    """The settings of workers."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    work: WorkSection = WorkSection()
+
+
 class Config(_Settings):
     """The resolved settings of one project."""
 
@@ -252,6 +260,17 @@ def load_objects(folder: Path) -> ObjectsSection:
     return objects.model_copy(update={"url": _text_of(folder, "objects", "url_file", objects.url_file)})
 
 
+def load_work(folder: Path) -> WorkSection:
+    """`[work]` of the settings in `folder`, otherwise of the environment alone.
+
+    The result's `broker` is resolved, even if a file contains it. Raises ConfigError.
+    """
+    work = _some(_WorkSettings, folder, "work").work
+    if work.broker_file is None:
+        return work
+    return work.model_copy(update={"broker": _text_of(folder, "work", "broker_file", work.broker_file)})
+
+
 def _some(settings: type[S], folder: Path, *names: str) -> S:
     """The named tables of the settings in `folder`, if any, and the environment. Raises ConfigError."""
     path = folder / CONFIG_FILE
@@ -363,7 +382,7 @@ def known_secrets(project: Path) -> list[str]:
     """
     texts_to_hide = [value for name, value in os.environ.items() if is_secret(name)]
     store, _ = load_store(project)
-    for url in (store.url, load_objects(project).url):
+    for url in (store.url, load_objects(project).url, load_work(project).broker):
         if url is not None:
             texts_to_hide += _passwords(url.get_secret_value())
     if (project / CONFIG_FILE).exists():

@@ -1,4 +1,4 @@
-"""A worker in a process: `python process.py STORE LEASE_S`. Ends on SIGTERM, and prints how much it has done."""
+"""A worker in a process: `python process.py STORE LEASE_S [BROKER]`. Ends on SIGTERM, and prints what it has done."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -16,15 +17,27 @@ from agentloop.work.worker import Worker, card_of_process
 from work.doers import Timed
 
 
-async def main(where: str, lease_s: float) -> None:
+def bell_of(broker: str) -> Any:
+    from agentloop.work.celery_bell import CeleryBell
+
+    return CeleryBell(broker, ("rollout",))
+
+
+async def main(where: str, lease_s: float, broker: str = "") -> None:
     store = Store(where if "://" in where else Path(where))
-    worker = Worker(store, card_of_process(("rollout",), n_slots=4, lease_s=lease_s), {"rollout": Timed()})
+    bell = bell_of(broker) if broker else None
+    card = card_of_process(("rollout",), n_slots=4, lease_s=lease_s)
+    worker = Worker(store, card, {"rollout": Timed()}, bell=bell)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)
     print("up", flush=True)
     await worker.run()
     store.close()
-    print(json.dumps({"done": worker.n_done}))
+    heard = {}
+    if bell is not None:
+        bell.close()
+        heard = {"heard": bell.n_heard}
+    print(json.dumps({"done": worker.n_done, **heard}))
 
 
 logging.basicConfig()
-asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+asyncio.run(main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:]))

@@ -1,0 +1,29 @@
+"""The bell that the settings of a project name. Celery is imported only where they name a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentloop.config.settings import load_work
+from agentloop.errors import ConfigError, extra
+
+if TYPE_CHECKING:
+    from agentloop.work.celery_bell import CeleryBell
+
+
+def open_bell(folder: Path, kinds: Collection[str] = ()) -> CeleryBell | None:
+    """The bell of the project in `folder`, or that of the environment; None if nothing names a broker.
+
+    kinds: what it hears; none for a process that only asks for units. It has not connected yet. Close it at the end.
+    Raises ConfigError for a URL that is none of a Redis, and where Celery is not installed.
+    """
+    broker = load_work(folder).broker
+    if broker is None:
+        return None
+    try:
+        from agentloop.work.celery_bell import CeleryBell
+    except ImportError as error:
+        raise ConfigError(f"[work] broker needs Celery and redis ({error}); {extra('scale')}") from None
+    return CeleryBell(broker.get_secret_value(), kinds)
