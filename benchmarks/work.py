@@ -6,8 +6,11 @@ Both sides claim and finish the same number of bare units, whose result is one s
 (SQLite: synchronous FULL; PostgreSQL: a server of its own with fsync). The bare loop runs the same statements in the
 same transactions by the driver alone, and reads and writes the same JSON: it makes no objects, shares nothing among
 runs and checks nothing. Rounds take turns and their median counts. CPU is that of this process; a server's own is not
-in it. Then two workers do units that wait 50 ms. The last line is JSON; exits 1 when a bound is missed, or when a unit
-is not done exactly once.
+in it. Then two workers do units that wait 50 ms.
+
+Where Redis is installed, units go end to end through a bell of Celery to a worker in another process: asked for singly,
+and 16 at a time. Their CPU is that of both processes. The time from asked to begun is measured with the bell, and
+without it by polling. The last line is JSON; exits 1 when a bound is missed, or when a unit is not done exactly once.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sqlite3
 import statistics
 import subprocess
@@ -32,7 +36,7 @@ import orjson
 from agentloop.store.claims import Claimed, Effect, Finished
 from agentloop.store.portable import as_time, ask
 from agentloop.store.store import Store
-from agentloop.testing import postgresql
+from agentloop.testing import postgresql, redis_server
 from agentloop.types import RunState, Unit, UnitState
 from agentloop.work.worker import Worker, card_of_process
 
@@ -45,6 +49,15 @@ BOUNDS = {
     "postgresql_waiting_per_s": ("at least", 1000.0),
     "undone": ("at most", 0.0),
 }
+for _store in ("sqlite", "postgresql"):
+    BOUNDS |= {
+        f"{_store}_bell_1_cpu_ms": ("at most", 3.0),
+        f"{_store}_bell_16_cpu_ms": ("at most", 0.3),
+        f"{_store}_bell_1_begun_p50_ms": ("at most", 50.0),
+        f"{_store}_bell_1_begun_p95_ms": ("at most", 500.0),
+        f"{_store}_poll_1_begun_p95_ms": ("at most", 2000.0),
+        f"{_store}_share_without_bell": ("at least", 0.9),
+    }
 """Of what is printed; the rest is for comparison."""
 PRAGMAS = ("synchronous = FULL", "wal_autocheckpoint = 4000", "cache_size = -16384", "temp_store = MEMORY")
 """Those of the store, for the bare loop."""
@@ -164,10 +177,11 @@ class Waiting:
         return Effect(result=RESULT)
 
 
-async def work(where: str) -> None:
+async def work(where: str, broker: str) -> None:
     """A worker of the second measurement: it ends when nothing is ready."""
     store = Store(where if "://" in where else Path(where))
-    worker = Worker(store, card_of_process(("rollout",), n_slots=2 * K), {"rollout": Waiting()})
+    bell = await listening(broker)
+    worker = Worker(store, card_of_process(("rollout",), n_slots=2 * K), {"rollout": Waiting()}, bell=bell)
     running = asyncio.create_task(worker.run())
     print("up", flush=True)
     while store.units(state=UnitState.ready, limit=1):  # noqa: ASYNC110 - the store does not call
@@ -177,14 +191,97 @@ async def work(where: str) -> None:
     print(worker.n_done, flush=True)
 
 
-def waiting(where: Path | str, n: int) -> Iterator[tuple[str, float]]:
+class Empty:
+    """A unit that takes no time."""
+
+    async def do(self, claimed: Claimed) -> Effect:
+        return Effect(result=RESULT)
+
+
+async def listening(broker: str) -> Any:
+    """A bell that listens; None without a broker."""
+    if not broker:
+        return None
+    from agentloop.work.celery_bell import CeleryBell
+
+    bell = CeleryBell(broker, ("rollout",))
+    while bell._up_since is None:
+        await bell.rung(0.1)
+    return bell
+
+
+async def serve(where: str, broker: str) -> None:
+    """A worker of the third measurement: it ends at SIGTERM, and prints its CPU seconds since it was up."""
+    store = Store(where if "://" in where else Path(where))
+    bell = await listening(broker)
+    worker = Worker(store, card_of_process(("rollout",), n_slots=K), {"rollout": Empty()}, bell=bell)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)
+    running = asyncio.create_task(worker.run())
+    await asyncio.sleep(1.5)
+    print("up", flush=True)
+    cpu = time.process_time()
+    await running
+    print(time.process_time() - cpu, flush=True)
+
+
+def end_to_end(where: Path | str, broker: str, n: int, k: int) -> Iterator[tuple[str, float]]:
+    """`n` units, asked for `k` at a time every 20 ms, and one worker."""
+    from agentloop.work.celery_bell import CeleryBell
+
+    store = Store(where)
+    name = f"{'bell' if broker else 'poll'}_{k}"
+    run = store.begin_run("run", name).number
+    words = [sys.executable, __file__, "--serve", str(where), "--broker", broker]
+    worker = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    bell = CeleryBell(broker, ()) if broker else None
+    keys = [f"{name}-{j}" for j in range(n)]
+    put = [Unit(key=key, kind="rollout", position=j) for j, key in enumerate(keys)]
+    if bell is not None:
+        bell.ring(("rollout",))  # it connects
+        time.sleep(0.5)
+    cpu = time.process_time()
+    for first in range(0, n, k):
+        store.put_units(run, put[first : first + k])
+        if bell is not None:
+            bell.ring(("rollout",))
+        time.sleep(0.02)
+    time.sleep(2.0)
+    cpu = time.process_time() - cpu
+    worker.send_signal(signal.SIGTERM)
+    cpu += float(worker.communicate(timeout=60)[0])
+    if bell is not None:
+        bell.close()
+    yield f"{name}_cpu_ms", 1000 * cpu / n
+    yield "undone", float(n - len(store.unit_ends(keys)))
+    with store._database.read() as connection:
+        rows = ask(connection, f"SELECT made_at, leased_at FROM unit WHERE key LIKE '{name}-%'")
+    begun = sorted((as_time(leased) - as_time(made)).total_seconds() for made, leased in rows)
+    yield f"{name}_begun_p50_ms", 1000 * begun[len(begun) // 2]
+    yield f"{name}_begun_p95_ms", 1000 * begun[int(0.95 * len(begun))]
+    store.move_run(run, RunState.cancelled)
+    store.close()
+
+
+def through_bell(where: Path | str, broker: str, n: int) -> Iterator[tuple[str, float]]:
+    """What a bell costs, and what it is good for."""
+    yield from end_to_end(where, broker, n // 16, 1)
+    yield from end_to_end(where, broker, n, 16)
+    yield from end_to_end(where, "", n // 64, 1)
+    figures = {name: dict(waiting(where, n, url)) for name, url in (("poll", ""), ("bell", broker))}
+    yield "undone", sum(one["undone"] for one in figures.values())
+    yield "share_without_bell", figures["poll"]["waiting_per_s"] / figures["bell"]["waiting_per_s"]
+
+
+def waiting(where: Path | str, n: int, broker: str = "") -> Iterator[tuple[str, float]]:
     """Two workers and `n` units that wait 50 ms each."""
     store = Store(where)
-    run = store.begin_run("run", "waiting").number
+    run = store.begin_run("run", f"waiting {time.time()}").number
     store.move_run(run, RunState.paused)  # until both are up
-    keys = [f"w{k}" for k in range(n)]
+    keys = [f"w{run}-{k}" for k in range(n)]
     store.put_units(run, [Unit(key=key, kind="rollout", position=k) for k, key in enumerate(keys)])
-    words = [sys.executable, __file__, "--worker", str(where)]
+    words = [sys.executable, __file__, "--worker", str(where), "--broker", broker]
     workers = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for worker in workers:
         assert worker.stdout is not None
@@ -194,7 +291,7 @@ def waiting(where: Path | str, n: int) -> Iterator[tuple[str, float]]:
     n_done = [int(worker.communicate()[0]) for worker in workers]
     ends = store.unit_ends(keys)
     with store._database.read() as connection:
-        [[first, last]] = ask(connection, "SELECT min(leased_at), max(ended_at) FROM unit WHERE key LIKE 'w%'")
+        [[first, last]] = ask(connection, f"SELECT min(leased_at), max(ended_at) FROM unit WHERE key LIKE 'w{run}-%'")
     took_s = (as_time(last) - as_time(first)).total_seconds()
     assert time.perf_counter() - began >= took_s
     yield "waiting_per_s", n / took_s
@@ -222,15 +319,23 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=6400, help="units of one round")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--broker", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        asyncio.run(work(options.worker))
+        asyncio.run(work(options.worker, options.broker))
+        return 0
+    if options.serve:
+        asyncio.run(serve(options.serve, options.broker))
         return 0
     n, n_rounds = (640, 1) if options.quick else (options.n, 5)
     figures: dict[str, float] = {"load": os.getloadavg()[0], "undone": 0.0}
-    with places(options.only) as found:
+    with ExitStack() as stack:
+        found = stack.enter_context(places(options.only))
+        broker = stack.enter_context(redis_server.redis_server()).url if redis_server.is_installed() else ""
         for name, where in found.items():
-            for figure, value in (*compare(where, n, n_rounds), *waiting(where, n)):
+            bells = through_bell(where, broker, n) if broker else ()
+            for figure, value in (*compare(where, n, n_rounds), *waiting(where, n), *bells):
                 if figure == "undone":
                     figures["undone"] += value
                     continue

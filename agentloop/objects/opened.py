@@ -39,7 +39,7 @@ def objects_place(folder: Path, settings: ObjectsSection) -> ObjectPlace:
         return FolderPlace(folder / url)
     if scheme == "file":
         return FolderPlace(folder / re.sub("^//(localhost)?(?=/)", "", rest))
-    name = re.sub("//[^/]*@", "//", url)
+    name = re.sub("//.*@", "//", url)
     if not rest.startswith("//") or not rest.strip("/"):
         raise ConfigError(f"[objects] url {name!r} is no URL of a store; write file:FOLDER or s3://BUCKET/PREFIX")
     return FsspecPlace(url.rstrip("/"), name, **_options(scheme, settings))

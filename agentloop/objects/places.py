@@ -129,7 +129,8 @@ class FsspecPlace:
         except ImportError as error:
             raise ConfigError(f"[objects] url {name}: {error}; the extra has what S3 needs: {extra('scale')}") from None
         except ValueError as error:
-            raise ConfigError(f"[objects] url {name}: {error}; write file:FOLDER or s3://BUCKET/PREFIX") from None
+            why = "it cannot be read" if "@" in url else str(error)  # which may quote a password
+            raise ConfigError(f"[objects] url {name}: {why}; write file:FOLDER or s3://BUCKET/PREFIX") from None
 
     def write(self, name: str, source: Path) -> None:
         """See `ObjectPlace`."""

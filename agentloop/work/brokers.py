@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def open_bell(folder: Path, kinds: Collection[str] = ()) -> CeleryBell | None:
     """The bell of the project in `folder`, or that of the environment; None if nothing names a broker.
 
-    kinds: what it hears; none for a process that only asks for units. It has not connected yet. Close it at the end.
-    Raises ConfigError for a URL that is none of a Redis, and where Celery is not installed.
+    kinds: those it hears; none for a process that only asks for units. It has not connected yet. Close it at the end.
+    Raises ConfigError for another URL than that of a Redis, and where Celery is not installed.
     """
     broker = load_work(folder).broker
     if broker is None:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from celery import Celery
 from celery.exceptions import WorkerShutdown
@@ -54,12 +55,13 @@ class CeleryBell:
     """A bell for workers in any number of processes; see `bells.Bell`. It connects when it is first used."""
 
     def __init__(self, broker: str, kinds: Collection[str]) -> None:
-        """broker: URL of a Redis, `rediss://` with TLS. kinds: what it hears. Raises ConfigError for another URL."""
-        self.name = re.sub("//[^/]*@", "//", broker)
+        """broker: URL of a Redis, `rediss://` with TLS. kinds: those it hears. Raises ConfigError for another URL."""
+        self.name = re.sub("//.*@", "//", broker)
         """The broker, without its password."""
-        if broker.partition(":")[0] not in SCHEMES:
+        if not _is_redis(broker):
             raise ConfigError(
-                f"[work] broker {self.name!r} is no URL of a Redis; write redis://HOST:6379/0, or rediss:// for TLS"
+                f"[work] broker {self.name!r} is no URL of a Redis; write redis://HOST:6379/0, or rediss:// for TLS, "
+                "and %-encode the password"
             )
         self._app = _App("agentloop", broker=broker)
         self._app.conf.update(_settings(broker))
@@ -69,7 +71,7 @@ class CeleryBell:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: set[str] = set()
         self._changed = threading.Condition()
-        """Of the outbox, and of whether the bell is closed."""
+        """Guards the outbox and `_is_closed`."""
         self._is_closed = False
         self._threads: dict[str, threading.Thread] = {}
         self._problems: dict[str, str] = {}
@@ -101,7 +103,7 @@ class CeleryBell:
         self._rings.clear()
 
     def close(self) -> None:
-        """Send what has rung, and end the threads. They cannot keep the process alive."""
+        """Send the last rings, and end the threads. They cannot keep the process alive."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -116,7 +118,7 @@ class CeleryBell:
     # ------------------------------------------------------------------ hear
 
     def _hear_message(self, *words: object, **_: object) -> None:
-        """The task. Whatever has no list of kinds for its one argument is no ring."""
+        """The task. It ignores a message whose only argument is not a list of kinds."""
         self.n_heard += 1
         kinds = words[0] if len(words) == 1 else None
         if isinstance(kinds, list) and len(kinds) <= MAX_KINDS:
@@ -179,7 +181,7 @@ class CeleryBell:
                 self._pause(GAP_S)
 
     def _next(self) -> set[str]:
-        """What to ring for. Empty when the bell is closed and all is sent."""
+        """The kinds to ring for. Empty when the bell is closed and all is sent."""
         with self._changed:
             while not self._outbox and not self._is_closed:
                 self._changed.wait()
@@ -216,7 +218,7 @@ class CeleryBell:
             _log.warning("broker %s is back", self.name)
 
     def _begin(self) -> None:
-        """The consumer listens. What rang before nobody heard."""
+        """The consumer listens. Nobody heard earlier rings."""
         self._up_since = time.monotonic()
         self._hear(self._kinds)
 
@@ -262,8 +264,16 @@ class _Controller(WorkController):  # type: ignore[misc]
         consumer.hub.call_later(SUBSCRIBE_S, self._bell._begin)
 
 
+def _is_redis(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in SCHEMES and parts.port != 0
+    except ValueError:  # a password with characters that must be encoded, which the error quotes
+        return False
+
+
 def _settings(broker: str) -> dict[str, Any]:
-    """Of the Celery application. A connection that breaks is not its business (`CeleryBell._listen`)."""
+    """The settings of the Celery application. `CeleryBell._listen` handles broken connections."""
     transport = {
         "global_keyprefix": "agentloop:",
         "fanout_patterns": False,  # one channel, whatever routing keys are

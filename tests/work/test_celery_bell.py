@@ -430,7 +430,10 @@ def test_the_settings_name_the_broker(tmp_path: Path, monkeypatch: pytest.Monkey
     assert bell.name == "redis://other/0"
 
 
-@pytest.mark.parametrize("url", ["amqp://guest:s3cret@host//", "host:6379", "", "file:x"])
+@pytest.mark.parametrize(
+    "url",
+    ["amqp://guest:s3cret@host//", "host:6379", "", "file:x", "redis://:s3cret#x@host/0", "redis://:a/s3cret@h:x/0"],
+)
 def test_another_url_is_one_line(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTLOOP_WORK__BROKER", url)
     with pytest.raises(ConfigError, match=r"\[work\] broker .* is no URL of a Redis; write redis://HOST") as caught:
