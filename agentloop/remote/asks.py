@@ -6,7 +6,7 @@ object and has the episodes, or names an object with them where they are many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +19,7 @@ from agentloop.policies.lockstep import BatchPolicy
 from agentloop.rollout.actors import Actor, Provenance, ProvenanceKind
 from agentloop.types import Episode, Overlay, Purpose, Task
 from agentloop.types.frozen import Frozen
+from agentloop.work.bells import Bell
 from agentloop.work.rollouts import BUNDLES, SANDBOX, TORCH, PortableAsk
 from agentloop.work.work import Ask
 
@@ -86,11 +87,13 @@ class AskWriter:
         base: str,
         *,
         takes_part: bool = True,
+        bell: Bell | None = None,
     ) -> None:
         """tasks: those of `suites`, which are folders relative to the project. base: of `AskFacts`.
 
-        takes_part: of `Carrier`.
+        takes_part: of `Carrier`. bell: rings for workers elsewhere; default: they look once a second.
         """
+        self._bell = bell
         self.takes_part = takes_part
         self._objects = objects
         self._tasks = {task.id: task for task in tasks}
@@ -101,6 +104,11 @@ class AskWriter:
         self._last: WrittenAsk | None = None
         """A gate asks for one attempt after the other, with the same facts."""
         self._last_text = b""
+
+    def ring(self, kinds: Collection[str]) -> None:
+        """See `rollouts.Carrier`."""
+        if self._bell is not None:
+            self._bell.ring(kinds)
 
     def carry(self, ask: Ask) -> PortableAsk | None:
         """See `rollouts.Carrier`."""

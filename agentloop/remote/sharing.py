@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from agentloop.store.place import store_place
 from agentloop.store.store import Store
 from agentloop.suites.suite import Suite
 from agentloop.types import RunFacts, RunState
+from agentloop.work.bells import Bell
+from agentloop.work.brokers import opened_bell
 from agentloop.work.shared import UnitWork
 
 
@@ -31,6 +33,7 @@ class Sharing:
     bundle: str
     takes_part: bool
     """Whether the process of the command does units, too."""
+    bell: Bell | None = None
 
     def writer(self, suites: Sequence[Suite], *, base: str = "") -> AskWriter | None:
         """Writes down asks for tasks of `suites`; None where one is outside the project, so that no bundle has it.
@@ -42,7 +45,7 @@ class Sharing:
             return None
         names = [suite.folder.resolve().relative_to(root).as_posix() for suite in suites]
         tasks = [task for suite in suites for task in suite.tasks]
-        return AskWriter(self.objects, tasks, names, base, takes_part=self.takes_part)
+        return AskWriter(self.objects, tasks, names, base, takes_part=self.takes_part, bell=self.bell)
 
     def begin(self, kind: str, name: str) -> RunFacts:
         """The run of that name: the one that was interrupted, if its files are the same, else a new one."""
@@ -84,12 +87,9 @@ def sharing(folder: Path, store: Store) -> Iterator[Sharing | None]:
     if not (folder / CONFIG_FILE).is_file() or not load_config(folder).work.shared or not _is_its_own(folder, store):
         yield None
         return
-    objects = open_objects(folder)
-    try:
+    with closing(open_objects(folder)) as objects, opened_bell(folder) as bell:
         bundle = put_bundle(folder, objects, known_secrets(folder))
-        yield Sharing(folder, store, objects, bundle, load_config(folder).work.takes_part)
-    finally:
-        objects.close()
+        yield Sharing(folder, store, objects, bundle, load_config(folder).work.takes_part, bell)
 
 
 def _is_its_own(folder: Path, store: Store) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,3 +28,14 @@ def open_bell(folder: Path, kinds: Collection[str] = ()) -> CeleryBell | None:
     except ImportError as error:
         raise ConfigError(f"[work] broker needs Celery and redis ({error}); {extra('scale')}") from None
     return CeleryBell(broker.get_secret_value(), kinds)
+
+
+@contextmanager
+def opened_bell(folder: Path, kinds: Collection[str] = ()) -> Iterator[CeleryBell | None]:
+    """`open_bell` for the duration of a block."""
+    bell = open_bell(folder, kinds)
+    try:
+        yield bell
+    finally:
+        if bell is not None:
+            bell.close()

@@ -6,7 +6,7 @@ a unit has all of its attempts or none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agentloop.errors import CapabilityError
@@ -50,6 +50,10 @@ class Carrier(Protocol):
 
     takes_part: bool
     """False leaves the units of these asks to other workers than the one of the process that asks."""
+
+    def ring(self, kinds: Collection[str]) -> None:
+        """Tell workers elsewhere that there may be units of these kinds."""
+        ...
 
     def carry(self, ask: Ask) -> PortableAsk | None:
         """None for an ask that consists of objects of this process."""

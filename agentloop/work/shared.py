@@ -214,6 +214,8 @@ class UnitWork:
         units = await asyncio.to_thread(self._units, asking, cohorts)
         await asyncio.to_thread(self._put_units, units)
         asking.running.bell.ring(KINDS)
+        if asking.carried is not None and self._carrier is not None:
+            self._carrier.ring(KINDS)
 
     def _units(self, asking: _Asking, cohorts: Mapping[str, Ask]) -> list[Unit]:
         n_seats = self._pool.max_sandboxes
