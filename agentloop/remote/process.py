@@ -7,12 +7,15 @@ import signal
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
-from agentloop.errors import SandboxUnavailable
+from agentloop.config.settings import CONFIG_FILE
+from agentloop.errors import ConfigError, SandboxUnavailable, did_you_mean
 from agentloop.objects.objects import Objects
 from agentloop.remote.doer import RemoteDoer
 from agentloop.sandbox.ladder import choose_backend
 from agentloop.store.claims import WorkerCard
+from agentloop.store.place import store_place
 from agentloop.store.store import Store
 from agentloop.work.bells import Bell
 from agentloop.work.processes import pids
@@ -50,8 +53,20 @@ def abilities(sandbox: str = "auto") -> tuple[list[str], str]:
     return found, reason
 
 
+def refuse_nameless(folder: Path, where: str | None) -> None:
+    """Raises ConfigError where neither `where` nor a project in `folder` nor the environment names a store."""
+    if where is None and not (folder / CONFIG_FILE).is_file() and not store_place(folder).is_shared:
+        raise ConfigError(
+            f"no {CONFIG_FILE} in {folder.resolve()} and no store is named; name a project with -p, or set "
+            "AGENTLOOP_STORE__URL and AGENTLOOP_OBJECTS__URL"
+        )
+
+
 def card_of(options: WorkerOptions, has: Collection[str]) -> WorkerCard:
-    """The card of a worker in this process. has: its abilities."""
+    """The card of a worker in this process. has: its abilities. Raises ConfigError for a kind that nobody does."""
+    other = next((kind for kind in options.kinds if kind not in KINDS), None)
+    if other is not None:
+        raise ConfigError(f"no kind of units {other!r} (kinds: {', '.join(KINDS)}){did_you_mean(other, KINDS)}")
     where = pids()
     return card_of_process(
         options.kinds,

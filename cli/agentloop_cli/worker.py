@@ -60,17 +60,19 @@ def work(project: Path, where: str | None, options: WorkerOptions) -> None:
     """Run a worker until a signal ends it."""
     from agentloop.config.settings import known_secrets
     from agentloop.objects.opened import open_objects
-    from agentloop.remote.process import abilities, card_of, run_worker
+    from agentloop.remote.process import abilities, card_of, refuse_nameless, run_worker
     from agentloop.work.brokers import opened_bell
 
+    refuse_nameless(project, where)
     found, reason = abilities()
     card = card_of(options, (*found, *options.has))
+    objects = open_objects(project)
     with (
         opened_store(where, project=project, create=True, secrets=known_secrets(project)) as store,
         opened_bell(project, card.kinds) as bell,
     ):
         say_card(card, store.name, reason)
-        n_done = asyncio.run(run_worker(store, open_objects(project), card, bell))
+        n_done = asyncio.run(run_worker(store, objects, card, bell))
     stderr.print(f"ended: {counted(n_done, 'unit')} done", markup=False)
 
 

@@ -30,9 +30,11 @@ LEASE_S = "2"
 
 
 @pytest.fixture
-def named(where: str | Path, monkeypatch: pytest.MonkeyPatch) -> str | Path:
-    """A store that the environment names for every folder."""
+def named(where: str | Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str | Path:
+    """A store that the environment names for every folder; beside a server also a broker."""
     monkeypatch.setenv("AGENTLOOP_STORE__URL", str(where))
+    if isinstance(where, str):
+        monkeypatch.setenv("AGENTLOOP_WORK__BROKER", request.getfixturevalue("redis").url)
     return where
 
 
