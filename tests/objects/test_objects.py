@@ -452,6 +452,7 @@ def test_a_store_that_nobody_serves_is_one_line(tmp_path: Path, monkeypatch: pyt
 
 def test_the_settings_name_the_place_and_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("AGENTLOOP_OBJECTS__CACHE")
     objects = open_objects(tmp_path)
     assert (objects.place.name, objects.cache.folder) == (
         f"{tmp_path}/.agentloop/objects",

@@ -10,7 +10,6 @@ import pytest
 
 from agentloop.errors import SandboxGone, SandboxUnavailable
 from agentloop.protocols import Sandbox, SandboxBackend
-from agentloop.sandbox import pool as pool_module
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import ExecResult, SandboxSpec
 
@@ -83,8 +82,8 @@ class CountedBackend:
 
 
 @asynccontextmanager
-async def a_pool(backend: SandboxBackend, min_idle: int = 0) -> AsyncIterator[SandboxPool]:
-    pool = SandboxPool(backend, min_idle=min_idle)
+async def a_pool(backend: SandboxBackend, **options: int) -> AsyncIterator[SandboxPool]:
+    pool = SandboxPool(backend, **{"min_idle": 0, **options})
     try:
         yield pool
     finally:
@@ -175,9 +174,7 @@ def test_a_waiter_that_gives_up_does_not_take_the_sandbox_from_the_others() -> N
     asyncio.run(scene())
 
 
-def test_episodes_that_write_have_sandboxes_of_their_own_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "MAX_SANDBOXES", 3)
-
+def test_episodes_that_write_have_sandboxes_of_their_own_and_not_too_many() -> None:
     async def scene() -> None:
         backend = CountedBackend()
         most = 0
@@ -188,7 +185,7 @@ def test_episodes_that_write_have_sandboxes_of_their_own_and_not_too_many(monkey
                 most = max(most, n_open(backend))
                 await asyncio.sleep(0.01)
 
-        async with a_pool(backend) as pool:
+        async with a_pool(backend, max_sandboxes=3) as pool:
             await asyncio.gather(*(one(pool, n) for n in range(12)))
             assert len(backend.sandboxes) == 12
             assert most == 3
