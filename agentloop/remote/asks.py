@@ -6,6 +6,7 @@ object and has the episodes, or names an object with them where they are many.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -146,14 +147,14 @@ class AskWriter:
         return self._folders[folder]
 
     def _weights(self, save: Callable[[Path], None]) -> str:
-        with TemporaryDirectory(prefix="agentloop-weights-") as folder:
+        with TemporaryDirectory(prefix=f"agentloop-{os.getpid()}-") as folder:
             save(Path(folder))
             return self._objects.put(Path(folder))
 
 
 def put_json(objects: Objects, text: bytes) -> str:
     """Store JSON. Returns its sha256."""
-    with TemporaryDirectory(prefix="agentloop-ask-") as folder:
+    with TemporaryDirectory(prefix=f"agentloop-{os.getpid()}-") as folder:
         file = Path(folder) / "ask.json"
         file.write_bytes(text)
         return objects.put(file)

@@ -35,7 +35,7 @@ def put_bundle(folder: Path, objects: Objects, secrets: Iterable[str]) -> str:
     bundle cannot be stored.
     """
     values = [secret.encode() for secret in secrets if len(secret) >= MIN_KNOWN]
-    with TemporaryDirectory(prefix="agentloop-bundle-") as draft:
+    with TemporaryDirectory(prefix=f"agentloop-{os.getpid()}-") as draft:
         n_bytes = 0
         for path in _files(folder):
             n_bytes += path.lstat().st_size

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import NamedTuple
 
 from agentloop.agents.selection import needs_sandbox
@@ -27,6 +26,7 @@ from agentloop.remote.asks import ANEW, ASK, FIRST, ActorFacts, AskFacts, read_e
 from agentloop.rollout.actors import Actor, ProvenanceKind
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
+from agentloop.sandbox.socket_folder import temporary_folder
 from agentloop.store.claims import Claimed
 from agentloop.store.versions import VersionRows
 from agentloop.suites.suite import load_suite
@@ -53,7 +53,7 @@ class Site:
         """bundle: its object. versions: of the project. Raises ConfigError, ObjectError or SandboxUnavailable."""
         self._objects = objects
         self._registry = Registry(versions)
-        self.folder = Path(mkdtemp(prefix="agentloop-site-"))
+        self.folder = temporary_folder()
         """A copy, in which versions are put."""
         try:
             with objects.use(bundle) as files:

@@ -36,7 +36,7 @@ class SocketFolder:
         themselves."""
         self._lifetime_s = lifetime_s
         # Private, because whoever connects first is the sandbox; the inner folder is what the sandbox sees.
-        self._private = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=PARENT))
+        self._private = temporary_folder()
         self.folder = self._private / "sockets"
         self.folder.mkdir()
         self.folder.chmod(0o711)  # names in it that cannot be guessed cannot be listed, either
@@ -135,6 +135,11 @@ class SocketFolder:
             os.close(self._hello)
             for name in ("s", "orders", "hello"):
                 (self.folder / name).unlink(missing_ok=True)
+
+
+def temporary_folder() -> Path:
+    """A new private folder, which the next process removes should this one be killed (`sweep_socket_folders`)."""
+    return Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=PARENT))
 
 
 def sweep_socket_folders() -> None:
