@@ -219,7 +219,7 @@ class SuiteRun:
                     pool, self._store, guess=guess, canaries=canaries, max_concurrent=n_concurrent, probes=probes
                 )
                 return
-            writer = shared.writer([self._suite])
+            writer = shared.writer([[self._suite]], self._backend.name)
             with shared.work(
                 "run", self.stage, pool, writer, guess=guess, n_at_once=n_concurrent, probes=probes
             ) as work:

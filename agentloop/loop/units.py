@@ -44,7 +44,7 @@ def writer_of(project: Project, shared: Sharing) -> AskWriter | None:
     if config.sandbox.journals is not None:
         project.progress.say("this process makes all attempts: [sandbox] journals are of one process")
         return None
-    writer = shared.writer(list(map(load_suite, folders)), base=project.base.identity().hash)
+    writer = shared.writer([list(map(load_suite, folders))], project.sandbox, base=project.base.identity().hash)
     if writer is None:
         project.progress.say("this process makes all attempts: the suite is outside the project")
     return writer

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -51,7 +51,9 @@ class AskFacts(Frozen):
     """Everything that the cohorts of an ask have in common."""
 
     suites: tuple[str, ...]
-    """Folders of the suites, relative to the bundle."""
+    """Folders of the suites whose tasks the actor gets, relative to the bundle."""
+    sandbox: str
+    """Name of the backend of the sandboxes."""
     base: str
     """Hash of the identity of the project's settings and files, which those of a worker must have; empty where the
     actor's own identity shows it."""
@@ -77,34 +79,43 @@ class WrittenAsk:
         return {ASK: self._ask, EPISODES: episodes, FIRST: cohort.first, ANEW: cohort.anew}
 
 
+class SuiteGroup(NamedTuple):
+    """Suites whose tasks an actor gets together."""
+
+    names: tuple[str, ...]
+    """Folders, relative to the bundle."""
+    tasks: Mapping[str, Task]
+    """By id."""
+
+
 class AskWriter:
     """See `rollouts.Carrier`. For one open project."""
 
     def __init__(
         self,
         objects: Objects,
-        tasks: Sequence[Task],
-        suites: Sequence[str],
+        groups: Sequence[SuiteGroup],
         base: str,
+        sandbox: str,
         *,
         takes_part: bool = True,
         bell: Bell | None = None,
     ) -> None:
-        """tasks: those of `suites`, which are folders relative to the project. base: of `AskFacts`.
+        """base, sandbox: of `AskFacts`. takes_part: of `Carrier`.
 
-        takes_part: of `Carrier`. bell: rings for workers elsewhere; default: they look once a second.
+        bell: rings for workers elsewhere; default: they look once a second.
         """
         self._bell = bell
         self.takes_part = takes_part
         self._objects = objects
-        self._tasks = {task.id: task for task in tasks}
-        self._suites = tuple(suites)
+        self._groups = tuple(groups)
         self._base = base
+        self._sandbox = sandbox
+        self.abilities: tuple[str, ...] = (BUNDLES, f"{SANDBOX}:{sandbox}", TORCH)
         self._folders: dict[Path, str] = {}
         """Object of each version's folder, which never changes."""
-        self._last: WrittenAsk | None = None
+        self._last: tuple[bytes, WrittenAsk] | None = None
         """A gate asks for one attempt after the other, with the same facts."""
-        self._last_text = b""
 
     def ring(self, kinds: Collection[str]) -> None:
         """See `rollouts.Carrier`."""
@@ -114,20 +125,29 @@ class AskWriter:
     def carry(self, ask: Ask) -> PortableAsk | None:
         """See `rollouts.Carrier`."""
         provenance = ask.actor.provenance
-        if provenance is None or any(self._tasks.get(task.id) != task for task, _ in ask.planned):
+        group = next((one for one in self._groups if _has_all(one, ask)), None)
+        if provenance is None or group is None:
             return None
         actor = self._actor(ask.actor, provenance)
-        facts = AskFacts(suites=self._suites, base=self._base, stage=ask.stage, is_judged=ask.is_judged, actor=actor)
+        facts = AskFacts(
+            suites=group.names,
+            sandbox=self._sandbox,
+            base=self._base,
+            stage=ask.stage,
+            is_judged=ask.is_judged,
+            actor=actor,
+        )
         needs = [BUNDLES]
         if not is_on_host(ask.actor.agent):
-            needs.append(SANDBOX)
+            needs.append(f"{SANDBOX}:{self._sandbox}")
         if isinstance(ask.actor.policy, BatchPolicy):
             needs.append(TORCH)
         text = facts.model_dump_json().encode()
-        if self._last is None or text != self._last_text:
-            self._last = WrittenAsk(self._objects, put_json(self._objects, text), tuple(needs))
-            self._last_text = text
-        return self._last
+        last = self._last
+        if last is None or text != last[0]:
+            last = (text, WrittenAsk(self._objects, put_json(self._objects, text), tuple(needs)))
+            self._last = last
+        return last[1]
 
     def _actor(self, actor: Actor, provenance: Provenance) -> ActorFacts:
         return ActorFacts(
@@ -150,6 +170,10 @@ class AskWriter:
         with TemporaryDirectory(prefix=f"agentloop-{os.getpid()}-") as folder:
             save(Path(folder))
             return self._objects.put(Path(folder))
+
+
+def _has_all(group: SuiteGroup, ask: Ask) -> bool:
+    return all(group.tasks.get(task.id) == task for task, _ in ask.planned)
 
 
 def put_json(objects: Objects, text: bytes) -> str:

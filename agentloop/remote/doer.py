@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
+from typing import Any
 
+from agentloop.config.settings import known_secrets
 from agentloop.errors import CapabilityError
 from agentloop.objects.objects import Objects
 from agentloop.remote.asks import ASK
@@ -41,7 +44,7 @@ class RemoteDoer:
             cohort = await asyncio.to_thread(site.cohort, claimed)
             return await self._make(site, claimed, cohort)
         finally:
-            self._in_use[place] -= 1
+            _release(self._in_use, place)
 
     async def _make(self, site: Site, claimed: Claimed, cohort: Ask) -> Effect:
         name = (site, name_of(cohort))
@@ -50,9 +53,9 @@ class RemoteDoer:
             for other in site.names():
                 if other.stage != cohort.stage and not self._busy[site, other]:  # its stage has ended
                     await site.close_doer(other)
-            return await site.doer(cohort, claimed.unit.asks["n_seats"]).make(claimed.unit, cohort)
+            return await site.doer(claimed, cohort).make(claimed.unit, cohort)
         finally:
-            self._busy[name] -= 1
+            _release(self._busy, name)
 
     async def close(self) -> None:
         """Remove everything that was unpacked."""
@@ -67,6 +70,29 @@ class RemoteDoer:
                 idle = [one for one in self._sites if not self._in_use[one]]
                 for one in idle[: max(0, len(self._sites) + 1 - MAX_SITES)]:
                     await self._sites.pop(one).close()
-                site = await asyncio.to_thread(Site, bundle, self._objects, self._store.versions_in(project))
+                site = await self._opened(place)
             self._sites[place] = site  # the last is the one that was used last
         return site
+
+    async def _opened(self, place: tuple[str, str]) -> Site:
+        """A new site. If the unit that needs it is cancelled meanwhile, the site stays for others."""
+        project, bundle = place
+        opening = asyncio.create_task(asyncio.to_thread(self._open, project, bundle))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            with suppress(Exception):
+                self._sites[place] = await opening
+            raise
+
+    def _open(self, project: str, bundle: str) -> Site:
+        site = Site(bundle, self._objects, self._store.versions_in(project))
+        self._store.hide(known_secrets(site.folder))
+        return site
+
+
+def _release(counts: Counter[Any], name: Any) -> None:
+    """Counts of 0 are removed, because they would keep what they count."""
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]

@@ -6,9 +6,9 @@ import platform
 from datetime import UTC, datetime
 
 from agentloop.store.store import Store
-from agentloop.store.units import QueueFacts, WorkerFacts
-from agentloop.types import UnitState
-from agentloop.work.worker import LEASE_S
+from agentloop.store.units import PROCESS, QueueFacts, WorkerFacts
+from agentloop.types import RunState, UnitState
+from agentloop.work.rollouts import BATCH
 
 MAX_WAIT_S = 60.0
 """Seconds that a unit may wait although a worker has room for it."""
@@ -17,14 +17,17 @@ MAX_WAIT_S = 60.0
 def worker_problem(store: Store, host: str | None = None) -> str:
     """What is wrong with the workers of a machine, in a line; "" if nothing is. host: its name; default: this one."""
     host = host or platform.node()
-    mine = [one for one in store.workers() if one.host == host and one.state != "gone"]
+    workers = [one for one in store.workers() if one.host == host and one.state != "gone"]
+    # The worker of a command is no `agentloop worker`: it ends with its command.
+    mine = [one for one in workers if not any(word.startswith(PROCESS) for word in one.has)]
     if not mine:
         return f"no worker of {host} is known to {store.name}; start `agentloop worker`"
-    alive = [one for one in mine if one.age_s < LEASE_S]
+    alive = [one for one in mine if not one.is_silent]
     if not alive:
         latest = min(one.age_s for one in mine)
         return f"the last heartbeat of a worker of {host} is {latest:.0f} s old; see its log"
-    stuck = [queue for queue in store.queues() if any(_ignores(one, queue) for one in alive)]
+    going = {run.number for run in store.runs() if run.state is RunState.running}
+    stuck = [q for q in store.queues() if q.run in going and any(_ignores(one, q) for one in alive)]
     if stuck:
         kind = stuck[0].kind
         return f"units of kind {kind} have waited for more than {MAX_WAIT_S:.0f} s although a worker of {host} has room"
@@ -34,7 +37,7 @@ def worker_problem(store: Store, host: str | None = None) -> str:
 def _ignores(worker: WorkerFacts, queue: QueueFacts) -> bool:
     """Whether the worker could do a unit that has waited for long."""
     can = queue.kind in worker.kinds and set(worker.has).issuperset(queue.needs)
-    has_room = worker.state == "up" and worker.n_busy < worker.n_slots
+    has_room = worker.state == "up" and worker.n_busy < (1 if queue.kind == BATCH else worker.n_slots)
     if not can or not has_room or queue.oldest_at is None or not queue.n.get(UnitState.ready):
         return False
     return (datetime.now(UTC) - queue.oldest_at).total_seconds() > MAX_WAIT_S

@@ -13,7 +13,7 @@ from agentloop.config.settings import CONFIG_FILE
 from agentloop.errors import ConfigError, SandboxUnavailable, did_you_mean
 from agentloop.objects.objects import Objects
 from agentloop.remote.doer import RemoteDoer
-from agentloop.sandbox.ladder import choose_backend
+from agentloop.sandbox.ladder import LADDER, choose_backend
 from agentloop.store.claims import WorkerCard
 from agentloop.store.place import store_place
 from agentloop.store.store import Store
@@ -39,18 +39,19 @@ class WorkerOptions:
     """Projects whose units it does; empty for all."""
 
 
-def abilities(sandbox: str = "auto") -> tuple[list[str], str]:
-    """(abilities of this machine, why it has no sandbox or ""). sandbox: kind of the backend to try."""
+def abilities() -> tuple[list[str], str]:
+    """(abilities of this machine, why it has no sandbox or "")."""
     found = [BUNDLES]
-    reason = ""
-    try:
-        choose_backend(sandbox)
-        found.append(SANDBOX)
-    except SandboxUnavailable as error:
-        reason = str(error)
+    reasons = []
+    for kind in LADDER:
+        try:
+            choose_backend(kind)
+            found.append(f"{SANDBOX}:{kind}")
+        except SandboxUnavailable as error:
+            reasons.append(str(error))
     if find_spec("torch") is not None:
         found.append(TORCH)
-    return found, reason
+    return found, "; ".join(reasons) if len(reasons) == len(LADDER) else ""
 
 
 def refuse_nameless(folder: Path, where: str | None) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config
+from agentloop.errors import StateError
 from agentloop.failures.detectors.rules import Rule
 from agentloop.objects.objects import Objects
 from agentloop.objects.opened import open_objects
 from agentloop.protocols import Pool
-from agentloop.remote.asks import AskWriter
+from agentloop.remote.asks import AskWriter, SuiteGroup
 from agentloop.remote.bundle import put_bundle
 from agentloop.store.place import store_place
 from agentloop.store.store import Store
@@ -35,17 +36,23 @@ class Sharing:
     """Whether the process of the command does units, too."""
     bell: Bell | None = None
 
-    def writer(self, suites: Sequence[Suite], *, base: str = "") -> AskWriter | None:
-        """Writes down asks for tasks of `suites`; None where one is outside the project, so that no bundle has it.
+    def writer(self, groups: Sequence[Sequence[Suite]], sandbox: str, *, base: str = "") -> AskWriter | None:
+        """Writes down asks for tasks of the suites; None where one is outside the project, so that no bundle has it.
 
+        groups: suites whose tasks an actor gets together. sandbox: name of the backend of the command's sandboxes.
         base: of `AskFacts`.
         """
         root = self.folder.resolve()
-        if any(not suite.folder.resolve().is_relative_to(root) for suite in suites):
+        if any(not suite.folder.resolve().is_relative_to(root) for group in groups for suite in group):
             return None
-        names = [suite.folder.resolve().relative_to(root).as_posix() for suite in suites]
-        tasks = [task for suite in suites for task in suite.tasks]
-        return AskWriter(self.objects, tasks, names, base, takes_part=self.takes_part, bell=self.bell)
+        written = [
+            SuiteGroup(
+                tuple(suite.folder.resolve().relative_to(root).as_posix() for suite in group),
+                {task.id: task for suite in group for task in suite.tasks},
+            )
+            for group in groups
+        ]
+        return AskWriter(self.objects, written, base, sandbox, takes_part=self.takes_part, bell=self.bell)
 
     def begin(self, kind: str, name: str) -> RunFacts:
         """The run of that name: the one that was interrupted, if its files are the same, else a new one."""
@@ -75,7 +82,8 @@ class Sharing:
         run = self.begin(kind, name)
         number = run.number
         yield UnitWork(self.store, pool, number, guess=guess, max_concurrent=n_at_once, probes=probes, carrier=writer)
-        self.store.move_run(run.number, RunState.done)
+        with suppress(StateError):  # the same command, run twice at once, has ended it, or a person has
+            self.store.move_run(run.number, RunState.done)
 
 
 @contextmanager

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from agentloop.agents.selection import needs_sandbox
 from agentloop.config.layout import POLICIES
 from agentloop.config.settings import CONFIG_FILE, Config, load_config, place
-from agentloop.errors import CapabilityError, ConfigError, PluginError, extra
+from agentloop.errors import CapabilityError, PluginError, extra
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.identity import Identity
 from agentloop.objects.objects import Objects
 from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.protocols import Policy, SandboxBackend
 from agentloop.registry.acting import acting, agent_of, base_actor
+from agentloop.registry.folders import replacing
 from agentloop.registry.parts import Base, plays
 from agentloop.registry.policies import script
 from agentloop.registry.refs import resolve
 from agentloop.registry.versions import Registry
 from agentloop.remote.asks import ANEW, ASK, FIRST, ActorFacts, AskFacts, read_episodes, read_facts
 from agentloop.rollout.actors import Actor, ProvenanceKind
+from agentloop.sandbox.absent import AbsentBackend
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.socket_folder import temporary_folder
@@ -59,12 +61,14 @@ class Site:
             with objects.use(bundle) as files:
                 shutil.copytree(files, self.folder, symlinks=True, dirs_exist_ok=True)
             self.config = load_config(self.folder)
-            self.backend = _backend(self.folder, self.config)
             scorer = load_scorer(self.folder)
         except BaseException:
             self._remove()
             raise
         self._guess = scorer.guess if scorer else None
+        self._lock = threading.Lock()
+        """Held while an actor is made: units that come together share it."""
+        self._backends: dict[str, SandboxBackend] = {}
         self._asks: dict[str, tuple[AskFacts, Actor]] = {}
         """By object."""
         self._suites: dict[tuple[str, ...], tuple[Sequence[Task], str]] = {}
@@ -77,18 +81,21 @@ class Site:
         for a mistake in the project.
         """
         asks = claimed.unit.asks
-        facts, actor = self._ask(asks[ASK])
-        tasks, _ = self._tasks(facts.suites)
+        with self._lock:
+            facts, actor = self._ask(asks[ASK])
+            tasks, _ = self._tasks(facts.suites)
+            self._backend(facts.sandbox)
         by_id = {task.id: task for task in tasks}
         episodes = read_episodes(self._objects, asks, facts.actor.version)
         planned = tuple((by_id[episode.task_id], episode) for episode in episodes)
         return Ask(facts.stage, planned, actor, first=asks[FIRST], anew=asks[ANEW], is_judged=facts.is_judged)
 
-    def doer(self, cohort: Ask, n_seats: int) -> RolloutDoer:
-        """The doer with the sandboxes of a cohort: those of its stage and its actor. n_seats: of `batches_of`."""
+    def doer(self, claimed: Claimed, cohort: Ask) -> RolloutDoer:
+        """The doer with the sandboxes of a cohort: those of its stage and its actor."""
         name = name_of(cohort)
         if name not in self._doers:
-            pool = SandboxPool(self.backend, max_sandboxes=n_seats)
+            facts, _ = self._ask(claimed.unit.asks[ASK])
+            pool = SandboxPool(self._backend(facts.sandbox), max_sandboxes=claimed.unit.asks["n_seats"])
             self._doers[name] = (RolloutDoer(pool, guess=self._guess), pool)
         return self._doers[name][0]
 
@@ -108,6 +115,12 @@ class Site:
             await self.close_doer(name)
         self._remove()
 
+    def _backend(self, kind: str) -> SandboxBackend:
+        """The sandboxes of the command that asks. Raises ConfigError, or SandboxUnavailable where none can be made."""
+        if kind not in self._backends:
+            self._backends[kind] = new_backend(self.folder, self.config, kind)
+        return self._backends[kind]
+
     def _remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -124,6 +137,8 @@ class Site:
     def _ask(self, sha256: str) -> tuple[AskFacts, Actor]:
         if sha256 not in self._asks:
             facts = read_facts(self._objects, sha256)
+            if facts.actor.n_threads is not None:
+                _set_threads(facts.actor.n_threads)
             actor = self._actor(facts, *self._tasks(facts.suites))
             if len(self._asks) >= MAX_ACTORS:
                 del self._asks[next(iter(self._asks))]
@@ -165,20 +180,17 @@ class Site:
         version = self._registry.require(facts.version)
         folder = self.folder / POLICIES / f"v{version.number:04d}"
         if facts.folder is not None and not folder.is_dir():
-            with self._objects.use(facts.folder) as files:
-                shutil.copytree(files, folder, symlinks=True)
+            with self._objects.use(facts.folder) as files, replacing(folder) as draft:
+                shutil.copytree(files, draft, symlinks=True, dirs_exist_ok=True)
         return acting(version, self.folder, self.config, tasks, suite, ref=facts.ref)
 
     def _trained(self, facts: ActorFacts) -> Policy:
         try:
-            import torch
-
             from agentloop.policies.tiny import TinyPolicy
         except ImportError as error:
             raise CapabilityError(f"weights need {error.name}; {extra('train')}") from None
         if facts.weights is None:
             raise PluginError("the unit names no weights")
-        torch.set_num_threads(facts.n_threads or 1)
         with self._objects.use(facts.weights) as folder:
             policy = TinyPolicy(folder, temperature=self.config.policy.temperature)
         return policy if facts.overlay is None else OverlaidPolicy(policy, facts.overlay)
@@ -194,12 +206,19 @@ def _as_version(actor: Actor, facts: ActorFacts) -> Actor:
     return replace(actor, version=facts.version, identity=identity)
 
 
-def _backend(folder: Path, config: Config) -> SandboxBackend:
-    """The sandboxes that the settings name, on this machine. Raises ConfigError or SandboxUnavailable."""
-    where = place(folder / CONFIG_FILE, "sandbox", "kind")
-    if config.sandbox.journals is not None:
-        raise ConfigError(f"{where}: recordings of sandboxes are made and replayed by one process; remove journals")
-    is_needed = bool(config.project.suite) and needs_sandbox(config.agent, folder)
-    backend = make_backend(config.sandbox.kind, where, secrets=config.sandbox.secrets, is_needed=is_needed)
+def _set_threads(n: int) -> None:
+    """Arithmetic rounds differently with another number of threads."""
+    try:
+        import torch
+    except ImportError as error:
+        raise CapabilityError(f"weights need {error.name}; {extra('train')}") from None
+    torch.set_num_threads(n)
+
+
+def new_backend(folder: Path, config: Config, kind: str) -> SandboxBackend:
+    """The backend `kind` with the settings of the project in `folder`."""
+    if kind == AbsentBackend.name:
+        return AbsentBackend()
+    backend = make_backend(kind, place(folder / CONFIG_FILE, "sandbox", "kind"), secrets=config.sandbox.secrets)
     refuse_unconfined(backend, allowed=config.sandbox.allow_unconfined)
     return backend

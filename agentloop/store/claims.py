@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from operator import itemgetter
+from time import monotonic
 from typing import Any, NamedTuple
 
 import orjson
@@ -32,8 +33,6 @@ MAX_DEATHS = 3
 """Workers that may die while they do a unit; after that it is dead."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Pause after the first failure of infrastructure, which doubles with each one, and its maximum, in seconds."""
-UNABLE_PAUSE_S = 5.0
-"""Pause in seconds after a worker that lacks what a unit needs has handed it back."""
 MAX_ERROR = 2000
 """Maximum length of a stored error."""
 KEEP_GONE_S = 86400.0
@@ -137,6 +136,8 @@ class Claims:
         self._shared = shared
         self._max_lost = max_lost
         self._was_idle = True
+        self._avoided: dict[int, float] = {}
+        """Run -> when this worker may claim its units again, by its own monotonic clock."""
         self._queues = f"{_QUEUES} AND q.kind IN ({listed(card.kinds)})"
         if card.projects:
             self._queues += f" AND r.project IN ({', '.join(f'${n}' for n in range(1, len(card.projects) + 1))})"
@@ -186,48 +187,63 @@ class Claims:
 
     # ------------------------------------------------------------------ claiming
 
-    def claim(self, k: int, busy: Collection[str] = ()) -> list[Claimed]:
-        """Up to `k` units that this worker can do. Runs get their shares of the slots by their weights.
-
-        busy: kinds of the units that it does now.
-        """
+    def claim(self, k: int) -> list[Claimed]:
+        """Up to `k` units that this worker can do. Runs get their shares of the slots by their weights."""
         if self._was_idle:  # a worker that only looks for units must not keep writers waiting
             with self._database.read() as connection:
                 if not self._waiting(connection):
                     return []
-        claimed = in_transaction(self._database, lambda connection: self._claim(connection, k, busy))
+        claimed = in_transaction(self._database, lambda connection: self._claim(connection, k))
         self._was_idle = not claimed
         return claimed
 
-    def _claim(self, connection: Connection, k: int, busy: Collection[str]) -> list[Claimed]:
-        queues = self._waiting(connection)
-        shares = _shares(queues, k) if queues else {}
+    def avoid(self, run: int, seconds: float) -> None:
+        """Claim no unit of this run for some time, because this worker lacks what they need."""
+        self._avoided[run] = monotonic() + seconds
+
+    def _claim(self, connection: Connection, k: int) -> list[Claimed]:
+        full = self._full(connection)
+        queues = [queue for queue in self._waiting(connection) if queue.kind not in full]
+        if not queues:
+            return []
         claimed: list[Claimed] = []
-        full = set(self.card.single).intersection(busy)
-        for queue in queues:
-            n = shares[queue.run]
-            if queue.kind in self.card.single:
-                n = min(n, int(queue.kind not in full))
-            if n <= 0:
-                continue
-            rows = ask(connection, _CLAIM, (self.card.id, queue.number, n))
-            shares[queue.run] -= len(rows)
-            claimed += _claimed(queue, sorted(rows, key=_ORDER))
-            if rows:
-                full.update({queue.kind}.intersection(self.card.single))
+        shares = _shares(queues, k)
+        # Twice, because a run with nothing but units of single kinds cannot use its share.
+        for is_rest in (False, True):
+            for queue in queues:
+                n = k - len(claimed) if is_rest else shares[queue.run]
+                is_single = queue.kind in self.card.single
+                if is_single:
+                    n = min(n, int(queue.kind not in full))
+                if n <= 0:
+                    continue
+                rows = ask(connection, _CLAIM, (self.card.id, queue.number, n))
+                shares[queue.run] -= len(rows)
+                claimed += _claimed(queue, sorted(rows, key=_ORDER))
+                if rows and is_single:
+                    full.add(queue.kind)
+            if len(claimed) == k or not self.card.single:
+                break
         return claimed
+
+    def _full(self, connection: Connection) -> set[str]:
+        """Single kinds of which this worker has a unit."""
+        if not self.card.single:
+            return set()
+        return {kind for (kind,) in ask(connection, _MINE, (self.card.id,))}.intersection(self.card.single)
 
     def _waiting(self, connection: Connection) -> list[_Waiting]:
         """Queues with units for this worker, those with the highest priority first."""
         read_by_index(connection)
         rows = ask(connection, self._queues, self.card.projects)
         n_leased: defaultdict[int, int] = defaultdict(int)
+        moment = monotonic()
         for _, _, run, *_, n, _ in rows:
             n_leased[run] += n
         queues = [
             _Waiting(number, project, run, kind, tuple(needs.split()), n_leased[run] / weight, weight, rank, bundle)
             for number, project, run, kind, needs, weight, bundle, _, rank in rows
-            if rank is not None and self.card.has.issuperset(needs.split())
+            if rank is not None and self.card.has.issuperset(needs.split()) and self._avoided.get(run, 0.0) <= moment
         ]
         return sorted(queues, key=lambda queue: (queue.rank, queue.number))
 
@@ -241,13 +257,11 @@ class Claims:
         """
         return self.finish_and_claim(finished, 0)[0]
 
-    def finish_and_claim(
-        self, finished: Sequence[Finished], k: int, busy: Collection[str] = ()
-    ) -> tuple[list[bool], list[Claimed]]:
+    def finish_and_claim(self, finished: Sequence[Finished], k: int) -> tuple[list[bool], list[Claimed]]:
         """`finish`, then `claim` up to `k` units in the same transaction: half the commits of a busy worker."""
 
         def turn(connection: Connection) -> tuple[list[bool], list[Claimed]]:
-            return self._finish(connection, finished), self._claim(connection, k, busy) if k else []
+            return self._finish(connection, finished), self._claim(connection, k) if k else []
 
         counts, claimed = in_transaction(self._database, turn)
         self._was_idle = k > 0 and not claimed
@@ -299,8 +313,6 @@ class Claims:
         pause_s = 0.0
         if why is HandBack.infrastructure:
             pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (n_lost - 1))
-        elif why is HandBack.unable:
-            pause_s = UNABLE_PAUSE_S
         self._put_back(connection, row, is_dead=is_dead, how=why, error=error, n_lost=n_lost, pause_s=pause_s)
 
     def _put_back(
@@ -392,6 +404,9 @@ _QUEUES = (
     "(SELECT count(*) FROM unit WHERE queue = q.number AND state = 'leased'), "
     f"(SELECT rank FROM unit WHERE queue = q.number AND {_DUE} ORDER BY rank, position, number LIMIT 1) "
     "FROM queue q JOIN run r ON r.number = q.run WHERE r.state = 'running'"
+)
+_MINE = (
+    "SELECT DISTINCT q.kind FROM unit u JOIN queue q ON q.number = u.queue WHERE u.owner = $1 AND u.state = 'leased'"
 )
 _CLAIM = (
     "WITH chosen AS MATERIALIZED ("  # noqa: S608

@@ -102,7 +102,8 @@ class Store(
                 self._database.keep_private()
                 self.schema_before = migrate(self._database, create=create, upgrade=upgrade)
                 """The schema before this opening upgraded it, 0 for a new store; None if it was up to date."""
-                self._shared = SharedBodies(Redactor(self._hash_key(), secrets))
+                self._secrets = frozenset(secrets)
+                self._shared = SharedBodies(Redactor(self._hash_key(), self._secrets))
             if self.path is not None or upgrade:
                 traces.index_old_episodes(self._database, self._shared)
         except BaseException:
@@ -147,6 +148,14 @@ class Store(
             insert_rows(connection, "setting", ("name", "value"), [(name, token.encode())], ignore=True)
             stored = connection.execute(select(SettingRow.value).where(SettingRow.name == name)).scalar_one()
         return bytes(stored) == token.encode()
+
+    def hide(self, secrets: Iterable[str]) -> None:
+        """Values that must never be stored, beside those that it was opened with."""
+        more = self._secrets.union(secrets)
+        if more != self._secrets:
+            self._secrets = more
+            self._shared.redactor = Redactor(self._hash_key(), more)
+            self._shared.forget()
 
     def claims(self, card: WorkerCard, *, max_lost: int = 5) -> Claims:
         """The side of a worker of the units of this store. max_lost: of `Claims`."""

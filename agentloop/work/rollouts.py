@@ -26,8 +26,8 @@ KIND, BATCH = "rollout", "batch"
 does one batch at a time: two of them would wait for each other's sandboxes."""
 KINDS = (KIND, BATCH)
 BUNDLES, SANDBOX, TORCH = "bundles", "sandbox", "torch"
-"""Abilities that a cohort may need of its worker: it unpacks bundles, creates sandboxes, loads weights."""
-EVERYTHING = (BUNDLES, SANDBOX, TORCH)
+"""Abilities that a cohort may need of its worker: it unpacks bundles, creates sandboxes of a kind (`sandbox:docker`),
+loads weights."""
 LIMIT_S = 86_400.0
 """Maximum duration of a cohort, whose attempts have the limits of their tasks."""
 Resolve = Callable[[Claimed], Ask]
@@ -48,6 +48,8 @@ class PortableAsk(Protocol):
 class Carrier(Protocol):
     """Writes asks down."""
 
+    abilities: tuple[str, ...]
+    """Needs of all its asks, which the process that asks meets."""
     takes_part: bool
     """False leaves the units of these asks to other workers than the one of the process that asks."""
 

@@ -32,7 +32,6 @@ from agentloop.work.embedded import ADOPT_S, Ear, ProcessWorker, RunningWorker
 from agentloop.work.lost import lost_attempts
 from agentloop.work.processes import dead_workers
 from agentloop.work.rollouts import (
-    EVERYTHING,
     KINDS,
     Carrier,
     PortableAsk,
@@ -104,7 +103,7 @@ class UnitWork:
         self._answers = not probes
         """Whether the policy is taken to answer."""
         make_doer = partial(RolloutDoer, pool, guess=guess, pauses_s=pauses_s)
-        has = EVERYTHING if carrier is None or carrier.takes_part else ()
+        has = carrier.abilities if carrier is not None and carrier.takes_part else ()
         self._process = ProcessWorker(store, run, make_doer, max_concurrent, has)
 
     async def all(self, ask: Ask) -> list[Attempt]:

@@ -17,6 +17,7 @@ import os
 import platform
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -40,6 +41,8 @@ CUT_S = 5.0
 MAX_LOST = 5
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 30.0
 """Pauses while the store cannot be reached: the first one, and the longest."""
+FIRST_UNABLE_S, MAX_UNABLE_S = 5.0, 300.0
+"""Pauses in which a worker leaves the units of a run to others, because it lacked what one of them needed."""
 UNABLE = (CapabilityError, SandboxUnavailable)
 """Errors of units that another worker may be able to do."""
 _log = logging.getLogger(__name__)
@@ -116,6 +119,8 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_draining = False
         self._is_away = False
+        self._n_unable: Counter[int] = Counter()
+        """Run -> units that this worker could not do."""
         self._steady_since = time.monotonic()
         """Since when the store could be reached without a gap."""
         self.n_done = 0
@@ -228,7 +233,7 @@ class Worker:
     # ------------------------------------------------------------------ its units
 
     async def _claim(self, n: int) -> int:
-        claimed = await asyncio.to_thread(self._claims.claim, n, self._busy())
+        claimed = await asyncio.to_thread(self._claims.claim, n)
         self._start(claimed)
         return len(claimed)
 
@@ -239,15 +244,10 @@ class Worker:
             self._tasks[one.place] = task
             task.add_done_callback(partial(self._free, one.place))
 
-    def _busy(self, ended: Collection[tuple[int, int]] = ()) -> set[str]:
-        """Kinds of the units in progress, without those of the claims `ended`."""
-        return {one.unit.kind for one in list(self._claimed.values()) if one.place not in ended}
-
     def _write(self, finished: Sequence[Finished]) -> Sequence[bool]:
         """Commit units that ended, and claim as many others. Called by the thread of the commits."""
         k = 0 if self._is_draining else len(finished)
-        busy = self._busy({one.claimed.place for one in finished})
-        counts, claimed = self._claims.finish_and_claim(finished, k, busy)
+        counts, claimed = self._claims.finish_and_claim(finished, k)
         if claimed and self._loop is not None:
             self._loop.call_soon_threadsafe(self._start, claimed)
         return counts
@@ -295,6 +295,9 @@ class Worker:
 
     async def _hand_back(self, claimed: Claimed, why: HandBack, error: str) -> None:
         returned = [Returned(claimed, why, error)]
+        if why is HandBack.unable:  # others may be able: this worker leaves the units of that run to them for a while
+            n = self._n_unable[claimed.run] = self._n_unable[claimed.run] + 1
+            self._claims.avoid(claimed.run, min(MAX_UNABLE_S, FIRST_UNABLE_S * 2 ** min(n - 1, 10)))
         if why is HandBack.drain:  # no time to wait for a store that is away: the lease ends by itself
             try:
                 await asyncio.shield(asyncio.to_thread(self._claims.hand_back, returned))

@@ -78,7 +78,9 @@ def work(project: Path, where: str | None, options: WorkerOptions) -> None:
 
 def say_card(card: WorkerCard, store: str, reason: str) -> None:
     """Print what the worker does, and why not more."""
-    words = ", ".join(sorted(word for word in card.has if ":" not in word)) or "nothing"
+    from agentloop.work.processes import PIDS
+
+    words = ", ".join(sorted(word for word in card.has if not word.startswith(PIDS))) or "nothing"
     stderr.print(f"worker {card.id}: up to {card.n_slots} units at once from {store}", markup=False, soft_wrap=True)
     stderr.print(f"kinds: {', '.join(card.kinds)}; has: {words}", markup=False, soft_wrap=True)
     if reason:

@@ -9,9 +9,10 @@ import pytest
 from loop.mini import make_mini
 from parts import Run
 
+from agentloop.errors import SandboxUnavailable
+from agentloop.remote import process
 from agentloop.remote.health import worker_problem
 from agentloop.remote.process import WorkerOptions, abilities, card_of
-from agentloop.sandbox import ladder
 from agentloop.store.claims import WorkerCard
 from agentloop.store.portable import ask
 from agentloop.store.store import Store
@@ -40,11 +41,17 @@ def test_a_worker_that_cannot_begin_says_why(agentloop: Run, tmp_path: Path, wor
     assert not (tmp_path / "p" / "traces").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("bubblewrap")
 def test_without_a_sandbox_a_worker_leaves_units_that_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder, "LADDER", ())
+    def refuse(kind: str) -> None:
+        raise SandboxUnavailable(f"{kind}: none here")
+
+    assert any(word.startswith("sandbox:") for word in abilities()[0])
+    monkeypatch.setattr(process, "choose_backend", refuse)
     found, reason = abilities()
-    assert "sandbox" not in found
-    assert reason.startswith("no sandbox can be made here")
+    assert not any(word.startswith("sandbox") for word in found)
+    assert reason == "docker: none here; bubblewrap: none here"
     assert "bundles" in card_of(WorkerOptions(has=("gpu",)), (*found, "gpu")).has
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from loop.mini import make_mini, opened, solves
+from loop.test_acting_again import done
 
 from agentloop.errors import CapabilityError
+from agentloop.loop.fixed import FixedTrainer
+from agentloop.loop.making import first_version
 from agentloop.loop.project import Project
 from agentloop.loop.units import writer_of
 from agentloop.objects.objects import Objects
@@ -120,3 +124,24 @@ def test_a_suite_outside_the_project_stays_with_its_process(tmp_path: Path) -> N
     with opened(folder) as project:
         shared = Sharing(folder, project.store, open_objects(folder), "", takes_part=True)
         assert writer_of(project, shared) is None
+
+
+def test_units_that_come_together_share_one_actor(project: Project, objects: Objects) -> None:
+    """Also where the actor's version has to be fetched first: nobody reads half of it."""
+    version = done(project, first_version(project, FixedTrainer(project)))
+    ask = asked(project, project.actor(version))
+    planned = tuple((task, episode.model_copy(update={"policy_version": 1})) for task, episode in ask.planned)
+    one = claimed(project, objects, replace(ask, planned=planned, actor=project.actor(version)))
+    site = Site(str(one.bundle), objects, project.store)
+    with ThreadPoolExecutor(8) as threads:
+        cohorts = list(threads.map(lambda _: site.cohort(one), range(16)))
+    assert len({id(cohort.actor) for cohort in cohorts}) == 1
+    assert cohorts[0].actor.identity == project.actor(version).identity
+    asyncio.run(site.close())
+    assert not site.folder.exists()
+
+
+def test_what_the_settings_hide_is_hidden_from_the_store_of_a_worker(project: Project, objects: Objects) -> None:
+    secret = "dsn-of-the-worker-17"
+    project.store.hide([secret])
+    assert secret not in project.store._shared.redactor.text(f"it is {secret}.")

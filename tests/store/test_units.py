@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,31 @@ def test_runs_share_the_workers_by_weight(either: Store) -> None:
 
 
 @pytest.mark.first(where=1)
+def test_a_worker_has_one_unit_of_a_single_kind_and_fills_its_other_slots(either: Store) -> None:
+    """The share of a run that has nothing but such units goes to others."""
+    batches = either.begin_run("loop", "batches").number
+    either.put_units(batches, [Unit(key=f"b{n}", kind="batch") for n in range(5)])
+    others = either.begin_run("loop", "others").number
+    either.put_units(others, [Unit(key=f"o{n}", kind="rollout") for n in range(20)])
+    claims = worker(either, kinds=("batch", "rollout"), single=("batch",))
+    first = claims.claim(8)
+    assert Counter(one.unit.kind for one in first) == {"batch": 1, "rollout": 7}
+    assert [one.unit.kind for one in claims.claim(2)] == ["rollout", "rollout"], "it has a batch"
+    [batch] = [one for one in first if one.unit.kind == "batch"]
+    assert finish(claims, batch) == [True]
+    assert Counter(one.unit.kind for one in claims.claim(2)) == {"batch": 1, "rollout": 1}
+
+
+def test_a_worker_avoids_a_run_for_a_while_and_others_do_not(either: Store) -> None:
+    run = begun(either, 3)
+    unable, able = worker(either), worker(either, "w2")
+    unable.avoid(run, 0.2)
+    assert unable.claim(1) == []
+    assert len(able.claim(1)) == 1
+    time.sleep(0.25)
+    assert len(unable.claim(1)) == 1
+
+
 def test_a_paused_run_gets_no_worker_until_it_goes_on(either: Store) -> None:
     run = begun(either, 2)
     claims = worker(either)

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from agentloop.errors import StoreError
-from agentloop.store.claims import Claims, Effect
+from agentloop.errors import CapabilityError, StoreError
+from agentloop.store.claims import Claimed, Claims, Effect
 from agentloop.store.store import Store
 from agentloop.types import Unit, UnitState
 from agentloop.work import worker as module
@@ -304,3 +304,34 @@ def test_a_worker_that_was_stopped_past_its_lease_commits_nothing_that_another_o
     [end] = store.unit_ends([key])
     assert end.result == {"key": key, "epoch": 2}
     store.close()
+
+
+class Unable:
+    """Lacks what every unit needs."""
+
+    def __init__(self) -> None:
+        self.n_tried = 0
+
+    async def do(self, claimed: Claimed) -> Effect:
+        self.n_tried += 1
+        raise CapabilityError("another agentloop is installed here")
+
+
+def test_a_worker_that_can_do_nothing_of_a_run_leaves_it_to_others(store: Store) -> None:
+    keys = asked(store, *[{"s": 0.02}] * 40)
+    unable = Unable()
+    other = Worker(store, card_of_process(("rollout",), n_slots=8), {"rollout": unable})
+    able = make(store, Timed())
+
+    async def scene() -> None:
+        running = asyncio.create_task(other.run())
+        await until(lambda: unable.n_tried > 0)
+        working = asyncio.create_task(able.run())
+        await until(lambda: able.n_done == len(keys))
+        for each in (other, able):
+            each.drain()
+        await asyncio.gather(running, working)
+
+    asyncio.run(scene())
+    assert unable.n_tried <= 8
+    assert {end.state for end in store.unit_ends(keys)} == {UnitState.done}
