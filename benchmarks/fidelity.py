@@ -77,7 +77,9 @@ class Tap:
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._client:
+        # A connection that is used twice may be closed by the server just then, and a lost call is the tap's fault.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as self._client:
             await site.start()
             try:
                 yield f"http://127.0.0.1:{runner.addresses[0][1]}"
