@@ -55,7 +55,7 @@ QUIET: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVN
 FILTERS = {"sft": "source:atif,chat reward>=1", "dpo": "source:atif,chat", "kto": "source:atif,chat"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "sft": {"learning_rate": 4e-4, "epochs": 6},
-    "dpo": {"learning_rate": 2e-4, "epochs": 2},
+    "dpo": {"learning_rate": 1e-4, "epochs": 2},
     "kto": {"learning_rate": 2e-4, "epochs": 2, "desirable_weight": 2.0},
 }
 
