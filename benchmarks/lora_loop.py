@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tasks", type=int, default=16, help="tasks of a step")
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--commit", default=None)
