@@ -5,8 +5,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 DEMO_OUT ?= demo-out
-# Quick tests compute. Of the others more run at once than there are cores, because most of them wait for something.
-TWO := --numprocesses 2 --dist worksteal
+# More tests run at once than there are cores, because they wait: quick ones for the disk, the others for processes.
+THREE := --numprocesses 3 --dist worksteal
 FOUR := --numprocesses 4 --dist worksteal
 
 # Hundreds of tests start a command, and each would compile the engine again.
@@ -37,7 +37,7 @@ test: $(VENV)/.dev  ## every behaviour once, with a Docker Engine where one can 
 	$(call SUITE,not soak,)
 
 quick: $(VENV)/.dev  ## the tests that need no engine, server or training: a minute
-	$(BIN)/pytest $(TWO) -m "not slow and not alone and not soak" --hypothesis-profile quick
+	$(BIN)/pytest $(THREE) -m "not slow and not alone and not soak" --hypothesis-profile quick
 
 soak: $(VENV)/.dev  ## an eighth of the tests that repeat or stress, up to half an hour: make soak SLICE=1 (to 8)
 	@case "$(SLICE)" in [1-8]) ;; *) echo "no slice '$(SLICE)'; run make soak SLICE=n with n from 1 to 8" >&2; exit 2;; esac

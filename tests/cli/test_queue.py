@@ -21,6 +21,8 @@ from agentloop.types import RunState, Unit
 
 from .test_errors import refused
 
+pytestmark = pytest.mark.slow
+
 PROCESS = Path(__file__).parents[1] / "work" / "process.py"
 UNTIL_S = 30.0
 

@@ -120,6 +120,7 @@ def test_a_machine_without_a_sandbox_is_no_environment_that_can_be_known() -> No
     assert compare(now, now)[0] == "unknown"
 
 
+@pytest.mark.slow
 def test_a_verifier_that_asks_a_model_leaves_it_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "judge.py").write_text(
         "class Judge:\n    name, version, paid = 'judge', '1', True\n    async def score(self, t, s): return 1.0\n"

@@ -140,6 +140,7 @@ def test_a_damaged_object_is_found_out_and_mended_by_the_next_put(objects: Objec
         assert path.read_bytes() == b"hello"
 
 
+@pytest.mark.slow
 def test_a_sweep_removes_what_is_old_and_unnamed(objects: Objects, tmp_path: Path) -> None:
     named, unnamed = (objects.put(file_of(tmp_path, content)) for content in (b"named", b"unnamed"))
     assert objects.sweep([named], older_than_s=3600) == 0

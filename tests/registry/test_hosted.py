@@ -120,6 +120,7 @@ def test_a_model_that_is_gone_or_another_one_leaves_live_alone(
     store.close()
 
 
+@pytest.mark.slow
 def test_a_provider_that_is_down_is_one_line_and_an_override_asks_nobody(project: Path, provider: Provider) -> None:
     store = Store(project / STORE)
     url = f"127.0.0.1:{provider.server_port}"

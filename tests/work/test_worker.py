@@ -85,6 +85,7 @@ def test_all_units_are_done_with_as_many_at_once_as_there_are_slots(store: Store
     assert store.workers() == [], "it ended properly"
 
 
+@pytest.mark.slow
 def test_a_ring_wakes_it_at_once_and_without_one_it_polls(store: Store) -> None:
     bell = PollBell()
     worker = make(store, Timed(), bell)
@@ -183,6 +184,7 @@ def test_a_worker_that_is_cancelled_while_it_is_busy_keeps_nothing(store: Store)
     assert store.workers() == []
 
 
+@pytest.mark.slow
 def test_it_outlives_a_store_that_is_away(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
