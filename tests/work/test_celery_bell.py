@@ -30,7 +30,7 @@ from agentloop.work.brokers import open_bell
 
 celery_bell = pytest.importorskip("agentloop.work.celery_bell", reason="no Celery here. Remedy: `make .venv/.dev`")
 client = pytest.importorskip("redis", reason="no redis here. Remedy: `make .venv/.dev`")
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 CHANNEL = "agentloop:/0.agentloop.bell"
 """What Celery's message is published to: the key prefix, the database and the exchange."""
 UNPICKLED = f"/tmp/agentloop-bell-was-unpickled-{os.getpid()}"
