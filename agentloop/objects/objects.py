@@ -114,10 +114,10 @@ class Objects:
         """
         names = self._persist("list the objects", "", lambda: list(self.place.names()))
         now = self._persist("read the clock", "", self.place.now)
-        kept = frozenset(keep)
+        keepers = frozenset(keep)
         n_removed = 0
         for name in names:
-            if name not in kept and _STORED.fullmatch(name):
+            if name not in keepers and _STORED.fullmatch(name):
                 n_removed += self._remove_if_older(name, now - timedelta(seconds=older_than_s))
         return n_removed
 

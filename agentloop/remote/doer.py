@@ -10,10 +10,12 @@ from typing import Any
 from agentloop.config.settings import known_secrets
 from agentloop.errors import CapabilityError
 from agentloop.objects.objects import Objects
+from agentloop.protocols import SandboxBackend
 from agentloop.remote.asks import ASK
 from agentloop.remote.site import DoerName, Site, name_of
 from agentloop.store.claims import Claimed, Effect
 from agentloop.store.store import Store
+from agentloop.types import Unit
 from agentloop.work.work import Ask
 
 MAX_SITES = 4
@@ -41,19 +43,19 @@ class RemoteDoer:
         self._in_use[place] += 1
         try:
             site = await self._site(*place)
-            cohort = await asyncio.to_thread(site.cohort, claimed)
-            return await self._make(site, claimed, cohort)
+            cohort, backend = await asyncio.to_thread(site.cohort, claimed)
+            return await self._make(site, claimed.unit, cohort, backend)
         finally:
             _release(self._in_use, place)
 
-    async def _make(self, site: Site, claimed: Claimed, cohort: Ask) -> Effect:
+    async def _make(self, site: Site, unit: Unit, cohort: Ask, backend: SandboxBackend) -> Effect:
         name = (site, name_of(cohort))
         self._busy[name] += 1
         try:
             for other in site.names():
                 if other.stage != cohort.stage and not self._busy[site, other]:  # its stage has ended
                     await site.close_doer(other)
-            return await site.doer(claimed, cohort).make(claimed.unit, cohort)
+            return await site.doer(cohort, backend, unit.asks["n_seats"]).make(unit, cohort)
         finally:
             _release(self._busy, name)
 

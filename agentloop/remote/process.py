@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from agentloop.config.settings import CONFIG_FILE
+from agentloop.config.settings import CONFIG_FILE, load_objects
 from agentloop.errors import ConfigError, SandboxUnavailable, did_you_mean
 from agentloop.objects.objects import Objects
 from agentloop.remote.doer import RemoteDoer
@@ -41,25 +41,31 @@ class WorkerOptions:
 
 def abilities() -> tuple[list[str], str]:
     """(abilities of this machine, why it has no sandbox or "")."""
-    found = [BUNDLES]
+    words = [BUNDLES]
     reasons = []
     for kind in LADDER:
         try:
             choose_backend(kind)
-            found.append(f"{SANDBOX}:{kind}")
+            words.append(f"{SANDBOX}:{kind}")
         except SandboxUnavailable as error:
             reasons.append(str(error))
     if find_spec("torch") is not None:
-        found.append(TORCH)
-    return found, "; ".join(reasons) if len(reasons) == len(LADDER) else ""
+        words.append(TORCH)
+    return words, "; ".join(reasons) if len(reasons) == len(LADDER) else ""
 
 
 def refuse_nameless(folder: Path, where: str | None) -> None:
-    """Raises ConfigError where neither `where` nor a project in `folder` nor the environment names a store."""
-    if where is None and not (folder / CONFIG_FILE).is_file() and not store_place(folder).is_shared:
+    """Raises ConfigError where `folder` is no project, and no option and no variable names a store or the objects."""
+    if (folder / CONFIG_FILE).is_file():
+        return
+    missing = []
+    if where is None and not store_place(folder).is_shared:
+        missing.append("AGENTLOOP_STORE__URL")
+    if load_objects(folder).url is None:
+        missing.append("AGENTLOOP_OBJECTS__URL")
+    if missing:
         raise ConfigError(
-            f"no {CONFIG_FILE} in {folder.resolve()} and no store is named; name a project with -p, or set "
-            "AGENTLOOP_STORE__URL and AGENTLOOP_OBJECTS__URL"
+            f"no {CONFIG_FILE} in {folder.resolve()}; name a project with -p, or set {' and '.join(missing)}"
         )
 
 

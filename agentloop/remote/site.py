@@ -74,8 +74,8 @@ class Site:
         self._suites: dict[tuple[str, ...], tuple[Sequence[Task], str]] = {}
         self._doers: dict[DoerName, tuple[RolloutDoer, SandboxPool]] = {}
 
-    def cohort(self, claimed: Claimed) -> Ask:
-        """The cohort of a unit.
+    def cohort(self, claimed: Claimed) -> tuple[Ask, SandboxBackend]:
+        """(the cohort of a unit, the sandboxes for it).
 
         Raises ObjectError, CapabilityError if this machine would make other attempts, and ConfigError or PluginError
         for a mistake in the project.
@@ -84,18 +84,19 @@ class Site:
         with self._lock:
             facts, actor = self._ask(asks[ASK])
             tasks, _ = self._tasks(facts.suites)
-            self._backend(facts.sandbox)
+            backend = self._backend(facts.sandbox)
         by_id = {task.id: task for task in tasks}
         episodes = read_episodes(self._objects, asks, facts.actor.version)
         planned = tuple((by_id[episode.task_id], episode) for episode in episodes)
-        return Ask(facts.stage, planned, actor, first=asks[FIRST], anew=asks[ANEW], is_judged=facts.is_judged)
+        is_anew = asks[ANEW]
+        cohort = Ask(facts.stage, planned, actor, first=asks[FIRST], anew=is_anew, is_judged=facts.is_judged)
+        return cohort, backend
 
-    def doer(self, claimed: Claimed, cohort: Ask) -> RolloutDoer:
-        """The doer with the sandboxes of a cohort: those of its stage and its actor."""
+    def doer(self, cohort: Ask, backend: SandboxBackend, n_seats: int) -> RolloutDoer:
+        """The doer with the sandboxes of a cohort: those of its stage and its actor. n_seats: of `batches_of`."""
         name = name_of(cohort)
         if name not in self._doers:
-            facts, _ = self._ask(claimed.unit.asks[ASK])
-            pool = SandboxPool(self._backend(facts.sandbox), max_sandboxes=claimed.unit.asks["n_seats"])
+            pool = SandboxPool(backend, max_sandboxes=n_seats)
             self._doers[name] = (RolloutDoer(pool, guess=self._guess), pool)
         return self._doers[name][0]
 

@@ -64,8 +64,8 @@ def work(project: Path, where: str | None, options: WorkerOptions) -> None:
     from agentloop.work.brokers import opened_bell
 
     refuse_nameless(project, where)
-    found, reason = abilities()
-    card = card_of(options, (*found, *options.has))
+    has, reason = abilities()
+    card = card_of(options, (*has, *options.has))
     objects = open_objects(project)
     with (
         opened_store(where, project=project, create=True, secrets=known_secrets(project)) as store,

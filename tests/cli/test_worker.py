@@ -23,7 +23,12 @@ from agentloop.work.worker import card_of_process
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ((), "no agentloop.toml in {here} and no store is named; name a project with -p, or set AGENTLOOP_STORE__URL"),
+        (
+            (),
+            "no agentloop.toml in {here}; name a project with -p, or set AGENTLOOP_STORE__URL and "
+            "AGENTLOOP_OBJECTS__URL",
+        ),
+        (("--store", "s.db"), "no agentloop.toml in {here}; name a project with -p, or set AGENTLOOP_OBJECTS__URL"),
         (
             ("-p", "p", "--kinds", "rolout"),
             "no kind of units 'rolout' (kinds: rollout, batch); did you mean 'rollout'?",
@@ -38,6 +43,7 @@ def test_a_worker_that_cannot_begin_says_why(agentloop: Run, tmp_path: Path, wor
     assert done.returncode == 2
     assert " ".join(done.stderr.split()).startswith(f"error: {line.format(here=tmp_path)}")
     assert not (tmp_path / "traces").exists()
+    assert not (tmp_path / "s.db").exists()
     assert not (tmp_path / "p" / "traces").exists()
 
 

@@ -55,6 +55,10 @@ class Crew:
         self.workers[n] = self._new()
         return below
 
+    def ids(self) -> set[str]:
+        """Of the workers that were drained, as each says it first."""
+        return {worker.said[0].removeprefix("worker ").partition(":")[0] for worker in self.workers}
+
     def drain(self) -> None:
         for worker in self.workers:
             worker.process.send_signal(signal.SIGTERM)
@@ -108,14 +112,14 @@ def test_workers_elsewhere_end_in_the_same_versions(
     tmp_path: Path, named: str | Path, make: Callable[[Path, str], Path]
 ) -> None:
     folder = make(tmp_path / "p", ELSEWHERE)
-    with crew(folder, 2):
+    with crew(folder, 2) as workers:
         status, shown = (loop := Running("loop", folder, "--json", cwd=tmp_path, program=program(make))).finish()
     assert status == 0, loop.said
     undisturbed = plain(tmp_path / "plain", make)
     assert decided(json.loads(shown)) == decided(undisturbed)
     assert counted(json.loads(shown)) == counted(undisturbed)
-    n_done = doers(named, "mini" if make is make_mini else "colours")
-    assert len(n_done) == 2, "both did some"
+    # Who does how many is not promised: one that hears of the units first may do all of them.
+    assert set(doers(named, "mini" if make is make_mini else "colours")) <= workers.ids()
 
 
 @pytest.mark.soak
@@ -177,7 +181,7 @@ def test_a_bank_a_gate_and_a_run_by_workers_have_the_same_outcomes(
         folder = make_mini(tmp_path / name, f'{extra}[store]\nurl = "traces/store.db"\n', n_heldout=6)
         (folder / "often.py").write_text(POLICY)
         monkeypatch.chdir(folder)
-        with crew(folder, 2 if extra else 0):
+        with crew(folder, 2 if extra else 0) as workers:
             statuses = [agentloop(*command).returncode for command in (BANK, GATE)]
             done = agentloop(*RUN, "--json")
         assert (statuses, done.returncode) == ([0, 1], 0), done.stderr
@@ -194,4 +198,4 @@ def test_a_bank_a_gate_and_a_run_by_workers_have_the_same_outcomes(
     store.close()
     assert [(run.kind, run.state) for run in runs] == [("gate", "done")] * 3 + [("run", "done")]
     assert len(done_units) >= len(bank) + len(gate) - 24 + 12
-    assert len({unit.owner for unit in done_units}) == 2, "both did some"
+    assert {unit.owner for unit in done_units} <= workers.ids(), "the commands did none themselves"

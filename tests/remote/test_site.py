@@ -65,7 +65,9 @@ def rebuilt(project: Project, objects: Objects, ask: Ask) -> Ask:
     one = claimed(project, objects, ask)
     site = Site(str(one.bundle), objects, project.store)
     try:
-        return site.cohort(one)
+        cohort, backend = site.cohort(one)
+        assert backend.name == project.sandbox
+        return cohort
     finally:
         asyncio.run(site.close())
 
@@ -134,7 +136,7 @@ def test_units_that_come_together_share_one_actor(project: Project, objects: Obj
     one = claimed(project, objects, replace(ask, planned=planned, actor=project.actor(version)))
     site = Site(str(one.bundle), objects, project.store)
     with ThreadPoolExecutor(8) as threads:
-        cohorts = list(threads.map(lambda _: site.cohort(one), range(16)))
+        cohorts = list(threads.map(lambda _: site.cohort(one)[0], range(16)))
     assert len({id(cohort.actor) for cohort in cohorts}) == 1
     assert cohorts[0].actor.identity == project.actor(version).identity
     asyncio.run(site.close())
