@@ -20,7 +20,7 @@ from tests.api.serving import free_port
 
 from .walk import BLOCK, HOSTED, assert_prints, change, hosted_model, shell
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]  # its attempts start an SDK more than a hundred times
 
 PAGE = (Path(__file__).parents[2] / "docs" / "15-improve.md").read_text()
 PORT = "8321"
