@@ -16,11 +16,13 @@ from agentloop.loop.project import EVALS
 from agentloop.otel.stored_trace import StoredTrace, read_each
 from agentloop.store.feedback import TraceFeedback
 from agentloop.store.store import Store
-from agentloop.store.tables import TraceSummary
+from agentloop.store.tables import TraceRow, TraceSummary
 from agentloop.types import Span, Trace, Verdict
 
 MAX_STEPS_SPANS = 2000
 """Maximum spans of a trace that is also shown as steps; a longer one is read by its spans, a page at a time."""
+MAX_STEPS = 2000
+"""Maximum steps of a trace that is shown whole; a longer one is read a page at a time, too."""
 
 
 class Traces(BaseModel):
@@ -60,7 +62,9 @@ class TraceDocument(BaseModel):
     """Everything known of a trace."""
 
     summary: TraceSummary
-    trace: Trace | None = Field(description="As steps; null for one of very many spans, which is read by its spans.")
+    trace: Trace | None = Field(
+        description="Whole, as steps; null for a long one, which is read by pages of its steps or of its spans."
+    )
     verdict: Verdict
     raw: dict[str, Any] = Field(description="What its source said and a trace has no place for.")
     span_ids: list[str]
@@ -90,7 +94,7 @@ def trace_routes(store: Store, folder: Path | None) -> APIRouter:
         stored = StoredTrace(store, summary)
         return TraceDocument(
             summary=summary,
-            trace=stored.trace if row.body is not None or row.n_spans <= MAX_STEPS_SPANS else None,
+            trace=stored.trace if _is_short(row) else None,
             verdict=stored.verdict,
             raw=dict(stored.raw),
             span_ids=store.span_ids(project, trace_id),
@@ -125,6 +129,10 @@ def trace_routes(store: Store, folder: Path | None) -> APIRouter:
         )
 
     return routes
+
+
+def _is_short(row: TraceRow) -> bool:
+    return row.n_steps <= MAX_STEPS if row.body is not None else row.n_spans <= MAX_STEPS_SPANS
 
 
 def _item(span: Span) -> SpanItem:

@@ -13,6 +13,8 @@ import orjson
 from agentloop.types import Imported, Trace
 
 Facets = set[tuple[str, str]]
+Resolve = Callable[[dict[str, Any]], None]
+"""Puts the bodies of a part of a trace in the place of the references to them."""
 
 
 def split(imported: Imported) -> tuple[bytes, list[bytes]]:
@@ -30,8 +32,25 @@ def split_bodies(trace: bytes) -> list[bytes]:
 def join(head: bytes, bodies: tuple[bytes, ...]) -> Imported:
     """The inverse of `split`."""
     document = orjson.loads(head)
-    _exchange(document["trace"], lambda reference: orjson.loads(bodies[reference["$"]]))
+    resolve(document["trace"], bodies.__getitem__)
     return Imported.model_validate(document)
+
+
+def references(part: dict[str, Any]) -> set[int]:
+    """Numbers of the bodies that a part of a trace refers to: an object with its messages, steps and children."""
+    numbers: set[int] = set()
+
+    def note(reference: dict[str, int]) -> dict[str, int]:
+        numbers.add(reference["$"])
+        return reference
+
+    _exchange(part, note)
+    return numbers
+
+
+def resolve(part: dict[str, Any], body: Callable[[int], bytes]) -> None:
+    """Put the bodies of a part in the place of the references to them."""
+    _exchange(part, lambda reference: orjson.loads(body(reference["$"])))
 
 
 def _take_bodies(trace: dict[str, Any]) -> list[bytes]:

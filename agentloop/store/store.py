@@ -18,7 +18,7 @@ from sqlalchemy import Connection, func, inspect, or_, update
 from sqlmodel import SQLModel, col, select
 
 from agentloop.errors import NoSuchTrace, StoreError
-from agentloop.store import find, retention, traces
+from agentloop.store import find, retention, steps, traces
 from agentloop.store import unit_tables as unit_tables  # its tables are part of the schema
 from agentloop.store.audits import AuditRecords
 from agentloop.store.behaviour import Behaviour
@@ -274,6 +274,11 @@ class Store(
         """A trace as written (None for one of spans), and its verdict. Raises NoSuchTrace."""
         with self._database.read() as connection:
             return traces.read_whole(connection, row.key or 0)
+
+    def steps(self, row: TraceRow, *, start: int = 0, limit: int = 50, sub: str = "") -> steps.StepPage:
+        """A page of the steps of a trace that has them (`row.body`). sub: a sub-agent's. Raises NoSuchTrace."""
+        with self._database.read() as connection:
+            return steps.read_steps(connection, row, start, limit, sub)
 
     def verdict(self, project: str, trace_id: str) -> Verdict:
         """All scores and labels of a trace from every source. Raises NoSuchTrace."""

@@ -17,6 +17,7 @@ from parts import Run
 from store.rows import judged
 
 from agentloop.store.store import Store
+from agentloop.types import Attempt, Step
 
 from .serving import bearer, judging, make_key, serving, serving_here
 
@@ -265,3 +266,38 @@ def test_health_and_figures(service: str) -> None:
     assert httpx.get(f"{service}/healthz").text == "ok\n"
     said = httpx.get(f"{service}/metrics").text
     assert "agentloop_commits_total 2.0" in said
+
+
+def test_steps_are_read_a_page_at_a_time(service: str, store: Path) -> None:
+    made = Store(store)
+    made.put_attempts("run", [judged("own")])
+    sent = export(service)
+    for trace_id, said in (("own", "a\nb"), (sent, "seven")):
+        page = httpx.get(f"{service}/api/v1/traces/{trace_id}/steps", params={"limit": 1}).json()
+        whole = httpx.get(f"{service}/api/v1/traces/{trace_id}").json()["trace"]
+        assert page["steps"] == whole["steps"][:1]
+        assert page["messages"] == whole["messages"]
+        assert page["steps"][0]["completion"]["message"]["content"] == said
+        assert httpx.get(f"{service}/api/v1/traces/{trace_id}/steps", params={"start": 1}).json()["steps"] == []
+    missing = httpx.get(f"{service}/api/v1/traces/own/steps", params={"sub": "3"})
+    assert (missing.status_code, missing.json()["error"][:24]) == (404, "trace 'own' has no sub-a")
+    assert httpx.get(f"{service}/api/v1/traces/none/steps").status_code == 404
+    made.close()
+
+
+def with_steps(attempt: Attempt, steps: tuple[Step, ...]) -> Attempt:
+    return attempt.model_copy(update={"trace": attempt.trace.model_copy(update={"steps": steps})})
+
+
+def test_a_long_trace_is_not_sent_whole(service: str, store: Path) -> None:
+    made = Store(store)
+    first = judged("long")
+    steps = tuple(first.trace.steps[0].model_copy(update={"index": n}) for n in range(2001))
+    for name, n in (("long", 2001), ("most", 2000)):
+        attempt = judged(name)
+        made.put_attempts(name, [with_steps(attempt, steps[:n])])
+    made.close()
+    assert httpx.get(f"{service}/api/v1/traces/long").json()["trace"] is None
+    assert len(httpx.get(f"{service}/api/v1/traces/most").json()["trace"]["steps"]) == 2000
+    page = httpx.get(f"{service}/api/v1/traces/long/steps", params={"start": 1999}).json()
+    assert [step["index"] for step in page["steps"]] == [1999, 2000]

@@ -1,0 +1,44 @@
+"""The route that reads some steps of a trace, whose others are not read."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from agentloop.api.parameters import Limit, Project, TraceId
+from agentloop.api.traces import MAX_STEPS_SPANS
+from agentloop.errors import ConfigError
+from agentloop.otel.stored_trace import StoredTrace
+from agentloop.store.steps import StepPage, steps_of
+from agentloop.store.store import Store
+from agentloop.store.tables import TraceSummary
+
+MAX_START = 2**31 - 1
+
+
+def step_routes(store: Store) -> APIRouter:
+    """The route of steps."""
+    routes = APIRouter()
+
+    @routes.get("/traces/{trace_id}/steps")
+    def list_steps(
+        project: Project,
+        trace_id: TraceId,
+        start: Annotated[int, Query(ge=0, le=MAX_START, description="Position of the first step, from 0.")] = 0,
+        limit: Limit = 50,
+        sub: Annotated[str, Query(max_length=100, description="A sub-agent of `sub_agents`, such as 0 or 0.2.")] = "",
+    ) -> StepPage:
+        """Some steps of a trace in their order, or of a sub-agent in it."""
+        row = store.row(project, trace_id)
+        if row.body is not None:
+            return store.steps(row, start=start, limit=limit, sub=sub)
+        if row.n_spans > MAX_STEPS_SPANS:
+            raise ConfigError(
+                f"trace {trace_id} has {row.n_spans:,} spans, too many to be read as steps; read them by pages: "
+                f"/api/v1/traces/{trace_id}/spans"
+            )
+        summary = TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"}))
+        return steps_of(StoredTrace(store, summary).trace, start, limit, sub)
+
+    return routes

@@ -1,0 +1,106 @@
+"""Steps n to m of a stored trace, without reading the others.
+
+Of a trace with 10,000 steps, making all the objects takes seconds and its messages megabytes. Here the head is inflated
+and read as plain JSON; only the steps asked for become objects, and only their messages are loaded.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection
+
+from agentloop.errors import NoSuchTrace
+from agentloop.store import documents
+from agentloop.store.bodies import decompress, unpack_keys
+from agentloop.store.shared import load
+from agentloop.store.tables import TraceRow
+from agentloop.types import Message, Step, Trace
+from agentloop.types.frozen import Frozen
+
+
+class SubAgent(Frozen):
+    """A sub-agent's run within a trace."""
+
+    sub: str
+    """Its place, `0.2` for the third sub-agent of the first one."""
+    agent: str | None
+    n_steps: int
+    step: int | None
+    """Index of the step that asked for it; None where nobody said."""
+    call_id: str | None
+
+
+class StepPage(Frozen):
+    """Some steps of a trace in their order."""
+
+    n_steps: int
+    """All steps of this trace, or of this sub-agent."""
+    start: int
+    """Position of the first step of the page, counted from 0."""
+    messages: tuple[Message, ...]
+    """What the agent was told before its first step; empty where `start` is not 0."""
+    steps: tuple[Step, ...]
+    sub_agents: tuple[SubAgent, ...]
+
+
+def read_steps(connection: Connection, row: TraceRow, start: int, limit: int, sub: str = "") -> StepPage:
+    """A page of the trace in `row`, which has steps of its own. sub: of `SubAgent`; empty for the trace itself.
+
+    Raises NoSuchTrace if it has no such sub-agent.
+    """
+    if row.body is None:
+        raise ValueError(f"trace {row.id} consists of spans")
+    if row.bodies is None:
+        return _page(orjson.loads(zlib.decompress(row.body).partition(b"\n")[0]), row.id, start, limit, sub)
+    keys = unpack_keys(row.bodies)
+
+    def resolve(part: dict[str, Any]) -> None:
+        by_key = load(connection, {keys[n] for n in documents.references(part)})
+        documents.resolve(part, lambda n: by_key[keys[n]])
+
+    return _page(orjson.loads(decompress(row.body))["trace"], row.id, start, limit, sub, resolve)
+
+
+def steps_of(trace: Trace, start: int, limit: int, sub: str = "") -> StepPage:
+    """The same page of a trace that is in memory."""
+    return _page(trace.model_dump(mode="json"), trace.id, start, limit, sub)
+
+
+def _page(
+    document: dict[str, Any],
+    trace_id: str,
+    start: int,
+    limit: int,
+    sub: str,
+    resolve: documents.Resolve = lambda part: None,
+) -> StepPage:
+    for place in sub.split(".") if sub else ():
+        named = {str(n): child for n, child in enumerate(document["children"])}
+        if place not in named:
+            raise NoSuchTrace(f"trace {trace_id!r} has no sub-agent {sub!r}; `sub_agents` of its steps names them")
+        document = named[place]["trace"]
+    steps = document["steps"]
+    messages = document["messages"] if start == 0 else []
+    part = {"messages": messages, "steps": steps[start : start + limit], "children": []}
+    resolve(part)
+    return StepPage(
+        n_steps=len(steps),
+        start=start,
+        messages=part["messages"],
+        steps=part["steps"],
+        sub_agents=tuple(_sub_agent(sub, n, child) for n, child in enumerate(document["children"])),
+    )
+
+
+def _sub_agent(sub: str, n: int, child: dict[str, Any]) -> SubAgent:
+    trace = child["trace"]
+    return SubAgent(
+        sub=f"{sub}.{n}" if sub else str(n),
+        agent=trace.get("agent"),
+        n_steps=len(trace["steps"]),
+        step=child.get("step"),
+        call_id=child.get("call_id"),
+    )
