@@ -22,6 +22,7 @@ from agentloop.protocols import Fingerprint
 from agentloop.publish.check import compare
 from agentloop.publish.probe import furthest
 from agentloop.publish.server import VLLMControl
+from agentloop.publish.tensors import refuse_not_finite
 from agentloop.types import Published
 
 RELOAD_S = 600.0
@@ -54,6 +55,7 @@ class FullReload:
     async def publish(self, name: str, folder: Path, probe: Fingerprint) -> Published:
         """See `protocols.Publisher`. folder: of whole weights. name: of the version, for messages only."""
         started = time.perf_counter()
+        await asyncio.to_thread(_refuse_not_finite, folder)
         await self._check_free()
         before = probe.at(await self.server.logprobs(self.model, probe.sequences))
         try:
@@ -108,3 +110,8 @@ class FullReload:
             if furthest(now, before) <= probe.tolerance:
                 return "the server has the weights before again"
         return f"the weights before did not come back: start the server again on {self.folder}"
+
+
+def _refuse_not_finite(folder: Path) -> None:
+    for path in sorted(folder.glob("*.safetensors")):
+        refuse_not_finite(path)

@@ -21,12 +21,11 @@ from agentloop.protocols import Fingerprint
 from agentloop.publish.check import compare
 from agentloop.publish.probe import furthest
 from agentloop.publish.server import VLLMControl
+from agentloop.publish.tensors import read_header, refuse_not_finite
 from agentloop.types import Published
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
-MAX_HEADER = 100 << 20
-"""Maximum bytes of the header of a safetensors file."""
 
 
 def nobody(_: Sequence[str]) -> None:
@@ -66,7 +65,7 @@ class LoraHotSwap:
         An adapter that does not answer as trained is unloaded.
         """
         started = time.perf_counter()
-        check_adapter(folder, self._max_rank)
+        await asyncio.to_thread(check_adapter, folder, self._max_rank)
         await self._check_room(name)
         await self._check_base(probe)
         await self.server.load(name, await asyncio.to_thread(folder.resolve))
@@ -134,32 +133,15 @@ def check_adapter(folder: Path, max_rank: int = MAX_RANK) -> None:
         raise PublishError(
             f"{folder / CONFIG}: cannot be read ({type(error).__name__}); save the adapter again"
         ) from None
-    shapes = _shapes(folder / TENSORS)
+    tensors = read_header(folder / TENSORS).tensors
     if settings.get("modules_to_save"):
         raise PublishError(f"{folder}: modules_to_save are not served by vLLM; train without them")
     rank = settings.get("r")
     if not isinstance(rank, int) or rank > max_rank:
         raise PublishError(f"{folder}: rank {rank}, and the server takes at most {max_rank} (--max-lora-rank)")
     ranks = {rank, *(settings.get("rank_pattern") or {}).values()}
-    for name, shape in shapes.items():
-        tensor_rank = shape[0] if ".lora_A." in name else shape[-1]
+    for name, tensor in tensors.items():
+        tensor_rank = tensor["shape"][0 if ".lora_A." in name else -1]
         if (".lora_A." in name or ".lora_B." in name) and tensor_rank not in ranks:
             raise PublishError(f"{folder}: {name} has rank {tensor_rank}, its {CONFIG} {rank}; save the adapter again")
-
-
-def _shapes(path: Path) -> dict[str, list[int]]:
-    """Shape of each tensor of a safetensors file, from its header. Raises PublishError for an incomplete file."""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header: dict[str, Any] = json.loads(file.read(min(size, MAX_HEADER)))
-        header.pop("__metadata__", None)
-        end = 8 + size + max(tensor["data_offsets"][1] for tensor in header.values())
-        if path.stat().st_size == end:
-            return {name: tensor["shape"] for name, tensor in header.items()}
-        problem = f"{path.stat().st_size} bytes, its header {end}"
-    except OSError as error:
-        problem = str(error.strerror)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"its header cannot be read ({type(error).__name__})"
-    raise PublishError(f"{path}: {problem}; save the adapter again")
+    refuse_not_finite(folder / TENSORS)

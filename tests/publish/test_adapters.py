@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from agentloop.errors import PublishError
 from agentloop.publish.lora import CONFIG, TENSORS, check_adapter
@@ -37,6 +37,15 @@ def resized(change: int) -> Callable[[Path], object]:
     return resize
 
 
+def spoiled(value: float) -> Callable[[Path], object]:
+    def spoil(folder: Path) -> None:
+        tensors = load_file(folder / TENSORS)
+        tensors[f"{MODULE}.lora_B.weight"][5, 3] = value
+        save_file(tensors, folder / TENSORS)
+
+    return spoil
+
+
 def test_a_whole_adapter_is_taken(adapter: Path) -> None:
     check_adapter(adapter)
     with_settings(r=2, rank_pattern={"q_proj": 4})(adapter)
@@ -51,6 +60,8 @@ def test_a_whole_adapter_is_taken(adapter: Path) -> None:
         (lambda folder: (folder / TENSORS).write_bytes(b"PK"), "header cannot be read"),
         (resized(-10), "bytes, its header"),
         (resized(10), "bytes, its header"),
+        (spoiled(torch.nan), "lora_B.weight has NaN or infinity"),
+        (spoiled(-torch.inf), "lora_B.weight has NaN or infinity"),
         (with_settings(r=2), "q_proj.lora_A.weight has rank 4, its adapter_config.json 2"),
         (with_settings(r=65), "the server takes at most 64"),
         (with_settings(modules_to_save=["lm_head"]), "modules_to_save are not served"),
