@@ -37,7 +37,7 @@ FLOATS = {
 }
 
 
-class Header(NamedTuple):
+class TensorHeader(NamedTuple):
     """The header of a file."""
 
     start: int
@@ -46,7 +46,7 @@ class Header(NamedTuple):
     """dtype, shape and data_offsets by name."""
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> TensorHeader:
     """Raises PublishError for an incomplete file."""
     try:
         with path.open("rb") as file:
@@ -56,7 +56,7 @@ def read_header(path: Path) -> Header:
         end = start + max(tensor["data_offsets"][1] for tensor in tensors.values())
         is_whole = all("shape" in tensor and "dtype" in tensor for tensor in tensors.values())
         if is_whole and path.stat().st_size == end:
-            return Header(start, tensors)
+            return TensorHeader(start, tensors)
         problem = f"{path.stat().st_size} bytes, its header {end}"
     except OSError as error:
         problem = str(error.strerror)
