@@ -9,6 +9,7 @@ AgentLoopError
 │   └── NoSuchWork (LookupError)        a run, unit or worker that the store does not have   exit 2
 ├── StoreError (OSError)                the store cannot be opened or written            exit 4
 │   ├── AttemptConflict                 another attempt has the same id
+│   ├── LeaseLost                       the unit that this process does has ended, or another worker has it
 │   └── NoSuchTrace (LookupError)       a trace that the store does not have              exit 5
 ├── ObjectError (OSError)               an object cannot be stored, read or verified     exit 4
 │   └── NoSuchObject (LookupError)      an object that the place of objects does not have
@@ -83,6 +84,10 @@ class StoreError(AgentLoopError, OSError):
 
 class AttemptConflict(StoreError):
     """An attempt is stored already under an id of this one; attempts are never replaced."""
+
+
+class LeaseLost(StoreError):
+    """The unit that this process does has ended without it, or another worker does it. It may write nothing more."""
 
 
 class NoSuchTrace(StoreError, LookupError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from agentloop.recordings.sandboxes import Recording, ReplayBackend
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.place import claim_project, store_place
+from agentloop.store.store import Store
 from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Split, content_hash
 
@@ -50,6 +52,21 @@ def loop_backend(folder: Path, kind: str | None) -> SandboxBackend:
     )
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A project whose settings and tasks are in order, without its store."""
+
+    folder: Path
+    config: Config
+    suite: Suite
+    backend: SandboxBackend
+
+    def project(self, store: Store, progress: Progress, meter: Meter | None = None) -> Project:
+        """The project with its store."""
+        pool = SandboxPool(self.backend)
+        return Project(self.folder, self.config, self.suite, store, self.backend.name, pool, progress, meter)
+
+
 @contextmanager
 def open_project(
     folder: Path,
@@ -65,6 +82,23 @@ def open_project(
     store_name: a file or URL in place of the store that the settings name. is_gated: versions will be compared, so
     the project needs held-out tasks; without, it may have no suite either.
     """
+    checked = check_project(folder, backend, progress, is_gated=is_gated, **overrides)
+    kept_at = store_place(folder, store_name)
+    store = kept_at.open(secrets=known_secrets(folder))
+    try:
+        claim_project(kept_at, store, folder)
+        with store.lock(), Meter() as meter:
+            project = checked.project(store, progress, meter)
+            with attempts_as_units(project) if checked.config.work.shared else nullcontext():
+                yield project
+    finally:
+        store.close()
+
+
+def check_project(
+    folder: Path, backend: SandboxBackend, progress: Progress, *, is_gated: bool = True, **overrides: dict[str, Any]
+) -> Checked:
+    """The project in `folder`, whose store is not opened yet. Raises ConfigError. See `open_project`."""
     config = load_config(folder, **overrides)
     refuse_earlier_layout(folder)
     refuse_unconfined(backend, allowed=config.sandbox.allow_unconfined)
@@ -77,17 +111,7 @@ def open_project(
             raise ConfigError(_without(split, suite))
     check_verifiers(suite)
     check_environments(suite)
-    suite = trainable(folder / EVALS, suite, progress.say)
-    kept_at = store_place(folder, store_name)
-    store = kept_at.open(secrets=known_secrets(folder))
-    try:
-        claim_project(kept_at, store, folder)
-        with store.lock(), Meter() as meter:
-            project = Project(folder, config, suite, store, backend.name, SandboxPool(backend), progress, meter)
-            with attempts_as_units(project) if config.work.shared else nullcontext():
-                yield project
-    finally:
-        store.close()
+    return Checked(folder, config, trainable(folder / EVALS, suite, progress.say), backend)
 
 
 def _suite(folder: Path, config: Config, *, is_gated: bool) -> Suite:

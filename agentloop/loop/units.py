@@ -11,6 +11,7 @@ from agentloop.loop.project import Project
 from agentloop.remote.asks import AskWriter
 from agentloop.remote.sharing import Sharing, sharing
 from agentloop.suites.suite import load_suite
+from agentloop.work.shared import UnitWork
 
 LOOP = "loop"
 """Kind and name of the run: a project has one loop at a time."""
@@ -26,13 +27,22 @@ def attempts_as_units(project: Project) -> Iterator[None]:
         if shared is None:  # another store was named, which workers of this project do not know
             yield
             return
-        scorer = load_scorer(project.folder)
-        guess = scorer.guess if scorer else None
-        n_at_once = project.config.policy.max_concurrent
-        writer = writer_of(project, shared)
-        with shared.work(LOOP, LOOP, project.pool, writer, guess=guess, n_at_once=n_at_once) as work:
-            project.work = work
+        with shared.run(LOOP, LOOP) as run:
+            share_attempts(project, shared, run.number)
             yield
+
+
+def share_attempts(project: Project, shared: Sharing, run: int) -> None:
+    """The attempts of the project become units of a run."""
+    scorer = load_scorer(project.folder)
+    project.work = UnitWork(
+        project.store,
+        project.pool,
+        run,
+        guess=scorer.guess if scorer else None,
+        max_concurrent=project.config.policy.max_concurrent,
+        carrier=writer_of(project, shared),
+    )
 
 
 def writer_of(project: Project, shared: Sharing) -> AskWriter | None:

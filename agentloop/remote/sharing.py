@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config
 from agentloop.errors import StateError
@@ -19,6 +20,7 @@ from agentloop.store.place import store_place
 from agentloop.store.store import Store
 from agentloop.suites.suite import Suite
 from agentloop.types import RunFacts, RunState
+from agentloop.types.unit import NOTHING
 from agentloop.work.bells import Bell
 from agentloop.work.brokers import opened_bell
 from agentloop.work.shared import UnitWork
@@ -54,13 +56,26 @@ class Sharing:
         ]
         return AskWriter(self.objects, written, base, sandbox, takes_part=self.takes_part, bell=self.bell)
 
-    def begin(self, kind: str, name: str) -> RunFacts:
-        """The run of that name: the one that was interrupted, if its files are the same, else a new one."""
-        run = self.store.begin_run(kind, name, bundle=self.bundle)
-        if run.bundle == self.bundle:
+    def begin(self, kind: str, name: str, asks: Mapping[str, Any] = NOTHING) -> RunFacts:
+        """The run of that name: the one that was interrupted, if its files are the same, else a new one.
+
+        asks: of `Runs.begin_run`; a run that asks for something else is no longer wanted, either.
+        """
+        run = self.store.begin_run(kind, name, bundle=self.bundle, asks=asks)
+        if run.bundle == self.bundle and run.asks == asks:
             return run
-        self.store.move_run(run.number, RunState.cancelled, why="the files of the project changed")
-        return self.store.begin_run(kind, name, bundle=self.bundle)
+        what = "files of the project" if run.bundle != self.bundle else "options of the command"
+        self.store.move_run(run.number, RunState.cancelled, why=f"the {what} changed")
+        return self.store.begin_run(kind, name, bundle=self.bundle, asks=asks)
+
+    @contextmanager
+    def run(self, kind: str, name: str) -> Iterator[RunFacts]:
+        """A run for the duration of a block. If an error ends the block, the run stays open, and the next command
+        continues it."""
+        run = self.begin(kind, name)
+        yield run
+        with suppress(StateError):  # the same command, run twice at once, has ended it, or a person has
+            self.store.move_run(run.number, RunState.done)
 
     @contextmanager
     def work(
@@ -76,14 +91,12 @@ class Sharing:
     ) -> Iterator[UnitWork]:
         """Work for the duration of a block, as units of one run.
 
-        n_at_once: units that this process does at once. guess, probes: of `UnitWork`. If an error ends the block, the
-        run stays open, and the next command continues it.
+        n_at_once: units that this process does at once. guess, probes: of `UnitWork`.
         """
-        run = self.begin(kind, name)
-        number = run.number
-        yield UnitWork(self.store, pool, number, guess=guess, max_concurrent=n_at_once, probes=probes, carrier=writer)
-        with suppress(StateError):  # the same command, run twice at once, has ended it, or a person has
-            self.store.move_run(run.number, RunState.done)
+        with self.run(kind, name) as run:
+            yield UnitWork(
+                self.store, pool, run.number, guess=guess, max_concurrent=n_at_once, probes=probes, carrier=writer
+            )
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from agentloop.registry.policies import script
 from agentloop.registry.refs import resolve
 from agentloop.registry.versions import Registry
 from agentloop.remote.asks import ANEW, ASK, FIRST, ActorFacts, AskFacts, read_episodes, read_facts
+from agentloop.remote.state import copy_tree
 from agentloop.rollout.actors import Actor, ProvenanceKind
 from agentloop.sandbox.absent import AbsentBackend
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined
@@ -59,7 +60,7 @@ class Site:
         """A copy, in which versions are put."""
         try:
             with objects.use(bundle) as files:
-                shutil.copytree(files, self.folder, symlinks=True, dirs_exist_ok=True)
+                copy_tree(files, self.folder)
             self.config = load_config(self.folder)
             scorer = load_scorer(self.folder)
         except BaseException:
@@ -182,7 +183,7 @@ class Site:
         folder = self.folder / POLICIES / f"v{version.number:04d}"
         if facts.folder is not None and not folder.is_dir():
             with self._objects.use(facts.folder) as files, replacing(folder) as draft:
-                shutil.copytree(files, draft, symlinks=True, dirs_exist_ok=True)
+                copy_tree(files, draft)
         return acting(version, self.folder, self.config, tasks, suite, ref=facts.ref)
 
     def _trained(self, facts: ActorFacts) -> Policy:

@@ -22,11 +22,11 @@ from sqlalchemy import Connection
 from agentloop.store.attempts import Placed, put_attempts
 from agentloop.store.database import Database
 from agentloop.store.portable import ask, in_transaction, read_by_index
-from agentloop.store.runs import listed
+from agentloop.store.runs import end_run, listed
 from agentloop.store.shared import SharedBodies
 from agentloop.store.statements import chunks
 from agentloop.store.units import KIND, MISTAKE, put_units
-from agentloop.types import Unit, UnitState
+from agentloop.types import RunEnd, Unit, UnitState
 from agentloop.types.unit import NOTHING, units_before
 
 MAX_DEATHS = 3
@@ -85,6 +85,8 @@ class Effect(NamedTuple):
     attempts: tuple[Placed, ...] = ()
     units: tuple[Unit, ...] = ()
     """Units of the same run that can begin now."""
+    ends: RunEnd | None = None
+    """How it ends its run."""
 
 
 class Finished(NamedTuple):
@@ -282,6 +284,9 @@ class Claims:
             put_attempts(self._database, self._shared, project, placed, within=connection)
         for (project, run), new in sorted(units.items()):
             put_units(connection, project, run, new)
+        for (claimed, effect), is_counted in zip(finished, counts, strict=True):
+            if effect.ends is not None and is_counted:
+                end_run(connection, claimed.run, effect.ends)
         return counts
 
     def _mark_done(self, connection: Connection, finished: Sequence[Finished]) -> set[tuple[Any, ...]]:

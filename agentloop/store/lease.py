@@ -47,12 +47,14 @@ class LeaseRow(SQLModel, table=True):
 
 
 @contextmanager
-def lease(database: Database, project: str) -> Iterator[None]:
+def lease(database: Database, project: str, owner: str | None = None) -> Iterator[None]:
     """Holds the project for this process. Raises StoreError if another process holds it.
+
+    owner: name that several processes share, because something else makes sure that only one of them goes on.
 
     The lease of a killed process ends after at most LEASE_S.
     """
-    owner = f"process {os.getpid()} on {socket.gethostname()} ({secrets.token_hex(4)})"
+    owner = owner or f"process {os.getpid()} on {socket.gethostname()} ({secrets.token_hex(4)})"
     if not _take(database, project, owner):
         with database.read() as connection:
             row = connection.execute(_OWNER, {"project": project}).first()

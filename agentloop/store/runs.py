@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from agentloop.errors import NoSuchWork, StateError
 from agentloop.store.database import Database
 from agentloop.store.portable import as_time, ask, in_transaction
-from agentloop.types import RunFacts, RunState, UnitState
+from agentloop.types import RunEnd, RunFacts, RunState, UnitState
 from agentloop.types.unit import runs_before, units_before
 
 ENDS = (RunState.done, RunState.failed, RunState.cancelled)
@@ -115,6 +115,14 @@ class Runs:
         return in_transaction(self._database, move)
 
 
+def end_run(connection: Connection, number: int, end: RunEnd) -> None:
+    """Ends a run that has not ended, in an open transaction. The units that it leaves are cancelled."""
+    text = orjson.dumps(dict(end.result)).decode()
+    rows = ask(connection, _END, (end.state.value, end.why, text, number))
+    if rows:
+        ask(connection, _CANCEL, (number,))
+
+
 def read_run(connection: Connection, project: str, number: int) -> RunFacts:
     """The run with that number. Raises NoSuchWork if the project has none."""
     rows = ask(connection, f"{_SELECT} AND number = $2", (project, number))
@@ -128,6 +136,10 @@ def listed(states: Iterable[str]) -> str:
     return ", ".join(f"'{state}'" for state in states)
 
 
+_END = (
+    "UPDATE run SET state = $1, why = $2, result = $3, ended_at = {now} "
+    "WHERE number = $4 AND state IN ('running', 'paused') RETURNING number"
+)
 _UNFINISHED = tuple(state for state in units_before(UnitState.cancelled) if state != UnitState.dead)
 """What killed its workers stays visible as dead."""
 _CANCEL = (

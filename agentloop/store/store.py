@@ -37,6 +37,7 @@ from agentloop.store.proposals import Proposals
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
+from agentloop.store.snapshots import Snapshots
 from agentloop.store.span_pages import SpanPage, read_spans, span_ids
 from agentloop.store.spans import NOBODY, put_spans
 from agentloop.store.stages import Stages
@@ -62,6 +63,7 @@ class Store(
     Traffic,
     Behaviour,
     UnitRows,
+    Snapshots,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 
@@ -115,15 +117,15 @@ class Store(
         self._engine.dispose()
 
     @contextmanager
-    def lock(self, part: str = "") -> Iterator[None]:
+    def lock(self, part: str = "", *, owner: str | None = None) -> Iterator[None]:
         """Locks a project, or a part of it, for one writer; a file is locked as a whole. Raises StoreError if it is
         taken.
 
-        The lock on a file ends with the process, the lock on a server a few seconds later.
+        The lock on a file ends with the process, the lock on a server a few seconds later. owner: of `lease`.
         """
         name = f"{self.project}: {part}" if part else self.project
         if self.path is None:
-            with lease(self._database, name):
+            with lease(self._database, name, owner):
                 yield
         elif self._is_locked:
             yield
@@ -134,6 +136,23 @@ class Store(
                     yield
                 finally:
                     self._is_locked = False
+
+    @contextmanager
+    def driving(self, unit: int, epoch: int) -> Iterator[None]:
+        """In the block, each write raises LeaseLost once this claim of a unit is over.
+
+        unit: its number.
+        """
+        self._database.units[unit] = epoch
+        try:
+            yield
+        finally:
+            del self._database.units[unit]
+
+    def check_claims(self) -> None:
+        """Raises LeaseLost as a write would."""
+        with self._database.read() as connection:
+            self._database.check_units(connection)
 
     @property
     def owner(self) -> str:

@@ -100,6 +100,21 @@ class UnitRow(SQLModel, table=True):
     ended_at: datetime | None = None
 
 
+class SnapshotRow(SQLModel, table=True):
+    """An object of a file or folder that a driven loop keeps (`snapshots.py`). A row never changes."""
+
+    __tablename__ = "snapshot"
+
+    project: str = Field(primary_key=True)
+    path: str = Field(primary_key=True)
+    """Relative to the folder of the project."""
+    step: int = Field(primary_key=True)
+    """Number of the path's change: 1 is the first."""
+    sha256: str | None
+    """Of its object; None if it was removed."""
+    made_at: datetime
+
+
 class WorkerRow(SQLModel, table=True):
     """A process that does units. One that ends properly removes its row."""
 

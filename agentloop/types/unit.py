@@ -102,6 +102,14 @@ class UnitEnd(Frozen):
     """It is dead because of a mistake that only a person can correct."""
 
 
+class RunEnd(NamedTuple):
+    """How a run ends."""
+
+    state: RunState
+    why: str = ""
+    result: Mapping[str, Any] = NOTHING
+
+
 class RunFacts(Frozen):
     """A run: something that somebody asked for and that consists of units."""
 

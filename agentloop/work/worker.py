@@ -143,6 +143,11 @@ class Worker:
         self._is_draining = True
         self._changed.set()
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether it claims nothing more."""
+        return self._is_draining
+
     async def drop(self, keys: Collection[str]) -> None:
         """End what is in progress of these units, which were cancelled. Returns when their sandboxes are closed."""
         places = [place for place, claimed in self._claimed.items() if claimed.unit.key in keys]

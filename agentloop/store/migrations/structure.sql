@@ -397,5 +397,13 @@ CREATE TABLE worker (
 	beat_at DATETIME NOT NULL, 
 	PRIMARY KEY (id)
 );
+CREATE TABLE snapshot (
+	project VARCHAR NOT NULL, 
+	path VARCHAR NOT NULL, 
+	step INTEGER NOT NULL, 
+	sha256 VARCHAR, 
+	made_at DATETIME NOT NULL, 
+	PRIMARY KEY (project, path, step)
+);
 INSERT INTO body_text(body_text, rank) VALUES ('automerge', 16);
-INSERT INTO alembic_version (version_num) VALUES ('0009');
+INSERT INTO alembic_version (version_num) VALUES ('0010');

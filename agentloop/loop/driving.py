@@ -1,0 +1,128 @@
+"""Drives a loop that somebody asked for elsewhere: the process of a worker runs it in a copy of the project.
+
+The copy is the bundle of the run with the state that earlier drivers left. It runs the loop of `turns.py`, as the
+command would. A driver that is killed is followed by another one, which asks for the same attempts and finds most of
+them made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+from agentloop.config.settings import known_secrets, load_config
+from agentloop.costs.energy import Meter
+from agentloop.errors import (
+    AgentLoopError,
+    CapabilityError,
+    LeaseLost,
+    ObjectError,
+    SandboxUnavailable,
+    StoreError,
+)
+from agentloop.loop.opening import check_project
+from agentloop.loop.project import Project
+from agentloop.loop.run_progress import RunProgress
+from agentloop.loop.trainers import make_trainer
+from agentloop.loop.turns import run_loop
+from agentloop.loop.units import share_attempts
+from agentloop.objects.objects import Objects
+from agentloop.remote.drives import DriveEnd, DriveOrder, DriveOutcome
+from agentloop.remote.sharing import Sharing
+from agentloop.remote.site import new_backend
+from agentloop.remote.state import LoopState, copy_tree
+from agentloop.store.place import StorePlace
+from agentloop.store.store import Store
+from agentloop.work.bells import Bell
+
+BASE, SANDBOX, SETTINGS = "base", "sandbox", "settings"
+"""Keys of what a unit asks for: the hash of the identity of the project's settings and files, the kind of sandboxes,
+and what options of the command changed in the settings."""
+LOCK_S = 60.0
+"""Seconds to wait for a driver to end that has lost its claim."""
+UNABLE = (CapabilityError, SandboxUnavailable)
+PASSING = (StoreError, ObjectError)
+"""Errors that another try may not meet."""
+
+
+def drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | None) -> DriveEnd:
+    """Run the loop to its end. Raises LeaseLost if another process drives it by now.
+
+    place: the store of the worker. An error that would have ended the command ends the run, and is not tried again.
+    """
+    try:
+        _drive(order, place, objects, bell)
+    except LeaseLost:
+        raise
+    except UNABLE as error:
+        return DriveEnd(outcome=DriveOutcome.unable, error=str(error))
+    except PASSING as error:
+        return DriveEnd(outcome=DriveOutcome.lost, error=str(error))
+    except AgentLoopError as error:
+        return DriveEnd(outcome=DriveOutcome.failed, error=str(error), exit_code=error.exit_code)
+    except Exception as error:  # the process edge: whoever follows the run gets the line, the worker's log the rest
+        traceback.print_exc()
+        problem = f"a mistake of agentloop or of a part of the project ({type(error).__name__}: {error})"
+        return DriveEnd(
+            outcome=DriveOutcome.failed,
+            error=f"{problem}; the log of the worker has more",
+            exit_code=AgentLoopError.exit_code,
+        )
+    return DriveEnd(outcome=DriveOutcome.done)
+
+
+def _drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | None) -> None:
+    folder = order.folder
+    with objects.use(order.bundle) as files:
+        copy_tree(files, folder)
+    store = place._replace(project=order.project).open(create=False, secrets=known_secrets(folder))
+    with (
+        closing(store),
+        store.driving(order.number, order.epoch),
+        _locked(store, f"the drivers of run {order.run}"),
+        RunProgress(store, order.run) as progress,
+    ):
+        state = LoopState(folder, store, objects)
+        state.restore()
+        settings: dict[str, dict[str, Any]] = order.asks[SETTINGS]
+        backend = new_backend(folder, load_config(folder), order.asks[SANDBOX])
+        checked = check_project(folder, backend, progress, is_gated=True, **settings)
+        with Meter() as meter:
+            project = checked.project(store, progress, meter)
+            _refuse_other_base(project, order.asks[BASE])
+            project.keep = state.save
+            shared = Sharing(folder, store, objects, order.bundle, takes_part=False, bell=bell)
+            share_attempts(project, shared, order.run)
+            asyncio.run(run_loop(project, make_trainer(project)))
+            state.save()
+
+
+def _refuse_other_base(project: Project, base: str) -> None:
+    if project.base.identity().hash != base:
+        raise CapabilityError(
+            "the settings or files of the project are not the same on this machine; compare the variables "
+            "AGENTLOOP_..., the agentloop and the packages here with those where the run was begun"
+        )
+
+
+@contextmanager
+def _locked(store: Store, owner: str) -> Iterator[None]:
+    """Holds the project. A driver that was cut off ends within a second or two; until then it is waited for."""
+    ends_at = time.monotonic() + LOCK_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(store.lock(owner=owner))
+                break
+            except LeaseLost:
+                raise
+            except StoreError:
+                if time.monotonic() > ends_at:
+                    raise
+            store.check_claims()
+            time.sleep(0.25)
+        yield
