@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any
 
 from agentloop.config.settings import known_secrets, load_config
@@ -84,7 +85,7 @@ def _drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | 
         closing(store),
         store.driving(order.number, order.epoch),
         _locked(store, f"the drivers of run {order.run}"),
-        RunProgress(store, order.run) as progress,
+        RunProgress(store, order.run, order.number) as progress,
     ):
         state = LoopState(folder, store, objects)
         state.restore()
@@ -94,11 +95,17 @@ def _drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | 
         with Meter() as meter:
             project = checked.project(store, progress, meter)
             _refuse_other_base(project, order.asks[BASE])
-            project.keep = state.save
+            project.keep = partial(_keep, state, store, order.number)
             shared = Sharing(folder, store, objects, order.bundle, takes_part=False, bell=bell)
             share_attempts(project, shared, order.run)
             asyncio.run(run_loop(project, make_trainer(project)))
-            state.save()
+            project.keep()
+
+
+def _keep(state: LoopState, store: Store, unit: int) -> None:
+    """Store what the next driver goes on from. A loop that makes progress is not to blame for workers that died."""
+    if state.save():
+        store.forgive_unit(unit)
 
 
 def _refuse_other_base(project: Project, base: str) -> None:

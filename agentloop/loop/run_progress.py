@@ -12,6 +12,7 @@ from typing import Any
 from agentloop.errors import LeaseLost, StoreError
 from agentloop.progress import Progress
 from agentloop.store.store import Store
+from agentloop.types import UnitState
 
 INTERVAL_S = 1.0
 """Minimum seconds between two writes."""
@@ -27,9 +28,13 @@ class RunProgress:
     The thread also ends the process once the claim of its unit is over, so that the next driver need not wait for it.
     """
 
-    def __init__(self, store: Store, run: int) -> None:
+    def __init__(self, store: Store, run: int, unit: int) -> None:
+        """unit: number of the unit that drives the run."""
         self._store = store
         self._run = run
+        self._unit = unit
+        self._n_done: int | None = store.n_units(run, state=UnitState.done)
+        """Units that were done at the start; None once there are more."""
         before = store.run(run).progress
         self._events: list[list[Any]] = before.get("events", [])
         """Finished stages and lines, the oldest first."""
@@ -94,10 +99,17 @@ class RunProgress:
                 self._store.check_claims()
                 if self._is_new:
                     self._write()
+                self._note_units()
             except LeaseLost:
                 os._exit(LOST)
             except StoreError:  # whatever the loop itself writes next says so
                 continue
+
+    def _note_units(self) -> None:
+        """A loop that makes progress is not to blame for the workers that died while they drove it."""
+        if self._n_done is not None and self._store.n_units(self._run, state=UnitState.done) > self._n_done:
+            self._store.forgive_unit(self._unit)
+            self._n_done = None
 
     def _write(self) -> None:
         with self._guard:

@@ -52,10 +52,10 @@ class LoopState:
             remove(self._folder / path)
         self._signatures = {path: signature(self._folder / path) for path in state_paths(self._folder)}
 
-    def save(self) -> None:
-        """Store what has changed since `restore`, or the last call. Raises ObjectError or StoreError.
+    def save(self) -> int:
+        """Store what has changed since `restore`, or the last call. Returns the number of changes.
 
-        Raises LeaseLost if somebody else may go on from the store's state by now.
+        Raises ObjectError or StoreError; LeaseLost if somebody else may go on from the store's state by now.
         """
         signatures = {path: signature(self._folder / path) for path in state_paths(self._folder)}
         rows = [
@@ -68,6 +68,7 @@ class LoopState:
         self._snapshots.put_snapshots(rows)
         self._rows |= {row.path: row for row in rows}
         self._signatures = signatures
+        return len(rows)
 
     def _sha256(self, path: str) -> str | None:
         row = self._rows.get(path)

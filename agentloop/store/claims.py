@@ -14,6 +14,7 @@ from enum import StrEnum
 from functools import lru_cache
 from operator import itemgetter
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -31,6 +32,9 @@ from agentloop.types.unit import NOTHING, units_before
 
 MAX_DEATHS = 3
 """Workers that may die while they do a unit; after that it is dead."""
+MAX_DEATHS_OF: Mapping[str, int] = MappingProxyType({"drive": 12})
+"""The same for kinds whose units take days, in which workers come and go. Only deaths without progress count
+(`Units.forgive_unit`)."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Pause after the first failure of infrastructure, which doubles with each one, and its maximum, in seconds."""
 MAX_ERROR = 2000
@@ -359,7 +363,8 @@ class Claims:
             for row in rows:
                 error = f"worker {row.owner} gave no heartbeat any more while it did the unit"
                 n_deaths = row.n_deaths + 1
-                is_dead = n_deaths >= MAX_DEATHS
+                [[kind]] = ask(connection, _KIND, (row.number,))
+                is_dead = n_deaths >= MAX_DEATHS_OF.get(kind, MAX_DEATHS)
                 self._put_back(connection, row, is_dead=is_dead, how="death", error=error, n_deaths=n_deaths)
             ask(connection, "DELETE FROM worker WHERE state = 'gone' AND beat_at < {after -$1}", (KEEP_GONE_S,))
             return len(rows)
@@ -395,6 +400,7 @@ class _Leased(NamedTuple):
     now: Any
 
 
+_KIND = "SELECT q.kind FROM queue q JOIN unit u ON u.queue = q.number WHERE u.number = $1"
 _BEGIN = (
     "INSERT INTO worker (id, host, pid, version, kinds, has, n_slots, n_busy, state, lease_s, note, started_at, "
     "beat_at) VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 'up', $8, '', {now}, {now})"
