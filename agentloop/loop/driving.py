@@ -40,9 +40,9 @@ from agentloop.store.place import StorePlace
 from agentloop.store.store import Store
 from agentloop.work.bells import Bell
 
-BASE, SANDBOX, SETTINGS = "base", "sandbox", "settings"
+BASE, SANDBOX, SETTINGS, FOLDER = "base", "sandbox", "settings", "folder"
 """Keys of what a unit asks for: the hash of the identity of the project's settings and files, the kind of sandboxes,
-and what options of the command changed in the settings."""
+what options of the command changed in the settings, and the folder of the project as its messages name it."""
 LOCK_S = 60.0
 """Seconds to wait for a driver to end that has lost its claim."""
 UNABLE = (CapabilityError, SandboxUnavailable)
@@ -64,7 +64,8 @@ def drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | N
     except PASSING as error:
         return DriveEnd(outcome=DriveOutcome.lost, error=str(error))
     except AgentLoopError as error:
-        return DriveEnd(outcome=DriveOutcome.failed, error=str(error), exit_code=error.exit_code)
+        words = str(error).replace(str(order.folder), order.asks[FOLDER])
+        return DriveEnd(outcome=DriveOutcome.failed, error=words, exit_code=error.exit_code)
     except Exception as error:  # the process edge: whoever follows the run gets the line, the worker's log the rest
         traceback.print_exc()
         problem = f"a mistake of agentloop or of a part of the project ({type(error).__name__}: {error})"
@@ -85,7 +86,7 @@ def _drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | 
         closing(store),
         store.driving(order.number, order.epoch),
         _locked(store, f"the drivers of run {order.run}"),
-        RunProgress(store, order.run, order.number) as progress,
+        RunProgress(store, order.run, order.number, {str(folder): order.asks[FOLDER]}) as progress,
     ):
         state = LoopState(folder, store, objects)
         state.restore()

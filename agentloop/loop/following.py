@@ -17,7 +17,7 @@ import orjson
 from agentloop.config.kinds import is_secret
 from agentloop.config.settings import known_secrets
 from agentloop.errors import AgentLoopError, ConfigError, NoSuchWork, StateError, StoreError
-from agentloop.loop.driving import BASE, SANDBOX, SETTINGS
+from agentloop.loop.driving import BASE, FOLDER, SANDBOX, SETTINGS
 from agentloop.loop.opening import Checked, check_project
 from agentloop.loop.run_progress import Shown
 from agentloop.loop.summary import StoredProject, Summary
@@ -97,7 +97,7 @@ def submit(checked: Checked, shared: Sharing, progress: Progress, settings: Mapp
     is_new = _is_over(store, key)
     if is_new:
         give(checked.folder, store, shared.objects)
-    unit = Unit(key, DRIVE, asks, _needs(checked), LIMIT_S)
+    unit = Unit(key, DRIVE, {**asks, FOLDER: str(checked.folder)}, _needs(checked), LIMIT_S)
     store.put_units(run.number, [unit], again=True)
     if shared.bell is not None:
         shared.bell.ring([DRIVE])

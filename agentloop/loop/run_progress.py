@@ -13,6 +13,7 @@ from agentloop.errors import LeaseLost, StoreError
 from agentloop.progress import Progress
 from agentloop.store.store import Store
 from agentloop.types import UnitState
+from agentloop.types.unit import NOTHING
 
 INTERVAL_S = 1.0
 """Minimum seconds between two writes."""
@@ -28,8 +29,9 @@ class RunProgress:
     The thread also ends the process once the claim of its unit is over, so that the next driver need not wait for it.
     """
 
-    def __init__(self, store: Store, run: int, unit: int) -> None:
-        """unit: number of the unit that drives the run."""
+    def __init__(self, store: Store, run: int, unit: int, names: Mapping[str, str] = NOTHING) -> None:
+        """unit: number of the unit that drives the run. names: words of lines -> what to say in their place."""
+        self._names = names
         self._store = store
         self._run = run
         self._unit = unit
@@ -78,6 +80,8 @@ class RunProgress:
 
     def say(self, line: str) -> None:
         """See Progress."""
+        for word, name in self._names.items():
+            line = line.replace(word, name)
         with self._guard:
             self._end()
             self._add([line])

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from loop.mini import make_mini
 from parts import Run
 
+from agentloop.remote.drives import DRIVE
 from agentloop.store.store import Store
 from agentloop.types import UnitState
 
@@ -25,7 +26,7 @@ from .tiny_project import make_tiny
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 
 ELSEWHERE = "[work]\nshared = true\ntakes_part = false\n"
-"""Only units that consist of objects of the loop's process are its own."""
+"""Workers drive the loop, and a bank, a gate or a run only decides what is next."""
 LEASE_S = "2"
 
 
@@ -41,12 +42,14 @@ def named(where: str | Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
 class Crew:
     """Workers of one project, of which one is replaced when it is killed."""
 
-    def __init__(self, folder: Path, n: int) -> None:
+    def __init__(self, folder: Path, n: int, program: Sequence[str]) -> None:
         self.folder = folder
+        self.program = program
         self.workers = [self._new() for _ in range(n)]
 
     def _new(self) -> Running:
-        return Running("worker", "-p", self.folder, "--lease-s", LEASE_S, cwd=self.folder.parent)
+        words = ("worker", "-p", self.folder, "--lease-s", LEASE_S)
+        return Running(*words, cwd=self.folder.parent, program=self.program)
 
     def kill(self, n: int) -> list[int]:
         """Kill one, and start another in its place. Returns the processes that were below it."""
@@ -68,8 +71,9 @@ class Crew:
 
 
 @contextmanager
-def crew(folder: Path, n: int) -> Iterator[Crew]:
-    one = Crew(folder, n)
+def crew(folder: Path, n: int, program: Sequence[str] = COMMAND) -> Iterator[Crew]:
+    """program: what a driver runs, too."""
+    one = Crew(folder, n, program)
     try:
         yield one
         one.drain()
@@ -104,7 +108,7 @@ def doers(where: str | Path, project: str) -> Counter[str]:
     left = [one for state in UnitState if state is not UnitState.done for one in store.units(run.number, state=state)]
     store.close()
     assert left == []
-    return Counter(str(unit.owner) for unit in units)
+    return Counter(str(unit.owner).removesuffix(f"-{DRIVE}") for unit in units)
 
 
 @pytest.mark.parametrize("make", [make_mini, pytest.param(make_tiny, marks=pytest.mark.soak)])
@@ -112,7 +116,7 @@ def test_workers_elsewhere_end_in_the_same_versions(
     tmp_path: Path, named: str | Path, make: Callable[[Path, str], Path]
 ) -> None:
     folder = make(tmp_path / "p", ELSEWHERE)
-    with crew(folder, 2) as workers:
+    with crew(folder, 2, program(make)) as workers:
         status, shown = (loop := Running("loop", folder, "--json", cwd=tmp_path, program=program(make))).finish()
     assert status == 0, loop.said
     undisturbed = plain(tmp_path / "plain", make)
@@ -128,7 +132,7 @@ def test_workers_that_are_killed_change_no_version(tmp_path: Path, named: str | 
     folder = make_tiny(tmp_path / "tiny", ELSEWHERE)
     rng = random.Random(n_kills)
     below: list[int] = []
-    with crew(folder, 2) as workers:
+    with crew(folder, 2, BRIEF) as workers:
         loop = Running("loop", folder, "--json", cwd=tmp_path, program=BRIEF)
         loop.wait_for("demonstrations")
         while n_kills and loop.process.poll() is None:
