@@ -440,8 +440,8 @@ class WorkSection(Section):
     """Make them as units of the store, with leases, instead of as calls in the loop's process. Every `agentloop worker`
     on this store does some of them."""
     takes_part: bool = True
-    """With `shared`: the process of the loop does units, too. If false, it leaves them to workers, and makes only the
-    attempts that no other process can make, such as those that go on from a step of a recorded attempt."""
+    """With `shared`: the process of the command does units, too. If false, it leaves them to workers, and a loop as a
+    whole: `agentloop loop` only follows it."""
     broker: SecretStr | None = None
     """URL of the Redis that tells workers of new units at once, `redis://:PASSWORD@HOST:6379/0`, or `rediss://` with
     TLS. `${NAME}` in it is read from the environment. Default: workers look for units once a second."""

@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+from agentloop.errors import ConfigError
 from agentloop_cli.stores import ProjectFolder, Where
 
 STDIN, CHUNK = 0, 1 << 16
@@ -35,8 +36,10 @@ def drive(project: ProjectFolder = Path(), where: Where = None) -> None:
 def _first_line() -> bytes:
     """The order. Read without a buffer, whose lock the thread would hold at the end of this process."""
     line = b""
-    while not line.endswith(b"\n") and (data := os.read(STDIN, CHUNK)):
+    while not line.endswith(b"\n") and not os.isatty(STDIN) and (data := os.read(STDIN, CHUNK)):
         line += data
+    if not line:
+        raise ConfigError("a worker starts this for a loop; run `agentloop worker`")
     return line
 
 
