@@ -1,7 +1,7 @@
-"""Asks workers to drive a project's loop, and follows it: the process of the command computes nothing.
+"""Asks workers to drive a project's loop, and follows it. The process of the command computes nothing.
 
-Whoever follows may stop at any time; the run goes on without. At its end the folder of the project has what a loop in
-it would have left there.
+A follower may stop at any time, and the run continues. At its end the folder of the project has the same files as after
+a loop in it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Followed:
 
     run: int
     key: str
-    """Of the unit that drives it."""
+    """Key of the unit that drives it."""
     is_new: bool
     """Whether it was asked for now."""
 
@@ -105,7 +105,7 @@ def submit(checked: Checked, shared: Sharing, progress: Progress, settings: Mapp
 
 
 def _asks(base: str, sandbox: str, settings: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """What the unit asks for. Raises ConfigError for an option with a secret, which everybody could read there."""
+    """The asks of the unit. Raises ConfigError for an option with a secret, because all readers of the store see it."""
     options = settings.get("train", {}).get("options", {})
     secret = next((name for name in options if is_secret(name)), None)
     if secret is not None:
