@@ -32,7 +32,7 @@ from agentloop.types.unit import NOTHING, units_before
 
 MAX_DEATHS = 3
 """Workers that may die while they do a unit; after that it is dead."""
-MAX_DEATHS_OF: Mapping[str, int] = MappingProxyType({"drive": 12})
+MAX_DEATHS_OF: Mapping[str, int] = MappingProxyType({"drive": 30})
 """The same for kinds whose units take days, in which workers come and go. Only deaths without progress count
 (`Units.forgive_unit`)."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
