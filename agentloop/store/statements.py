@@ -40,6 +40,8 @@ def run(connection: Connection, statement: str, values: Sequence[Any] = ()) -> l
         in_pipeline = driver.pgconn.pipeline_status
         return [] if in_pipeline or cursor.description is None else cursor.fetchall()
     except psycopg.Error as error:
+        if driver.closed:  # else SQLAlchemy would roll it back, fail, and log the traceback of that
+            connection.invalidate(error)
         raise DBAPIError(None, None, error) from error
 
 

@@ -22,6 +22,7 @@ from agentloop.store.attempts import Placed
 from agentloop.store.database import Database
 from agentloop.store.engines import Timeouts
 from agentloop.store.evidence import StoredOutcome
+from agentloop.store.portable import ask
 from agentloop.store.store import Store
 from agentloop.store.tables import SCHEMA_VERSION, StageRow
 from agentloop.types import Proof, ProofKind
@@ -199,9 +200,9 @@ def test_nothing_stays_in_a_session(postgresql: str) -> None:
             store.put_spans("p", [span(n)])
             store.find("text:line")
         with store._database.read() as connection:
-            ask = connection.exec_driver_sql
-            assert ask("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
-            assert ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").scalar_one() == 0
+            sql = connection.exec_driver_sql
+            assert sql("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
+            assert sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").scalar_one() == 0
         raw = store._engine.raw_connection()
         raw.rollback()
         assert raw.cursor().execute("SHOW statement_timeout").fetchone() == ("0",)
@@ -230,6 +231,36 @@ def test_a_statement_takes_no_longer_than_it_may(postgresql: str) -> None:
     ):
         connection.exec_driver_sql("SELECT pg_sleep(5)")
     store.close()
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_connection_that_is_cut_is_one_error_without_a_traceback_in_the_log(
+    is_open: bool, postgresql: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, other = Store(postgresql), Store(postgresql)
+    store.workers()
+
+    def cut() -> None:
+        with other._database.read() as connection:
+            connection.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+            )
+
+    def write() -> None:
+        with store._database.write() as connection:
+            if is_open:
+                cut()
+            ask(connection, "SELECT 1")
+
+    if not is_open:
+        cut()
+    with pytest.raises(StoreError, match=r"terminating connection .*; check that the server runs"):
+        write()
+    assert not caplog.records
+    assert store.workers() == []
+    store.close()
+    other.close()
 
 
 def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
