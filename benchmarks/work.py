@@ -113,7 +113,6 @@ class Bare:
         self.begin = "BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN"
         self.queues = (
             "SELECT q.number, q.project, q.run, q.kind, q.needs, r.weight, "
-            "(SELECT count(*) FROM unit WHERE queue = q.number AND state = 'leased'), "
             "(SELECT rank FROM unit WHERE queue = q.number AND state = 'ready' AND "
             f"(not_before IS NULL OR not_before <= {now}) ORDER BY rank, position, number LIMIT 1) "
             "FROM queue q JOIN run r ON r.number = q.run WHERE r.state = 'running' AND q.kind IN ('rollout')"

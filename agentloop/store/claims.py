@@ -241,17 +241,27 @@ class Claims:
     def _waiting(self, connection: Connection) -> list[_Waiting]:
         """Queues with units for this worker, those with the highest priority first."""
         read_by_index(connection)
-        rows = ask(connection, self._queues, self.card.projects)
-        n_leased: defaultdict[int, int] = defaultdict(int)
         moment = monotonic()
-        for _, _, run, *_, n, _ in rows:
-            n_leased[run] += n
         queues = [
-            _Waiting(number, project, run, kind, tuple(needs.split()), n_leased[run] / weight, weight, rank, bundle)
-            for number, project, run, kind, needs, weight, bundle, _, rank in rows
+            _Waiting(number, project, run, kind, tuple(needs.split()), 0.0, weight, rank, bundle)
+            for number, project, run, kind, needs, weight, bundle, rank in ask(
+                connection, self._queues, self.card.projects
+            )
             if rank is not None and self.card.has.issuperset(needs.split()) and self._avoided.get(run, 0.0) <= moment
         ]
+        runs = {queue.run for queue in queues}
+        if len(runs) > 1:  # a run alone gets all slots, and counting what is leased takes long where that is much
+            n_leased = self._n_leased(connection, runs)
+            queues = [queue._replace(load=n_leased[queue.run] / queue.weight) for queue in queues]
         return sorted(queues, key=lambda queue: (queue.rank, queue.number))
+
+    def _n_leased(self, connection: Connection, runs: Collection[int]) -> dict[int, int]:
+        """Units of these runs that workers do now, of the kinds of this worker."""
+        n_leased = dict.fromkeys(runs, 0)
+        of_runs = ", ".join(str(run) for run in sorted(runs))
+        for run, n in ask(connection, f"{_LOADS} q.run IN ({of_runs}) AND q.kind IN ({listed(self.card.kinds)})"):
+            n_leased[run] += n
+        return n_leased
 
     # ------------------------------------------------------------------ ends
 
@@ -412,10 +422,10 @@ _BEAT = (
 _DUE = "state = 'ready' AND (not_before IS NULL OR not_before <= {now})"
 _QUEUES = (
     "SELECT q.number, q.project, q.run, q.kind, q.needs, r.weight, r.bundle, "  # noqa: S608
-    "(SELECT count(*) FROM unit WHERE queue = q.number AND state = 'leased'), "
     f"(SELECT rank FROM unit WHERE queue = q.number AND {_DUE} ORDER BY rank, position, number LIMIT 1) "
     "FROM queue q JOIN run r ON r.number = q.run WHERE r.state = 'running'"
 )
+_LOADS = "SELECT q.run, (SELECT count(*) FROM unit WHERE queue = q.number AND state = 'leased') FROM queue q WHERE"
 _MINE = (
     "SELECT DISTINCT q.kind FROM unit u JOIN queue q ON q.number = u.queue WHERE u.owner = $1 AND u.state = 'leased'"
 )
