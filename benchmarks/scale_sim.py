@@ -1,0 +1,312 @@
+"""How many episodes at once workers and one PostgreSQL hold, and what gives out first: measured, checked, extrapolated.
+
+    python benchmarks/scale_sim.py [--quick] [--episode-s 60] [--worker-slots 256] [--worker-cores 4] ...
+
+1. It measures the service times on this machine: CPU of a worker and of PostgreSQL for a transaction, for each unit of
+   it and for each unit that is in progress anywhere; the flush of the log; and the event loop of one worker.
+2. It measures the throughput of two and of four workers whose units wait 50 ms, simulates the same with the service
+   times of step 1 (`scale_model.py`), and ends with 1 if one differs by more than 15%.
+3. Only then it simulates 1,000, 10,000 and 100,000 episodes at once on machines of the given size, and names what is
+   busiest. Episodes leave a trace of three steps; `--agent-cpu-ms` is the CPU that an agent needs beside.
+
+The cores of step 2 are those that other programs of this machine left free during the measurement, by /proc/stat. The
+last line is JSON. Prices are options: `--core-hour-usd`, `--gpu-hour-usd`, `--episodes-per-gpu-hour`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import fleet
+from ingest import cpu_s
+from scale_model import Costs, Fleet, Outcome, simulate
+from workers import placed
+
+from agentloop.store.claims import Claims, Effect, Finished
+from agentloop.store.store import Store
+from agentloop.testing import postgresql
+from agentloop.types import RunState
+from agentloop.work.worker import card_of_process
+
+SIZES = (1, 8, 32)
+"""Units in a transaction, for the fit of its costs."""
+WITHIN = 0.15
+"""Largest difference between simulation and measurement that allows an extrapolation."""
+WAIT_S, SLOTS = 0.05, 16
+N_LEASED = 50_000
+EPISODES_AT_ONCE = (1000, 10_000, 100_000)
+MAX_CONNECTIONS, PER_WORKER = 5000, 3
+"""Connections that a server with a pooler before it holds; and those of a worker: commits, claims and heartbeats."""
+SPARE = 0.8
+"""Share of its capacity up to which a part is planned."""
+
+
+class Cost(NamedTuple):
+    """Of one transaction, in ms."""
+
+    worker: float
+    database: float
+    wall: float
+
+
+class Server:
+    """PostgreSQL's processes."""
+
+    def __init__(self, url: str) -> None:
+        folder = Path(url.partition("host=")[2].partition("&")[0])
+        self._parent = int((folder / "data" / "postmaster.pid").read_text().split()[0])
+
+    def cpu_s(self) -> float:
+        """Of all its processes, those that have ended included."""
+        children = Path(f"/proc/{self._parent}/task/{self._parent}/children").read_text().split()
+        fields = Path(f"/proc/{self._parent}/stat").read_text().rpartition(")")[2].split()
+        ended = (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self._parent) + ended + sum(cpu_s(int(pid)) for pid in children)
+
+
+def line(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """(value at 0, slope), by least squares, neither below 0."""
+    slope, start = statistics.linear_regression(*zip(*points, strict=True))
+    return max(0.0, start), max(0.0, slope)
+
+
+# -------------------------------------------------------------------------------------------- measuring
+
+
+def transactions(store: Store, server: Server, claims: Claims, run: int, size: int, n: int, leaves: str) -> Cost:
+    """The mean of `n` transactions that commit and claim `size` units."""
+    fleet.put(store, run, f"{leaves}-{size}-{time.time_ns()}", size * (n + 1))
+    claimed = claims.claim(size)
+    worker_s = wall_s = 0.0
+    before_s = server.cpu_s()
+    for _ in range(n):
+        traces = leaves == "trace"
+        ended = [
+            Finished(one, Effect(fleet.RESULT, (placed(run, one.unit.key, one.unit.position),) if traces else ()))
+            for one in claimed
+        ]
+        cpu, wall = time.process_time(), time.perf_counter()
+        _, claimed = claims.finish_and_claim(ended, size)
+        worker_s += time.process_time() - cpu
+        wall_s += time.perf_counter() - wall
+    database_s = server.cpu_s() - before_s
+    claims.finish([Finished(one, Effect(fleet.RESULT)) for one in claimed])
+    return Cost(1000 * worker_s / n, 1000 * database_s / n, 1000 * wall_s / n)
+
+
+def measured_costs(url: str, leaves: str, n: int) -> Costs:
+    """Service times of transactions; `loop_ms` is added by `with_loop`."""
+    store, server = Store(url, upgrade=True), Server(url)
+    run = store.begin_run("run", f"costs {leaves}").number
+    claims = store.claims(card_of_process((fleet.KIND,), n_slots=64))
+    claims.begin()
+    transactions(store, server, claims, run, 8, 20, leaves)  # caches
+    found = [(size, transactions(store, server, claims, run, size, n, leaves)) for size in SIZES]
+    worker = line([(size, cost.worker) for size, cost in found])
+    database = line([(size, cost.database) for size, cost in found])
+    flush_ms = max(0.1, statistics.median(cost.wall - cost.worker - cost.database for _, cost in found))
+    store.move_run(run, RunState.done)
+    claims.end()
+    store.close()
+    return Costs(0.0, *worker, *database, 0.0, flush_ms)
+
+
+def leased_ms(url: str, n: int) -> float:
+    """CPU-ms of PostgreSQL in each transaction for each unit that another worker has."""
+    store, server = Store(url, upgrade=True), Server(url)
+    run = store.begin_run("run", "leased").number
+    mine, others = (store.claims(card_of_process((fleet.KIND,), n_slots=k)) for k in (64, N_LEASED))
+    mine.begin()
+    others.begin()
+    without = transactions(store, server, mine, run, 1, n, "row").database
+    fleet.put(store, run, "leased", N_LEASED)
+    while others.claim(5000):
+        pass
+    beside = transactions(store, server, mine, run, 1, n, "row").database
+    store.move_run(run, RunState.cancelled)
+    store.close()
+    return max(0.0, beside - without) / N_LEASED
+
+
+class Run(NamedTuple):
+    """A measured fleet."""
+
+    per_s: float
+    cpu_ms: float
+    """CPU of its workers for one unit."""
+    per_commit: float
+    free_cores: float
+    """Cores that other programs left free."""
+
+
+def busy_s() -> float:
+    """Core-seconds that all programs of this machine have used."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    return sum(int(fields[k]) for k in (0, 1, 2, 5, 6)) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(url: str, n_workers: int, seconds: float, leaves: str) -> Run:
+    """Workers of this machine whose units wait WAIT_S, for about `seconds`."""
+    store, server = Store(url, upgrade=True), Server(url)
+    run, _ = fleet.held_back(store, f"{n_workers}-{leaves}", round(n_workers * SLOTS / WAIT_S * seconds))
+    words = ("--slots", SLOTS, "--wait-s", WAIT_S, "--leaves", leaves)
+    with fleet.fleet(n_workers, url, *words) as members:
+        store.move_run(run, RunState.running)
+        time.sleep(1.5)  # workers look for units once a second
+        own = [member.process.pid for member in members]
+        before = (busy_s(), sum(map(cpu_s, own)) + server.cpu_s(), time.perf_counter(), done(store, run))
+        time.sleep(0.5 * seconds)
+        after = (busy_s(), sum(map(cpu_s, own)) + server.cpu_s(), time.perf_counter(), done(store, run))
+        all_s, ours_s, wall_s, n = (b - a for a, b in zip(before, after, strict=True))
+        store.move_run(run, RunState.cancelled)
+        facts = [member.end() for member in members]
+    n_done = done(store, run)
+    store.close()
+    free = (os.cpu_count() or 1) - max(0.0, all_s - ours_s) / wall_s
+    per_commit = n_done / sum(one["n_commits"] for one in facts)
+    return Run(n / wall_s, 1000 * sum(one["cpu_s"] for one in facts) / n_done, per_commit, free)
+
+
+def done(store: Store, run: int) -> int:
+    return fleet.counts(store, run).get("done", 0)
+
+
+def with_loop(costs: Costs, one: Run) -> Costs:
+    """With the CPU of a worker that its transactions do not explain."""
+    explained_ms = costs.worker_unit_ms + costs.worker_commit_ms / one.per_commit
+    return replace(costs, loop_ms=max(0.0, one.cpu_ms - explained_ms))
+
+
+# -------------------------------------------------------------------------------------------- simulating
+
+
+def here(n_workers: int, cores: float) -> Fleet:
+    """The fleet of `measured`."""
+    return Fleet(n_workers, SLOTS, WAIT_S, worker_cores=cores, is_one_machine=True)
+
+
+def differs_by(simulated: float, measured: float) -> float:
+    """Share of the measured figure."""
+    return abs(simulated - measured) / measured
+
+
+def busiest(outcome: Outcome, n_workers: int) -> list[tuple[str, float]]:
+    """Parts with the share of their capacity that is in use, the busiest first."""
+    parts = {
+        "a worker's process": outcome.worker_busy,
+        "cores of the workers": outcome.worker_cores_busy,
+        "cores of the database": outcome.database_busy,
+        "flushes of the log": outcome.flush_busy,
+        "connections": n_workers * PER_WORKER / MAX_CONNECTIONS,
+    }
+    return sorted(parts.items(), key=lambda part: -part[1])
+
+
+def extrapolated(costs: Costs, options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    for n_at_once in EPISODES_AT_ONCE:
+        n_workers = -(-n_at_once // options.worker_slots)
+        planned = Fleet(
+            n_workers, min(options.worker_slots, n_at_once), options.episode_s, waits_vary=True,
+            worker_cores=options.worker_cores, database_cores=options.database_cores,
+            round_trips_ms=options.round_trips_ms,
+        )  # fmt: skip
+        outcome = simulate(planned, costs, seconds=10.0 if options.quick else 30.0)
+        wanted = n_at_once / options.episode_s
+        parts = busiest(outcome, n_workers)
+        yield {
+            "at_once": n_at_once, "workers": n_workers,
+            "per_s": round(outcome.per_s, 1), "wanted_per_s": round(wanted, 1),
+            "saturates_first": parts[0][0], "busy": {name: round(share, 3) for name, share in parts},
+            "usd_per_million": round(usd_per_million(outcome.per_s, n_workers, options), 2),
+        }  # fmt: skip
+
+
+def usd_per_million(per_s: float, n_workers: int, options: argparse.Namespace) -> float:
+    """Workers and database by their cores; models by the episodes that a GPU serves in an hour."""
+    hours = 1e6 / per_s / 3600
+    cores = n_workers * options.worker_cores + options.database_cores
+    return float(hours * cores * options.core_hour_usd + 1e6 / options.episodes_per_gpu_hour * options.gpu_hour_usd)
+
+
+# -------------------------------------------------------------------------------------------- main
+
+
+@contextmanager
+def database() -> Iterator[Callable[[], str]]:
+    """Makes new databases on a server of its own."""
+    with ExitStack() as stack:
+        server = stack.enter_context(postgresql.server())
+        yield lambda: stack.enter_context(postgresql.database(server))
+
+
+def main() -> int:
+    options = parsed()
+    if postgresql.binaries() is None:
+        print(f"no PostgreSQL here. Remedy: {postgresql.REMEDY}", file=sys.stderr)
+        return 2
+    n, seconds = (60, 4.0) if options.quick else (200, 12.0)
+    report: dict[str, object] = {"load": os.getloadavg()[0]}
+    with database() as new:
+        by_leaves = {}
+        is_off = False
+        for leaves in ("row", "trace"):
+            costs = measured_costs(new(), leaves, n)
+            costs = with_loop(costs, measured(new(), 1, seconds, leaves))
+            by_leaves[leaves] = costs
+            report[leaves] = {name: round(value, 4) for name, value in vars(costs).items()}
+            print(leaves, report[leaves], flush=True)
+            for n_workers in (2, 4):
+                run = measured(new(), n_workers, seconds, leaves)
+                simulated = simulate(here(n_workers, run.free_cores), costs, seconds=10.0).per_s
+                share = differs_by(simulated, run.per_s)
+                is_off |= share > WITHIN
+                report[f"{leaves}_{n_workers}_workers"] = {
+                    "measured_per_s": round(run.per_s, 1), "simulated_per_s": round(simulated, 1),
+                    "differs_by": round(share, 3), "free_cores": round(run.free_cores, 2),
+                }  # fmt: skip
+                print(f"{leaves} {n_workers} workers", report[f"{leaves}_{n_workers}_workers"], flush=True)
+        leased = leased_ms(new(), n)
+    report["leased_ms"] = round(leased, 6)
+    report["reproduces"] = not is_off
+    if not is_off:
+        costs = by_leaves["trace"]
+        costs = replace(costs, loop_ms=costs.loop_ms + options.agent_cpu_ms, database_leased_ms=leased)
+        report["extrapolated"] = list(extrapolated(costs, options))
+        for one in report["extrapolated"]:  # type: ignore[attr-defined]
+            print(one)
+    report["options"] = {name: value for name, value in vars(options).items() if name != "quick"}
+    report["load_after"] = os.getloadavg()[0]
+    print(json.dumps(report))
+    return 1 if is_off else 0
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    for name, default, words in (
+        ("--episode-s", 60.0, "mean duration of an episode"),
+        ("--worker-slots", 256, "units that a worker does at once"),
+        ("--worker-cores", 4.0, "cores of a worker's machine"),
+        ("--database-cores", 8.0, "cores of the database's machine"),
+        ("--round-trips-ms", 3.0, "network time of a transaction"),
+        ("--agent-cpu-ms", 5.0, "CPU of a worker for an episode, beside its commit"),
+        ("--core-hour-usd", 0.04, "price of a core"),
+        ("--gpu-hour-usd", 3.0, "price of a GPU"),
+        ("--episodes-per-gpu-hour", 20_000.0, "episodes that a GPU serves in an hour"),
+    ):
+        parser.add_argument(name, type=type(default), default=default, help=f"{words} (default: {default:g})")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
