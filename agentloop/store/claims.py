@@ -175,8 +175,15 @@ class Claims:
         return in_transaction(self._database, beat)
 
     def end(self) -> None:
-        """Remove the worker, which has handed everything back."""
-        in_transaction(self._database, lambda one: ask(one, "DELETE FROM worker WHERE id = $1", (self.card.id,)))
+        """Hand back what the worker still has, and remove it."""
+
+        def end(connection: Connection) -> None:
+            mine = f"{_LEASED} AND owner = $1 ORDER BY number {{lock}}"
+            for row in ask(connection, mine, (self.card.id,)):
+                self._give_up(connection, _Leased(*row), HandBack.drain, "its worker ended")
+            ask(connection, "DELETE FROM worker WHERE id = $1", (self.card.id,))
+
+        in_transaction(self._database, end)
 
     def _lost(self, connection: Connection, claimed: Collection[Claimed]) -> frozenset[tuple[int, int]]:
         places = {one.place for one in claimed}

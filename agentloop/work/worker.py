@@ -118,6 +118,8 @@ class Worker:
         """Set when it is to end at once."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_draining = False
+        self._is_known = False
+        """Whether the store has its row."""
         self._is_away = False
         self._n_unable: Counter[int] = Counter()
         """Run -> units that this worker could not do."""
@@ -163,15 +165,18 @@ class Worker:
         Raises StoreError if the store cannot be used at the start.
         """
         self._loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self._claims.begin)
-        beating = asyncio.create_task(self._beat())
+        helpers: list[asyncio.Task[None]] = []
         try:
+            await _whole(self._begin)
+            helpers.append(asyncio.create_task(self._beat()))
             await self._work()
             await self._wait_for_units()
         finally:
             self._is_draining = True  # no commit claims anything any more
-            beating.cancel()
+            for helper in helpers:
+                helper.cancel()
             await self._cancel_all()
+            await asyncio.gather(*helpers, return_exceptions=True)
             await asyncio.to_thread(self._commits.close)
             await self._cancel_all()  # what the last commits had claimed
             await asyncio.to_thread(self._end)
@@ -228,8 +233,14 @@ class Worker:
         if tasks:
             await asyncio.wait(tasks, timeout=CUT_S)
 
+    def _begin(self) -> None:
+        self._claims.begin()
+        self._is_known = True
+
     def _end(self) -> None:
-        """Remove the worker."""
+        """Hand back what the worker still has, such as units that it had not begun, and remove it."""
+        if not self._is_known:
+            return
         try:
             self._claims.end()
         except StoreError as error:
@@ -238,7 +249,7 @@ class Worker:
     # ------------------------------------------------------------------ its units
 
     async def _claim(self, n: int) -> int:
-        claimed = await asyncio.to_thread(self._claims.claim, n)
+        claimed = await _whole(partial(self._claims.claim, n))
         self._start(claimed)
         return len(claimed)
 
@@ -336,7 +347,7 @@ class Worker:
         while True:
             await asyncio.sleep(self.card.lease_s / BEATS)
             try:
-                beat = await asyncio.to_thread(self._claims.beat, list(self._claimed.values()))
+                beat = await _whole(partial(self._claims.beat, list(self._claimed.values())))
             except StoreError as error:
                 self._note_away(error)
                 self._steady_since = time.monotonic() + self.card.lease_s
@@ -351,7 +362,7 @@ class Worker:
 
     async def _reap(self) -> None:
         try:
-            n = await asyncio.to_thread(self._claims.reap)
+            n = await _whole(self._claims.reap)
         except StoreError as error:
             self._note_away(error)
             return
@@ -373,3 +384,13 @@ class Worker:
         if self._is_away:
             _log.warning("the store can be reached again")
         self._is_away = False
+
+
+async def _whole(call: Callable[[], T]) -> T:
+    """The result of a call in a thread. Cancelled, it ends with the call, so that the store does not change later."""
+    future = asyncio.get_running_loop().run_in_executor(None, call)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.gather(future, return_exceptions=True)
+        raise

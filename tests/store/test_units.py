@@ -334,11 +334,27 @@ def test_a_living_worker_keeps_its_units_and_one_without_a_row_does_not(either: 
     other.beat([])
     assert other.reap() == 0
     other.claim(1)
-    other.end()
+    with either.transaction() as connection:
+        ask(connection, "DELETE FROM worker WHERE id = 'w2'")
     assert here.reap() == 1
     assert state(either) is UnitState.leased
     assert other.beat([]) == (False, frozenset()), "its row is there again"
     assert [facts.id for facts in either.workers()] == ["w1", "w2"]
+
+
+def test_a_worker_that_ends_hands_back_what_it_has(either: Store) -> None:
+    begun(either, 3)
+    ending, other = worker(either), worker(either, "w2")
+    kept = other.claim(1)
+    ending.claim(2)
+    ending.end()
+    assert [facts.id for facts in either.workers()] == ["w2"]
+    assert other.reap() == 0
+    again = other.claim(8)
+    assert [(one.unit.key, one.epoch) for one in again] == [("loop-u1", 2), ("loop-u2", 2)]
+    assert [either.unit(one.unit.key).n_deaths for one in again] == [0, 0]
+    assert [entry["how"] for entry in either.unit("loop-u2").history] == ["drain"]
+    assert finish(other, *kept, *again) == [True, True, True]
 
 
 def test_a_person_cancels_pauses_retries_and_drains(either: Store) -> None:

@@ -184,6 +184,46 @@ def test_a_worker_that_is_cancelled_while_it_is_busy_keeps_nothing(store: Store)
     assert store.workers() == []
 
 
+def cancelled_by(store: Store, monkeypatch: pytest.MonkeyPatch, name: str, *, at_its_end: bool) -> None:
+    """A worker with one slot is cancelled during its first call of `Claims.NAME`, or at the end of it."""
+    asked(store, {"s": 0.01}, {"s": 60})
+    real = getattr(Claims, name)
+    running: asyncio.Task[None] | None = None
+
+    def call(*arguments: Any) -> Any:
+        cancelling = running is not None and not running.done()
+        if cancelling and not at_its_end:
+            running.get_loop().call_soon_threadsafe(running.cancel)  # type: ignore[union-attr]
+            time.sleep(0.05)
+        result = real(*arguments)
+        if cancelling and at_its_end:
+            running.get_loop().call_soon_threadsafe(running.cancel)  # type: ignore[union-attr]
+        return result
+
+    async def scene() -> None:
+        nonlocal running
+        running = asyncio.create_task(make(store, Timed(), n_slots=1).run())
+        await asyncio.wait([running], timeout=20)
+        assert running.cancelled()
+        assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+    monkeypatch.setattr(Claims, name, call)
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("name", "at_its_end"),
+    [("begin", False), ("claim", False), ("finish_and_claim", False), ("finish_and_claim", True)],
+)
+def test_a_worker_keeps_nothing_whatever_its_threads_do_when_it_is_cancelled(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str, at_its_end: bool
+) -> None:
+    cancelled_by(store, monkeypatch, name, at_its_end=at_its_end)
+    assert states(store)["leased"] == 0
+    assert {unit.n_deaths for unit in store.units(state=UnitState.ready)} <= {0}
+    assert store.workers() == []
+
+
 @pytest.mark.slow
 def test_it_outlives_a_store_that_is_away(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
