@@ -238,8 +238,9 @@ def end_to_end(where: Path | str, broker: str, n: int, k: int) -> Iterator[tuple
     keys = [f"{name}-{j}" for j in range(n)]
     put = [Unit(key=key, kind="rollout", position=j) for j, key in enumerate(keys)]
     if bell is not None:
-        bell.ring(("rollout",))  # it connects
-        time.sleep(0.5)
+        bell.ring(("rollout",))
+        while not bell.n_rings:  # it connects
+            time.sleep(0.1)
     cpu = time.process_time()
     for first in range(0, n, k):
         store.put_units(run, put[first : first + k])

@@ -8,7 +8,7 @@ heartbeat of its worker. Only the database's clock counts.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -200,9 +200,12 @@ class Claims:
 
     # ------------------------------------------------------------------ claiming
 
-    def claim(self, k: int) -> list[Claimed]:
-        """Up to `k` units that this worker can do. Runs get their shares of the slots by their weights."""
-        if self._was_idle:  # a worker that only looks for units must not keep writers waiting
+    def claim(self, k: int, *, rang: bool = False) -> list[Claimed]:
+        """Up to `k` units that this worker can do. Runs get their shares of the slots by their weights.
+
+        Fewer than `k` say that no other unit is ready for this worker now. rang: a bell has said that there are some.
+        """
+        if self._was_idle and not rang:  # a worker that only looks for units must not keep writers waiting
             with self._database.read() as connection:
                 if not self._waiting(connection):
                     return []
@@ -220,23 +223,24 @@ class Claims:
         if not queues:
             return []
         claimed: list[Claimed] = []
-        shares = _shares(queues, k)
-        # Twice, because a run with nothing but units of single kinds cannot use its share.
-        for is_rest in (False, True):
+        n_taken = Counter[int]()
+        while queues and len(claimed) < k:  # again, because a run may have fewer units than its share
+            shares = _shares(queues, k - len(claimed), n_taken)
+            rest: list[_Waiting] = []
             for queue in queues:
-                n = k - len(claimed) if is_rest else shares[queue.run]
                 is_single = queue.kind in self.card.single
-                if is_single:
-                    n = min(n, int(queue.kind not in full))
-                if n <= 0:
+                n = min(shares[queue.run], 1) if is_single else shares[queue.run]
+                if queue.kind in full:
                     continue
-                rows = ask(connection, _CLAIM, (self.card.id, queue.number, n))
+                rows = ask(connection, _CLAIM, (self.card.id, queue.number, n)) if n else []
                 shares[queue.run] -= len(rows)
+                n_taken[queue.run] += len(rows)
                 claimed += _claimed(queue, sorted(rows, key=_ORDER))
-                if rows and is_single:
+                if is_single and rows:
                     full.add(queue.kind)
-            if len(claimed) == k or not self.card.single:
-                break
+                if len(rows) == n:
+                    rest.append(queue)
+            queues = [queue for queue in rest if queue.kind not in full]
         return claimed
 
     def _full(self, connection: Connection) -> set[str]:
@@ -487,12 +491,17 @@ def _claimed(queue: _Waiting, rows: Iterable[tuple[Any, ...]]) -> Iterator[Claim
         yield Claimed(number, epoch, queue.project, queue.run, unit, n_lost, queue.bundle)
 
 
-def _shares(queues: Sequence[_Waiting], k: int) -> dict[int, int]:
-    """How many of `k` slots each run gets: every slot goes to the run with the least load for its weight."""
+def _shares(queues: Sequence[_Waiting], k: int, n_taken: Mapping[int, int]) -> dict[int, int]:
+    """How many of `k` slots each run gets: every slot goes to the run with the least load for its weight.
+
+    n_taken: units of each run that were claimed since its load was counted.
+    """
     shares = {queue.run: 0 for queue in queues}
+    if len(shares) == 1:
+        return dict.fromkeys(shares, k)
     weights = {queue.run: queue.weight for queue in queues}
-    loads = [(queue.load, queue.run) for queue in queues]
-    heap = sorted(set(loads))
+    loads = {(queue.load + n_taken[queue.run] / queue.weight, queue.run) for queue in queues}
+    heap = sorted(loads)
     for _ in range(k):
         load, run = heap[0]
         shares[run] += 1

@@ -77,6 +77,7 @@ def _postgresql(url: URL, timeouts: Timeouts) -> Engine:
     # A pooler between us and the server may give each transaction another session: nothing is prepared or set in one.
     connect = {
         "prepare_threshold": None,
+        "autocommit": True,  # the driver would begin in a round trip of its own; `_begin` does
         "connect_timeout": max(2, round(timeouts.connect_s)),  # libpq takes no less
         "tcp_user_timeout": round(1000 * (timeouts.statement_s + timeouts.connect_s)),  # of a cut connection
     }
@@ -98,7 +99,7 @@ def _postgresql(url: URL, timeouts: Timeouts) -> Engine:
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         kind = connection.get_execution_options().get("agentloop_write")
-        run(connection, f"SELECT {limits}{locks[kind]}")
+        run(connection, f"BEGIN; SELECT {limits}{locks[kind]}")
 
     @event.listens_for(engine, "checkin")
     def _note(_: Any, record: Any) -> None:

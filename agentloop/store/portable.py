@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from agentloop.errors import StoreError
 from agentloop.store.database import Database
-from agentloop.store.statements import run
+from agentloop.store.statements import NOW, run
 
 T = TypeVar("T")
 N_TRIES = 6
@@ -28,13 +28,13 @@ PASSING = ("40001", "40P01")
 _MARK = re.compile(r"\$(\d+)")
 _WORD = re.compile(r"\{(now|after|lock|skip)(?: ([^}]+))?\}")
 _SQLITE = {
-    "now": "strftime('%Y-%m-%d %H:%M:%f000', 'now')",
+    "now": NOW["sqlite"],
     "after": "strftime('%Y-%m-%d %H:%M:%f000', 'now', ({}) || ' seconds')",
     "lock": "",
     "skip": "",
 }
 _POSTGRESQL = {
-    "now": "now()",
+    "now": NOW["postgresql"],
     "after": "(now() + make_interval(secs => {}))",
     "lock": "FOR UPDATE",
     "skip": "FOR UPDATE SKIP LOCKED",

@@ -36,7 +36,7 @@ TERMINAL = (UnitState.done, UnitState.dead, UnitState.cancelled)
 """States in which nobody works on a unit."""
 _UNIT = (
     *("project", "key", "queue", "state", "rank", "position", "limit_s", "asks", "epoch", "n_deaths", "n_lost"),
-    *("error", "history", "made_at"),
+    *("error", "history"),
 )
 _ENDED = (UnitState.dead, UnitState.cancelled)
 
@@ -313,14 +313,11 @@ def put_units(connection: Connection, project: str, run: int, units: Sequence[Un
         return
     texts = [_asks(unit) for unit in units]
     by_queue = _by_queue(connection, project, run, units)
-    [[moment]] = ask(connection, "SELECT {now}")
     places = {unit.key: queue for queue, members in by_queue.items() for unit in members}
     rows: list[tuple[Any, ...]] = []
     for unit, text in zip(units, texts, strict=True):
         order = (-unit.priority, unit.position)
-        rows.append(
-            (project, unit.key, places[unit.key], "ready", *order, unit.limit_s, text, 0, 0, 0, "", "[]", moment)
-        )
+        rows.append((project, unit.key, places[unit.key], "ready", *order, unit.limit_s, text, 0, 0, 0, "", "[]"))
     if again:
         for queue, members in sorted(by_queue.items()):
             for part in chunks(sorted(unit.key for unit in members)):
@@ -330,7 +327,7 @@ def put_units(connection: Connection, project: str, run: int, units: Sequence[Un
                     (queue, project, *part),
                 )
         _adopt(connection, project, by_queue)
-    insert_rows(connection, "unit", _UNIT, rows, ignore=True)
+    insert_rows(connection, "unit", _UNIT, rows, ignore=True, made_at=True)
 
 
 def _by_queue(connection: Connection, project: str, run: int, units: Sequence[Unit]) -> dict[int, list[Unit]]:
@@ -376,10 +373,13 @@ def _places(values: Sequence[object], first: int) -> str:
 
 def _queues(connection: Connection, project: str, run: int, names: set[tuple[str, str]]) -> dict[tuple[str, str], int]:
     """The number of each queue by its kind and needs; those that are missing are made."""
-    rows = [(project, run, kind, needs) for kind, needs in sorted(names)]
-    insert_rows(connection, "queue", ("project", "run", "kind", "needs"), rows, ignore=True)
-    mine = ask(connection, "SELECT kind, needs, number FROM queue WHERE run = $1", (run,))
-    return {(kind, needs): number for kind, needs, number in mine}
+    mine = "SELECT kind, needs, number FROM queue WHERE run = $1"
+    queues = {(kind, needs): number for kind, needs, number in ask(connection, mine, (run,))}
+    if new := sorted(names - queues.keys()):
+        rows = [(project, run, kind, needs) for kind, needs in new]
+        insert_rows(connection, "queue", ("project", "run", "kind", "needs"), rows, ignore=True)
+        queues |= {(kind, needs): number for kind, needs, number in ask(connection, mine, (run,))}
+    return queues
 
 
 def _needs(unit: Unit) -> str:

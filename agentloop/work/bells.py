@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from contextlib import suppress
 from typing import Protocol
 
 POLL_S = 1.0
@@ -18,8 +17,8 @@ class Bell(Protocol):
         """There may be units of these kinds."""
         ...
 
-    async def rung(self, timeout_s: float) -> None:
-        """Return when it rings, or after `timeout_s` seconds."""
+    async def rung(self, timeout_s: float) -> bool:
+        """Return True when it rings, or False after `timeout_s` seconds."""
         ...
 
 
@@ -33,9 +32,17 @@ class PollBell:
         """See `Bell`."""
         self._rings.set()
 
-    async def rung(self, timeout_s: float) -> None:
+    async def rung(self, timeout_s: float) -> bool:
         """See `Bell`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(timeout_s, POLL_S)):
-                await self._rings.wait()
-        self._rings.clear()
+        return await heard(self._rings, timeout_s)
+
+
+async def heard(rings: asyncio.Event, timeout_s: float) -> bool:
+    """Whether `rings` is set within `timeout_s` or POLL_S seconds. It is clear afterwards."""
+    try:
+        async with asyncio.timeout(min(timeout_s, POLL_S)):
+            return await rings.wait()
+    except TimeoutError:
+        return False
+    finally:
+        rings.clear()

@@ -18,20 +18,19 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection
+from contextlib import nullcontext, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 from celery import Celery
 from celery.exceptions import WorkerShutdown
 from celery.worker import WorkController
-from celery.worker.request import Request
 from kombu import Connection, Exchange, Queue
 from kombu.asynchronous import set_event_loop
 
 from agentloop.errors import ConfigError
-from agentloop.work.bells import POLL_S
+from agentloop.work.bells import heard
 
 TASK = "agentloop.ring"
 CHANNEL = "agentloop.bell"
@@ -66,7 +65,7 @@ class CeleryBell:
             )
         self._app = _App("agentloop", broker=broker)
         self._app.conf.update(_settings(broker))
-        self._app.task(self._hear_message, name=TASK, shared=False, Request=_Request)
+        self._app.task(self._hear_message, name=TASK, shared=False, Strategy=staticmethod(_strategy))
         self._kinds = frozenset(kinds)
         self._rings = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,6 +73,8 @@ class CeleryBell:
         self._changed = threading.Condition()
         """Guards the outbox and `_is_closed`."""
         self._is_closed = False
+        self._next_at = 0.0
+        """When the next message may be sent, by the clock of `time.monotonic`."""
         self._threads: dict[str, threading.Thread] = {}
         self._problems: dict[str, str] = {}
         """Why a thread cannot reach the broker."""
@@ -94,14 +95,11 @@ class CeleryBell:
             self._changed.notify()
         self._hear(kinds)
 
-    async def rung(self, timeout_s: float) -> None:
+    async def rung(self, timeout_s: float) -> bool:
         """See `Bell`."""
         self._loop = asyncio.get_running_loop()
         self._start("bell listener", self._listen)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(timeout_s, POLL_S)):
-                await self._rings.wait()
-        self._rings.clear()
+        return await heard(self._rings, timeout_s)
 
     def close(self) -> None:
         """Send the last rings, and end the threads. They cannot keep the process alive."""
@@ -118,7 +116,7 @@ class CeleryBell:
 
     # ------------------------------------------------------------------ hear
 
-    def _hear_message(self, *words: object, **_: object) -> None:
+    def _hear_message(self, *words: object) -> None:
         """The task. It ignores a message whose only argument is not a list of kinds."""
         self.n_heard += 1
         kinds = words[0] if len(words) == 1 else None
@@ -168,8 +166,7 @@ class CeleryBell:
         producer: Any = None
         while kinds := self._next():
             try:
-                # Kept, because one from Celery's pool costs half a millisecond each time.
-                producer = producer or self._app.amqp.Producer(self._app.connection_for_write())
+                producer = producer or self._producer()
                 self._send_message(kinds, producer)
             except Exception as error:
                 _drop(producer)
@@ -184,21 +181,29 @@ class CeleryBell:
             else:
                 self._note("ring", "")
                 pause_s = FIRST_PAUSE_S
-                self._pause(GAP_S)
         _drop(producer)
+
+    def _producer(self) -> Any:
+        """A producer, which is kept. So is its client of Redis: kombu makes one for each message, which costs more."""
+        producer = self._app.amqp.Producer(self._app.connection_for_write())
+        client = producer.channel._create_client()
+        producer.channel.conn_or_acquire = lambda *_: nullcontext(client)
+        return producer
 
     def _next(self) -> set[str]:
         """The kinds to ring for. Empty when the bell is closed and all is sent."""
         with self._changed:
-            while not self._outbox and not self._is_closed:
-                self._changed.wait()
+            while not self._is_closed and (not self._outbox or time.monotonic() < self._next_at):
+                self._changed.wait(max(0.0, self._next_at - time.monotonic()) if self._outbox else None)
+            self._next_at = time.monotonic() + GAP_S
             kinds = set(sorted(self._outbox)[:MAX_KINDS])
             self._outbox -= kinds
         return kinds
 
     def _send_message(self, kinds: Collection[str], producer: Any) -> None:
-        options = {"queue": CHANNEL, "declare": [EXCHANGE], "retry": False, "producer": producer}
-        self._app.send_task(TASK, args=[sorted(kinds)], **options)
+        message = self._app.amqp.as_task_v2(TASK, TASK, args=[sorted(kinds)], argsrepr="", kwargsrepr="")
+        where = {"exchange": EXCHANGE, "routing_key": CHANNEL, "declare": [EXCHANGE]}
+        producer.publish(message.body, serializer="json", headers=message.headers, **where, **message.properties)
         self.n_rings += 1
 
     # ------------------------------------------------------------------ trouble
@@ -258,12 +263,18 @@ class _App(Celery):  # type: ignore[misc]
         return self._connection(self._url, **options)
 
 
-class _Request(Request):  # type: ignore[misc]
-    """A message that Redis has passed on and forgotten."""
+def _strategy(task: Any, app: Celery, consumer: Any, **_: object) -> Callable[..., None]:
+    """What Celery's consumer does with a message of the task: call it, in its own thread.
 
-    def acknowledge(self) -> None:
-        """See `Request`. Redis need not hear of it."""
-        self.acknowledged = True
+    Celery's default makes a request, a trace, events and a result of it, which cost more than the ring itself. Redis
+    has passed the message on and forgotten it, so nothing is acknowledged.
+    """
+
+    def handle(message: Any, *_: object) -> None:
+        with suppress(Exception):  # garbage
+            task.run(*message.payload[0])
+
+    return handle
 
 
 class _Controller(WorkController):  # type: ignore[misc]

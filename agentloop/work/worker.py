@@ -19,8 +19,9 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agentloop.errors import AttemptConflict, CapabilityError, ConfigError, SandboxUnavailable, StoreError, counted
 from agentloop.store.claims import Claimed, Effect, Finished, HandBack, Returned, WorkerCard
@@ -39,7 +40,7 @@ DRAIN_S = 25.0
 CUT_S = 5.0
 """Seconds that units get to close their sandboxes when they are cancelled."""
 MAX_LOST = 5
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 30.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 """Pauses while the store cannot be reached: the first one, and the longest."""
 FIRST_UNABLE_S, MAX_UNABLE_S = 5.0, 300.0
 """Pauses in which a worker leaves the units of a run to others, because it lacked what one of them needed."""
@@ -113,11 +114,16 @@ class Worker:
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._claimed: dict[tuple[int, int], Claimed] = {}
         self._changed = asyncio.Event()
-        """Set when a slot is free, and when the worker is to drain."""
+        """Set when a slot is free, when there may be units, and when the worker is to drain."""
+        self._may_have_units = True
+        """False after a claim got fewer units than it asked for, until the bell rings or POLL_S have passed."""
+        self._rang = False
+        """Whether the bell has said so last."""
+        self._drains = asyncio.Event()
+        """Set when it is to claim nothing more."""
         self._cut = asyncio.Event()
         """Set when it is to end at once."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_draining = False
         self._is_known = False
         """Whether the store has its row."""
         self._is_away = False
@@ -137,12 +143,12 @@ class Worker:
 
         After `drain_s` the worker hands back the units that are still in progress. A handler of SIGTERM.
         """
-        if self._is_draining:
+        if self._drains.is_set():
             self._cut.set()
         elif self._tasks:
             under_way = counted(len(self._tasks), "unit")
             _log.warning("draining: waiting up to %g s for %s; a second signal ends them", self._drain_s, under_way)
-        self._is_draining = True
+        self._drains.set()
         self._changed.set()
 
     @property
@@ -168,11 +174,11 @@ class Worker:
         helpers: list[asyncio.Task[None]] = []
         try:
             await _whole(self._begin)
-            helpers.append(asyncio.create_task(self._beat()))
+            helpers += asyncio.create_task(self._beat()), asyncio.create_task(self._listen())
             await self._work()
             await self._wait_for_units()
         finally:
-            self._is_draining = True  # no commit claims anything any more
+            self._drains.set()  # no commit claims anything any more
             for helper in helpers:
                 helper.cancel()
             await self._cancel_all()
@@ -183,40 +189,33 @@ class Worker:
 
     async def _work(self) -> None:
         pause_s = FIRST_PAUSE_S
-        while not self._is_draining:
+        while not self._drains.is_set():
             self._changed.clear()
-            n_free = max(0, self.card.n_slots - len(self._tasks))
+            n_free = self.card.n_slots - len(self._tasks)
+            if n_free <= 0 or not self._may_have_units:
+                await self._changed.wait()
+                continue
             try:
-                n_new = await self._claim(n_free) if n_free else 0
+                await self._claim(n_free)
             except StoreError as error:
                 self._note_away(error)
-                await self._changed_or(pause_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._drains.wait()
                 pause_s = min(MAX_PAUSE_S, 2 * pause_s)
                 continue
             self._note_back()
             pause_s = FIRST_PAUSE_S
-            if n_free and n_new:
-                continue  # another run may have units for the slots that are left
-            if n_free:
-                await self._changed_or(POLL_S, listens=True)
-            else:
-                await self._changed.wait()
 
-    async def _changed_or(self, timeout_s: float, *, listens: bool = False) -> None:
-        """Wait until a slot is free, the worker drains or `timeout_s` have passed. listens: or until the bell rings."""
-        waits = [asyncio.create_task(self._changed.wait())]
-        if listens:
-            waits.append(asyncio.create_task(self._rung(timeout_s)))
-        try:
-            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+    async def _listen(self) -> None:
+        """Have the worker look for units when the bell rings, and when it has not rung for POLL_S."""
+        while True:
+            self._rang = await self._bell.rung(POLL_S)
+            self._look_again()
 
-    async def _rung(self, timeout_s: float) -> Literal[True]:
-        await self._bell.rung(timeout_s)
-        return True
+    def _look_again(self) -> None:
+        self._may_have_units = True
+        self._changed.set()
 
     async def _wait_for_units(self) -> None:
         if not self._tasks:
@@ -248,10 +247,16 @@ class Worker:
 
     # ------------------------------------------------------------------ its units
 
-    async def _claim(self, n: int) -> int:
-        claimed = await _whole(partial(self._claims.claim, n))
+    async def _claim(self, n: int) -> None:
+        self._may_have_units = False  # before the claim: who rings during it rings for the next one
+        try:
+            claimed = await _whole(partial(self._claims.claim, n, rang=self._rang))
+        except StoreError:
+            self._may_have_units = True
+            raise
         self._start(claimed)
-        return len(claimed)
+        if len(claimed) == n:
+            self._may_have_units = True
 
     def _start(self, claimed: Sequence[Claimed]) -> None:
         for one in claimed:
@@ -262,8 +267,15 @@ class Worker:
 
     def _write(self, finished: Sequence[Finished]) -> Sequence[bool]:
         """Commit units that ended, and claim as many others. Called by the thread of the commits."""
-        k = 0 if self._is_draining else len(finished)
-        counts, claimed = self._claims.finish_and_claim(finished, k)
+        k = 0 if self._drains.is_set() else len(finished)
+        self._may_have_units = False  # as in `_claim`
+        try:
+            counts, claimed = self._claims.finish_and_claim(finished, k)
+        except BaseException:
+            self._may_have_units = True
+            raise
+        if len(claimed) == k:
+            self._may_have_units = True
         if claimed and self._loop is not None:
             self._loop.call_soon_threadsafe(self._start, claimed)
         return counts
@@ -310,6 +322,12 @@ class Worker:
             self._bell.ring({unit.kind for unit in effect.units})
 
     async def _hand_back(self, claimed: Claimed, why: HandBack, error: str) -> None:
+        try:
+            await self._give_up(claimed, why, error)
+        finally:
+            self._look_again()  # nobody has looked since, as a commit does
+
+    async def _give_up(self, claimed: Claimed, why: HandBack, error: str) -> None:
         returned = [Returned(claimed, why, error)]
         if why is HandBack.unable:  # others may be able: this worker leaves the units of that run to them for a while
             n = self._n_unable[claimed.run] = self._n_unable[claimed.run] + 1
@@ -354,7 +372,7 @@ class Worker:
                 continue
             for place in beat.lost:
                 self._drop(place)
-            if beat.is_draining and not self._is_draining:
+            if beat.is_draining and not self._drains.is_set():
                 self.drain()
             # While the store was away, nobody could give a heartbeat: those who can again must have had time for it.
             if time.monotonic() - self._steady_since >= self.card.lease_s:

@@ -357,6 +357,18 @@ def test_a_worker_that_ends_hands_back_what_it_has(either: Store) -> None:
     assert finish(other, *kept, *again) == [True, True, True]
 
 
+def test_a_run_with_few_units_leaves_its_share_to_the_others_at_once(either: Store) -> None:
+    """A claim of fewer than it asks for says that nothing else is ready."""
+    for name, n in (("few", 1), ("many", 20), ("more", 20)):
+        begun(either, n, name)
+    claimed = worker(either, n_slots=16).claim(16)
+    runs = {run.number: run.name for run in either.runs()}
+    assert Counter(runs[one.run] for one in claimed) in (
+        Counter(few=1, many=8, more=7),
+        Counter(few=1, many=7, more=8),
+    )
+
+
 def test_a_person_cancels_pauses_retries_and_drains(either: Store) -> None:
     run = begun(either, 2)
     claims = worker(either)

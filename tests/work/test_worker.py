@@ -104,6 +104,68 @@ def test_a_ring_wakes_it_at_once_and_without_one_it_polls(store: Store) -> None:
     during(worker, scene)
 
 
+def counting(monkeypatch: pytest.MonkeyPatch, *names: str) -> Counter[str]:
+    """Calls of methods of `Claims`, from now on."""
+    n_calls: Counter[str] = Counter()
+    for name in names:
+        real = getattr(Claims, name)
+
+        def call(*arguments: Any, name: str = name, real: Any = real, **options: Any) -> Any:
+            n_calls[name] += 1
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(Claims, name, call)
+    return n_calls
+
+
+def test_a_lone_unit_costs_one_claim_and_one_commit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    bell = PollBell()
+    n_calls = counting(monkeypatch, "claim", "finish_and_claim")
+
+    async def scene() -> None:
+        await until(lambda: n_calls["claim"] == 1)
+        for n in range(8):
+            keys = asked(store, {})
+            bell.ring(["rollout"])
+            await until(lambda keys=keys: len(store.unit_ends(keys)) == 1)
+            await asyncio.sleep(0.02)
+            assert n_calls["finish_and_claim"] == n + 1
+
+    began = time.monotonic()
+    during(make(store, Timed(), bell), scene)
+    assert n_calls["claim"] <= 1 + 8 + (time.monotonic() - began), "one look a second without a ring"
+
+
+@pytest.mark.parametrize("name", ["claim", "finish_and_claim"])
+def test_who_rings_during_a_look_that_finds_nothing_is_heard(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    bell = PollBell()
+    real = getattr(Claims, name)
+    late: list[str] = []
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        result = real(*arguments, **options)
+        if not late:
+            late.extend(asked(store, {}, {}))
+            loop.call_soon_threadsafe(bell.ring, ["rollout"])
+            time.sleep(0.1)
+        return result
+
+    async def scene() -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        began = time.monotonic()
+        await until(lambda: len(late) == 2 and len(store.unit_ends(late)) == 2)
+        assert time.monotonic() - began < 0.9, "without a ring it looks once a second"
+
+    loop: asyncio.AbstractEventLoop
+    if name == "finish_and_claim":
+        asked(store, {})
+    monkeypatch.setattr(Claims, name, call)
+    during(make(store, Timed(), bell, n_slots=1), scene)
+
+
 def test_what_follows_from_a_unit_begins_at_once(store: Store) -> None:
     class Chain(Timed):
         async def do(self, claimed: Any) -> Effect:
@@ -190,12 +252,12 @@ def cancelled_by(store: Store, monkeypatch: pytest.MonkeyPatch, name: str, *, at
     real = getattr(Claims, name)
     running: asyncio.Task[None] | None = None
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         cancelling = running is not None and not running.done()
         if cancelling and not at_its_end:
             running.get_loop().call_soon_threadsafe(running.cancel)  # type: ignore[union-attr]
             time.sleep(0.05)
-        result = real(*arguments)
+        result = real(*arguments, **options)
         if cancelling and at_its_end:
             running.get_loop().call_soon_threadsafe(running.cancel)  # type: ignore[union-attr]
         return result
@@ -236,11 +298,11 @@ def test_it_outlives_a_store_that_is_away(
     def broken(name: str) -> Callable[..., Any]:
         real = getattr(Claims, name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             n_calls[name] += is_away
             if is_away:
                 raise StoreError("no server")
-            return real(*arguments)
+            return real(*arguments, **options)
 
         return call
 
