@@ -64,7 +64,7 @@ class Learning:
     rows_per_update: Positive = 64
     """Approximate rows of one optimiser step."""
     epochs: Positive = 1
-    """Passes over stored traces."""
+    """Passes over stored traces, or over the rows of each round."""
     max_tokens: Positive = 8192
     """Tokens of one micro-batch, with padding; a longer row is a micro-batch by itself."""
     max_row_tokens: Positive | None = None

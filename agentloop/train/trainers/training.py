@@ -162,19 +162,22 @@ class Training:
         return figures
 
     def update(self, units: Sequence[Unit], rng: random.Random, rate: float) -> dict[str, float]:
-        """Optimiser steps on shuffled `units`; returns their figures: sums of counts, means over steps of the others.
+        """Optimiser steps on `units`; returns their figures: sums of counts, means over steps of the others.
 
+        Rows are prepared once, so the advantages of all epochs are those of the model before the first step.
         Units are not sorted by length to save padding, because a step would then see a group's failures without its
         successes.
         """
         mixed = self.engine.prepared(units)
-        rng.shuffle(mixed)
         totals: Counter[str] = Counter()
-        steps = list(parts(mixed, self.learning.rows_per_update))
-        for step in steps:
-            totals.update(self.engine.step(step, rate))
-            self.state.n_updates += 1
-        means = {name: total / len(steps) for name, total in totals.items()}
+        n_steps = 0
+        for _ in range(self.learning.epochs):
+            rng.shuffle(mixed)
+            for step in parts(mixed, self.learning.rows_per_update):
+                totals.update(self.engine.step(step, rate))
+                n_steps += 1
+        self.state.n_updates += n_steps
+        means = {name: total / n_steps for name, total in totals.items()}
         return means | {name: totals[name] for name in (SKIPPED, of(TOKENS, StepPhase.train))}
 
     def imitate(self, rows: Sequence[Row], rate: float) -> dict[str, float]:

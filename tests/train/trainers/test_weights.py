@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,23 @@ def test_tokens_of_a_step_are_those_of_all_its_updates(tmp_path: Path) -> None:
         improved(trainer("grpo", parent, steps_per_turn=1, rows_per_update=n_rows), draft, experience())
         tokens.append(draft.steps[1]["tokens/train"])
     assert tokens[0] == tokens[1] > 0
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_a_round_trains_as_often_as_epochs_says(tmp_path: Path, kind: str) -> None:
+    parent = first_weights(tmp_path / "v1")
+    once, thrice = (draft_in(tmp_path / str(n)) for n in (1, 3))
+    note = improved(trainer(kind, parent, steps_per_turn=1, rows_per_update=8), once, experience())
+    notes = improved(trainer(kind, parent, steps_per_turn=1, rows_per_update=8, epochs=3), thrice, experience())
+    first, every = once.steps[1], thrice.steps[1]
+    n_updates = math.ceil(first["rows/used"] / 8)
+    assert note is not None
+    assert notes is not None
+    assert f", {n_updates} updates" in note
+    assert f", {3 * n_updates} updates" in notes
+    assert every["tokens/train"] == 3 * first["tokens/train"] > 0
+    assert every["reward"] == first["reward"], "the attempts of the round are the same"
+    assert every["sampler_kl"] > first["sampler_kl"], "later epochs are further from the policy that sampled the rows"
 
 
 def test_without_a_gradient_there_is_no_version_and_every_row_is_counted(tmp_path: Path) -> None:
