@@ -154,7 +154,7 @@ class Worker:
     @property
     def is_draining(self) -> bool:
         """Whether it claims nothing more."""
-        return self._is_draining
+        return self._drains.is_set()
 
     async def drop(self, keys: Collection[str]) -> None:
         """End what is in progress of these units, which were cancelled. Returns when their sandboxes are closed."""
