@@ -218,6 +218,15 @@ def test_a_finished_loop_goes_on_when_there_is_more_to_make(folder: Path) -> Non
     assert states(folder) == {1: "retired", 2: "live"}
 
 
+def test_checkpoints_of_a_version_that_is_there_are_removed_by_the_next_run(folder: Path) -> None:
+    """A process that is killed between the two leaves them."""
+    run(folder, (10,))
+    left = folder / ".agentloop" / "policies" / ".v0001.work" / "0"
+    left.mkdir(parents=True)
+    run(folder, (10,))
+    assert not left.parent.exists()
+
+
 def test_held_out_tasks_are_seen_by_the_gate_alone(folder: Path) -> None:
     run(folder, (10, 25))
     with opened(folder) as project:
