@@ -6,11 +6,17 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from agentloop.loop.project import Project
 from agentloop.output_files import make_folder
 from agentloop.progress import Progress
 from agentloop.registry.folders import draft_of
+
+
+def workspace_of(place: Path) -> Path:
+    """The folder of the checkpoints of a version that is being made; place: the folder that it will have."""
+    return place.with_name(f".{place.name}.work")
 
 
 class ProjectDraft:
@@ -22,7 +28,7 @@ class ProjectDraft:
         self.number = number
         self.place = project.version_folder(number)
         self.folder = draft_of(self.place)
-        self.workspace = self.place.with_name(f".{self.place.name}.work")
+        self.workspace = workspace_of(self.place)
         self.figures: dict[str, float] = {}
         self.pairs: set[tuple[str, str]] = set()
         self.dropped: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from agentloop.abilities import Rehearses
 from agentloop.config.settings import known_secrets
 from agentloop.errors import ConfigError, PluginError, TrainingError, boundary, counted
 from agentloop.loop.audited import audited
-from agentloop.loop.draft import ProjectDraft
+from agentloop.loop.draft import ProjectDraft, workspace_of
 from agentloop.loop.experience import ProjectExperience
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin, mean_reward
@@ -67,6 +67,8 @@ async def next_version(
 
     filter: of the stored traces that the trainer may learn from.
     """
+    # A process that was killed right after it registered the version left its checkpoints.
+    shutil.rmtree(workspace_of(project.version_folder(newest.number)), ignore_errors=True)
     _refuse_without_weights(project, newest)
     if not is_of_base(project.base.identity(), newest):
         return await _of_changed_settings(project, newest)
