@@ -21,6 +21,7 @@ from agentloop.store.store import Store
 from agentloop.suites.suite import Suite
 from agentloop.types import RunFacts, RunState
 from agentloop.types.unit import NOTHING
+from agentloop.work.askers import askers, asking
 from agentloop.work.bells import Bell
 from agentloop.work.brokers import opened_bell
 from agentloop.work.shared import UnitWork
@@ -59,12 +60,18 @@ class Sharing:
     def begin(self, kind: str, name: str, asks: Mapping[str, Any] = NOTHING) -> RunFacts:
         """The run of that name: the one that was interrupted, if its files are the same, else a new one.
 
-        asks: of `Runs.begin_run`; a run that asks for something else is no longer wanted, either.
+        asks: of `Runs.begin_run`; a run that asks for something else is no longer wanted, either. Raises StateError
+        where that is so, or its files are others, and a process still asks for its units.
         """
         run = self.store.begin_run(kind, name, bundle=self.bundle, asks=asks)
         if run.bundle == self.bundle and run.asks == asks:
             return run
         what = "files of the project" if run.bundle != self.bundle else "options of the command"
+        if others := askers(self.store).get(run.number):
+            raise StateError(
+                f"run {run.number} ({run.name}) goes on in process {others[0].pid} on {others[0].host} with other "
+                f"{what}; wait for it, or end it with `agentloop queue cancel {run.number}`"
+            )
         self.store.move_run(run.number, RunState.cancelled, why=f"the {what} changed")
         return self.store.begin_run(kind, name, bundle=self.bundle, asks=asks)
 
@@ -73,7 +80,8 @@ class Sharing:
         """A run for the duration of a block. If an error ends the block, the run stays open, and the next command
         continues it."""
         run = self.begin(kind, name)
-        yield run
+        with asking(self.store, run.number):
+            yield run
         with suppress(StateError):  # the same command, run twice at once, has ended it, or a person has
             self.store.move_run(run.number, RunState.done)
 

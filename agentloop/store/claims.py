@@ -51,6 +51,7 @@ class WorkerCard(NamedTuple):
     pid: int
     version: str
     kinds: tuple[str, ...]
+    """None for a process that only asks for units, which has no slots either."""
     has: frozenset[str]
     n_slots: int
     lease_s: float
@@ -135,7 +136,7 @@ class Claims:
     def __init__(self, database: Database, shared: SharedBodies, card: WorkerCard, *, max_lost: int = 5) -> None:
         """max_lost: failures of infrastructure after which a unit is dead. Raises ValueError for a wrong card."""
         wrong = [kind for kind in card.kinds if not KIND.fullmatch(kind)]
-        if wrong or not card.kinds:
+        if wrong or (card.n_slots and not card.kinds):
             raise ValueError(f"worker {card.id} does units of kinds {card.kinds}; a kind is a word in small letters")
         self.card = card
         self._database = database

@@ -32,6 +32,8 @@ _IN_NO_KEY = re.compile(r"[\x00\ud800-\udfff]")
 """NUL and lone surrogates, which databases refuse."""
 PROCESS = "process:"
 """Begins the need of a unit that only one process can do, before the id of its worker."""
+ASKS = "asks:"
+"""Begins the ability of a process that does no units and asks for those of a run, before the run's number."""
 TERMINAL = (UnitState.done, UnitState.dead, UnitState.cancelled)
 """States in which nobody works on a unit."""
 _UNIT = (
@@ -259,8 +261,15 @@ class Units:
 
     def workers(self) -> list[WorkerFacts]:
         """All workers of the store, whatever their projects; the longest-running first."""
+        return self._workers("kinds <> ''")
+
+    def askers(self) -> list[WorkerFacts]:
+        """Processes with a heartbeat that ask for the units of a run (ASKS) and do none."""
+        return self._workers(f"kinds = '' AND {_LIVES}")
+
+    def _workers(self, where: str) -> list[WorkerFacts]:
         with self._database.read() as connection:
-            rows = ask(connection, _WORKERS)
+            rows = ask(connection, f"{_WORKERS} WHERE {where} ORDER BY started_at, id")
             [[moment]] = ask(connection, "SELECT {now}")
         facts: list[WorkerFacts] = []
         for id, host, pid, version, kinds, has, n_slots, n_busy, state, note, started_at, beat_at, lease_s in rows:
@@ -428,7 +437,8 @@ _PLACES = (
     "SELECT DISTINCT q.number, q.needs FROM unit u JOIN queue q ON q.number = u.queue "  # noqa: S608
     f"WHERE u.project = $1 AND u.state IN ({listed(_OPEN)})"
 )
-_ALIVE = "SELECT id FROM worker WHERE state <> 'gone' AND beat_at >= {after -lease_s}"
+_LIVES = "state <> 'gone' AND beat_at >= {after -lease_s}"
+_ALIVE = f"SELECT id FROM worker WHERE {_LIVES}"  # noqa: S608
 _RETRY = (
     "UPDATE unit SET state = 'ready', n_deaths = 0, n_lost = 0, not_before = NULL, ended_at = NULL, error = '' "
     "WHERE state = 'dead'"
@@ -444,8 +454,7 @@ _COUNTS = (
 _N_UNITS = "SELECT count(*) FROM unit u JOIN queue q ON q.number = u.queue WHERE u.project = $1 AND u.state = $2"
 _ABLE = "SELECT kinds, has FROM worker WHERE state = 'up' AND beat_at >= {after -lease_s}"
 _WORKERS = (
-    "SELECT id, host, pid, version, kinds, has, n_slots, n_busy, state, note, started_at, beat_at, lease_s "
-    "FROM worker ORDER BY started_at, id"
+    "SELECT id, host, pid, version, kinds, has, n_slots, n_busy, state, note, started_at, beat_at, lease_s FROM worker"
 )
 
 
