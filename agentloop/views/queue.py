@@ -11,6 +11,7 @@ from typing import Any
 from agentloop.errors import NoSuchWork, did_you_mean
 from agentloop.store.units import PROCESS, QueueFacts, UnitRows, WorkerFacts
 from agentloop.types import Frozen, RunFacts, RunState, UnitState
+from agentloop.work.askers import askers
 
 MAX_DIGITS = 18
 """More digits than the number of a run can have in the store."""
@@ -51,6 +52,8 @@ class RunLine(Frozen):
     """Its share of the workers, relative to other runs."""
     n_units: int
     n_done: int
+    is_asked: bool
+    """Whether a process asks for its units now. False where the command of the run was killed or ended by an error."""
     progress: dict[str, Any]
     """What the run itself says of its progress."""
     why: str
@@ -97,17 +100,19 @@ def run_number(store: UnitRows, ref: str) -> int:
 def _lines(store: UnitRows, runs: Sequence[RunFacts]) -> tuple[RunLine, ...]:
     queues = store.queues([run.number for run in runs])
     workers = [worker for worker in store.workers() if worker.state == "up" and not worker.is_silent]
+    asked = askers(store)
     by_run = {number: list(own) for number, own in groupby(queues, key=attrgetter("run"))}
-    return tuple(_line(run, by_run.get(run.number, []), workers) for run in runs)
+    return tuple(_line(run, by_run.get(run.number, []), workers, is_asked=run.number in asked) for run in runs)
 
 
-def _line(run: RunFacts, queues: Sequence[QueueFacts], workers: Sequence[WorkerFacts]) -> RunLine:
+def _line(run: RunFacts, queues: Sequence[QueueFacts], workers: Sequence[WorkerFacts], *, is_asked: bool) -> RunLine:
     kinds = tuple(_kind_line(run, kind, list(own), workers) for kind, own in groupby(queues, key=attrgetter("kind")))
     facts = run.model_dump(include={"number", "kind", "name", "state", "weight", "progress", "why"})
     return RunLine(
         **facts,
         n_units=sum(sum(queue.n.values()) for queue in queues),
         n_done=sum(line.done for line in kinds),
+        is_asked=is_asked,
         made_at=run.made_at,
         ended_at=run.ended_at,
         kinds=kinds,

@@ -141,6 +141,9 @@ def _print_progress(run: RunLine) -> None:
         for wait in line.waits:
             why = _short(wait.why, MAX_ERROR)
             stdout.print(f"run {run.number}: {counted(wait.n, f'{line.kind} unit')} waiting: {why}", soft_wrap=True)
+    if run.ended_at is None and not run.is_asked:
+        nobody = "no process asks for it any more; run its command again, which continues it, or end it with"
+        stdout.print(f"run {run.number}: {nobody} `agentloop queue cancel {run.number}`", soft_wrap=True)
 
 
 def _print_unit(unit: UnitDocument) -> None:

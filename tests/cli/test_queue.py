@@ -18,6 +18,7 @@ from store.test_units import begun, finish, pass_time, worker
 from agentloop.store.claims import HandBack, Returned
 from agentloop.store.store import Store
 from agentloop.types import RunState, Unit
+from agentloop.work.askers import asking
 
 from .test_errors import refused
 
@@ -115,7 +116,14 @@ def test_runs_are_listed_by_kind_with_counts_age_and_progress(queue: Queue, eith
     assert below == [
         f"run {run}: 1 of 13 units done, turn 2, stage gate",
         f"run {run}: 1 update unit waiting: no worker does units of kind update; start one with `agentloop worker`",
+        f"run {run}: no process asks for it any more; run its command again, which continues it, or end it with "
+        f"`agentloop queue cancel {run}`",
     ]
+    with asking(either, run):
+        assert queue.lines("ls")[3:] == below[:-1]
+        assert queue.document("ls")["runs"][0]["is_asked"] is True
+    assert queue.lines("cancel", str(run)) == [f"run {run} (loop) running -> cancelled"]
+    assert "no process asks" not in "".join(queue.lines("ls", "--all"))
 
 
 def test_what_no_worker_has_is_said_with_the_next_move(queue: Queue, either: Store) -> None:
@@ -129,7 +137,7 @@ def test_what_no_worker_has_is_said_with_the_next_move(queue: Queue, either: Sto
     assert waits() == nobody
     worker(either, "torch", has=frozenset({"torch"}))
     assert waits() == ["needs gpu: no worker has it; start `agentloop worker --has gpu` where it is"]
-    assert "1 rollout unit waiting: needs gpu: no worker has it; start" in queue.lines("ls")[-1]
+    assert "1 rollout unit waiting: needs gpu: no worker has it; start" in queue.lines("ls")[-2]
     worker(either, "gpu", has=frozenset({"gpu"}))
     assert waits() == ["needs gpu and torch: no worker has all of it; start one that has"]
     worker(either, "both", has=frozenset({"gpu", "torch"}))

@@ -17,8 +17,10 @@ from agentloop.objects.cache import Cache
 from agentloop.objects.objects import Objects
 from agentloop.objects.places import FolderPlace
 from agentloop.remote.sharing import Sharing
+from agentloop.store.portable import ask
 from agentloop.store.store import Store
 from agentloop.types import RunState
+from agentloop.views.queue import run_list
 from agentloop.work.askers import askers, asking
 
 ONE, OTHER = "1" * 64, "2" * 64
@@ -63,6 +65,17 @@ def test_a_run_that_an_error_ended_is_taken_over_with_other_files(either: Store,
     assert states(either) == [RunState.running]
     assert shared(either, tmp_path, OTHER).begin("gate", "g").bundle == OTHER
     assert states(either) == [RunState.cancelled, RunState.running]
+
+
+def test_the_list_of_runs_says_which_ones_nobody_asks_for(either: Store) -> None:
+    one, other = (either.begin_run("gate", name).number for name in ("one", "other"))
+    with asking(either, one):
+        assert [line.is_asked for line in run_list(either).runs] == [True, False]
+        assert either.workers() == [], "it does no units"
+        with either.transaction() as connection:
+            ask(connection, "UPDATE worker SET beat_at = {after $1}", (-16.0,))
+        assert [line.is_asked for line in run_list(either).runs] == [False, False]
+    assert run_list(either).runs[0].number == one < other
 
 
 @pytest.mark.slow
