@@ -20,6 +20,8 @@ from agentloop.work.work import Ask
 
 MAX_SITES = 4
 """Bundles that stay unpacked while no unit needs them."""
+IDLE_S = 30.0
+"""Seconds for which sandboxes stay while no unit needs them: units of one stage come again and again."""
 
 
 class RemoteDoer:
@@ -34,6 +36,9 @@ class RemoteDoer:
         self._in_use: Counter[tuple[str, str]] = Counter()
         self._busy: Counter[tuple[Site, DoerName]] = Counter()
         """Units in progress, by site and doer."""
+        self._idle: dict[tuple[Site, DoerName], asyncio.TimerHandle] = {}
+        """When the sandboxes of a doer without units are closed."""
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def do(self, claimed: Claimed) -> Effect:
         """See `worker.Doer`. Raises as `Site` does."""
@@ -51,6 +56,8 @@ class RemoteDoer:
     async def _make(self, site: Site, unit: Unit, cohort: Ask, backend: SandboxBackend) -> Effect:
         name = (site, name_of(cohort))
         self._busy[name] += 1
+        if name in self._idle:
+            self._idle.pop(name).cancel()
         try:
             for other in site.names():
                 if other.stage != cohort.stage and not self._busy[site, other]:  # its stage has ended
@@ -58,9 +65,20 @@ class RemoteDoer:
             return await site.doer(cohort, backend, unit.asks["n_seats"]).make(unit, cohort)
         finally:
             _release(self._busy, name)
+            if not self._busy[name]:
+                self._idle[name] = asyncio.get_running_loop().call_later(IDLE_S, self._close_idle, name)
+
+    def _close_idle(self, name: tuple[Site, DoerName]) -> None:
+        del self._idle[name]
+        closing = asyncio.create_task(name[0].close_doer(name[1]))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Remove everything that was unpacked."""
+        for timer in self._idle.values():
+            timer.cancel()
+        await asyncio.gather(*self._closing)
         for place in list(self._sites):
             await self._sites.pop(place).close()
 

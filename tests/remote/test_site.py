@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -32,19 +31,6 @@ from agentloop.work.work import Ask
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 
 OVERLAY = Overlay(components=(Component(name="tool shell", original="run", text="run a command"),))
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
-    with opened(make_mini(tmp_path / "p", n_heldout=4)) as one:
-        yield one
-
-
-@pytest.fixture
-def objects(project: Project) -> Iterator[Objects]:
-    made = open_objects(project.folder)
-    yield made
-    made.close()
 
 
 def asked(project: Project, actor: Actor, size: int = 2) -> Ask:
