@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
@@ -116,7 +117,8 @@ class Units:
     ) -> None:
         """Adds units to a run. A unit whose key exists is left as it is, whichever run it belongs to.
 
-        again: those that are dead or cancelled become ready in this run, and so do those that `adopt_units` takes.
+        again: those that are dead or cancelled become ready in this run, with what they ask for now, and so do those
+        that `adopt_units` takes.
         Raises ValueError for a unit that asks for more than MAX_ASKS bytes.
         """
         if within is not None:
@@ -329,11 +331,11 @@ def put_units(connection: Connection, project: str, run: int, units: Sequence[Un
         rows.append((project, unit.key, places[unit.key], "ready", *order, unit.limit_s, text, 0, 0, 0, "", "[]"))
     if again:
         for queue, members in sorted(by_queue.items()):
-            for part in chunks(sorted(unit.key for unit in members)):
+            for part in chunks(sorted((unit.key, _asks(unit)) for unit in members)):
                 ask(
                     connection,
-                    f"{_AGAIN} WHERE project = $2 AND state IN ({listed(_ENDED)}) AND key IN ({_places(part, 3)})",
-                    (queue, project, *part),
+                    f"{_AGAIN} {_asked(part)} AND state IN ({listed(_ENDED)})",
+                    (queue, project, *chain.from_iterable(part)),
                 )
         _adopt(connection, project, by_queue)
     insert_rows(connection, "unit", _UNIT, rows, ignore=True, made_at=True)
@@ -352,8 +354,9 @@ def _adopt(connection: Connection, project: str, by_queue: Mapping[int, Sequence
     """See `Units.adopt_units`."""
     alive: set[str] | None = None
     for queue, members in sorted(by_queue.items()):
-        for part in chunks(sorted(unit.key for unit in members)):
-            rows = ask(connection, f"{_PLACES} AND u.key IN ({_places(part, 2)})", (project, *part))
+        for part in chunks(sorted((unit.key, _asks(unit)) for unit in members)):
+            keys = [key for key, _ in part]
+            rows = ask(connection, f"{_PLACES} AND u.key IN ({_places(keys, 2)})", (project, *keys))
             owners = {number: _processes(needs) for number, needs in rows}
             if not any(owners.values()):
                 continue
@@ -364,15 +367,20 @@ def _adopt(connection: Connection, project: str, by_queue: Mapping[int, Sequence
                 numbers = ", ".join(map(str, gone))
                 ask(
                     connection,
-                    f"{_ADOPT} WHERE project = $2 AND state IN ({listed(_OPEN)}) AND queue IN ({numbers}) "
-                    f"AND key IN ({_places(part, 3)})",
-                    (queue, project, *part),
+                    f"{_ADOPT} {_asked(part)} AND state IN ({listed(_OPEN)}) AND queue IN ({numbers})",
+                    (queue, project, *chain.from_iterable(part)),
                 )
 
 
 def _processes(needs: str) -> set[str]:
     """The workers without which units with these needs cannot be done."""
     return {need.removeprefix(PROCESS) for need in needs.split() if need.startswith(PROCESS)}
+
+
+def _asked(part: Sequence[tuple[str, str]]) -> str:
+    """The end of a statement that gives units, by key, what they ask for now; its values begin at `$3`."""
+    rows = ", ".join(f"(${n}, ${n + 1})" for n in range(3, 3 + 2 * len(part), 2))
+    return f", asks = column2 FROM (VALUES {rows}) AS asked WHERE project = $2 AND key = column1"
 
 
 def _places(values: Sequence[object], first: int) -> str:

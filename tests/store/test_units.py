@@ -102,6 +102,28 @@ def test_a_key_that_exists_is_left(either: Store) -> None:
     assert [one.unit.key for one in claims.claim(8)] == ["loop-u1"]
 
 
+def test_a_unit_that_is_asked_for_again_asks_for_what_is_wanted_now(either: Store) -> None:
+    """What it asked for before may be gone: the objects of a run that has ended are."""
+    first = either.begin_run("gate", "g").number
+    asks = [Unit(key=f"u{k}", kind="rollout", asks={"ask": "old", "k": k}) for k in range(600)]
+    own = [Unit(key=f"p{k}", kind="rollout", needs=("process:gone",), asks={}) for k in range(2)]
+    either.put_units(first, [*asks, *own])
+    either.move_run(first, RunState.cancelled)
+    second = either.begin_run("gate", "g").number
+    either.put_units(second, [one._replace(asks={"ask": "new"}) for one in (*asks[1:], *own)], again=True)
+    claimed = worker(either, has=frozenset({"process:gone"}), n_slots=1000).claim(1000)
+    assert {one.unit.key: one.unit.asks for one in claimed} == {one.key: {"ask": "new"} for one in (*asks[1:], *own)}
+    assert either.unit("u0").asks == {"ask": "old", "k": 0}
+
+
+def test_a_unit_that_is_adopted_asks_for_what_is_wanted_now(either: Store) -> None:
+    run = either.begin_run("gate", "g").number
+    either.put_units(run, [Unit(key="u", kind="rollout", needs=("process:gone",), asks={"ask": "old"})])
+    either.adopt_units(run, [Unit(key="u", kind="rollout", needs=("bundles",), asks={"ask": "new"})])
+    [one] = worker(either, has=frozenset({"bundles"})).claim(1)
+    assert one.unit.asks == {"ask": "new"}
+
+
 def test_what_a_unit_asks_comes_to_the_worker_and_is_small(either: Store) -> None:
     run = either.begin_run("gate", "g").number
     unit = Unit(key="k", kind="rollout", asks={"seeds": [1, 2], "µ": None}, limit_s=2.5, priority=3, position=7)
