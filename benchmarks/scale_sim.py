@@ -9,8 +9,9 @@
 3. Only then it simulates 1,000, 10,000 and 100,000 episodes at once on machines of the given size, and names what is
    busiest. Episodes leave a trace of three steps; `--agent-cpu-ms` is the CPU that an agent needs beside.
 
-The cores of step 2 are those that other programs of this machine left free during the measurement, by /proc/stat. The
-last line is JSON. Prices are options: `--core-hour-usd`, `--gpu-hour-usd`, `--episodes-per-gpu-hour`.
+The cores of step 2 are those that other programs of this machine left to the workers: those that were free by
+/proc/stat, or the share that the kernel gives to as many processes beside as many others. Prices are options:
+`--core-hour-usd`, `--gpu-hour-usd`, `--episodes-per-gpu-hour`. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import json
 import os
 import statistics
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -52,26 +55,28 @@ SPARE = 0.8
 
 
 class Cost(NamedTuple):
-    """Of one transaction, in ms."""
+    """CPU of one transaction, in ms."""
 
     worker: float
     database: float
-    wall: float
 
 
 class Server:
     """PostgreSQL's processes."""
 
     def __init__(self, url: str) -> None:
-        folder = Path(url.partition("host=")[2].partition("&")[0])
-        self._parent = int((folder / "data" / "postmaster.pid").read_text().split()[0])
+        self.folder = Path(url.partition("host=")[2].partition("&")[0])
+        self._parent = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
+
+    def pids(self) -> list[int]:
+        children = Path(f"/proc/{self._parent}/task/{self._parent}/children").read_text().split()
+        return [self._parent, *map(int, children)]
 
     def cpu_s(self) -> float:
         """Of all its processes, those that have ended included."""
-        children = Path(f"/proc/{self._parent}/task/{self._parent}/children").read_text().split()
         fields = Path(f"/proc/{self._parent}/stat").read_text().rpartition(")")[2].split()
         ended = (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
-        return cpu_s(self._parent) + ended + sum(cpu_s(int(pid)) for pid in children)
+        return ended + sum(map(cpu_s, self.pids()))
 
 
 def line(points: list[tuple[float, float]]) -> tuple[float, float]:
@@ -87,7 +92,7 @@ def transactions(store: Store, server: Server, claims: Claims, run: int, size: i
     """The mean of `n` transactions that commit and claim `size` units."""
     fleet.put(store, run, f"{leaves}-{size}-{time.time_ns()}", size * (n + 1))
     claimed = claims.claim(size)
-    worker_s = wall_s = 0.0
+    worker_s = 0.0
     before_s = server.cpu_s()
     for _ in range(n):
         traces = leaves == "trace"
@@ -95,13 +100,12 @@ def transactions(store: Store, server: Server, claims: Claims, run: int, size: i
             Finished(one, Effect(fleet.RESULT, (placed(run, one.unit.key, one.unit.position),) if traces else ()))
             for one in claimed
         ]
-        cpu, wall = time.process_time(), time.perf_counter()
+        before = time.process_time()
         _, claimed = claims.finish_and_claim(ended, size)
-        worker_s += time.process_time() - cpu
-        wall_s += time.perf_counter() - wall
+        worker_s += time.process_time() - before
     database_s = server.cpu_s() - before_s
     claims.finish([Finished(one, Effect(fleet.RESULT)) for one in claimed])
-    return Cost(1000 * worker_s / n, 1000 * database_s / n, 1000 * wall_s / n)
+    return Cost(1000 * worker_s / n, 1000 * database_s / n)
 
 
 def measured_costs(url: str, leaves: str, n: int) -> Costs:
@@ -114,11 +118,25 @@ def measured_costs(url: str, leaves: str, n: int) -> Costs:
     found = [(size, transactions(store, server, claims, run, size, n, leaves)) for size in SIZES]
     worker = line([(size, cost.worker) for size, cost in found])
     database = line([(size, cost.database) for size, cost in found])
-    flush_ms = max(0.1, statistics.median(cost.wall - cost.worker - cost.database for _, cost in found))
     store.move_run(run, RunState.done)
     claims.end()
     store.close()
-    return Costs(0.0, *worker, *database, 0.0, flush_ms)
+    return Costs(0.0, *worker, *database, 0.0, flush_ms(server.folder))
+
+
+def flush_ms(folder: Path) -> float:
+    """The median time of a flush of one page of a log to the disk of `folder`."""
+    page, took = bytes(8192), []
+    with tempfile.TemporaryFile(dir=folder) as log:
+        log.write(bytes(1 << 22))
+        for n in range(100):
+            log.seek(n * len(page))
+            log.write(page)
+            log.flush()
+            began = time.perf_counter()
+            os.fdatasync(log.fileno())
+            took.append(time.perf_counter() - began)
+    return 1000 * statistics.median(took)
 
 
 def leased_ms(url: str, n: int) -> float:
@@ -145,8 +163,40 @@ class Run(NamedTuple):
     cpu_ms: float
     """CPU of its workers for one unit."""
     per_commit: float
-    free_cores: float
-    """Cores that other programs left free."""
+    cores: float
+    """Cores that other programs left to it."""
+
+
+class Others:
+    """Samples how many threads of other programs want to run, for the duration of a block."""
+
+    def __init__(self, own: list[int]) -> None:
+        self._own = own
+        self._samples: list[int] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Others:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.1):
+            running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+            states = [one.read_text().rpartition(") ")[2][0] for pid in self._own for one in threads(pid)]
+            self._samples.append(max(0, running - states.count("R") - 1))
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self._samples) if self._samples else 0.0
+
+
+def threads(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").glob("*/stat"))
 
 
 def busy_s() -> float:
@@ -165,16 +215,19 @@ def measured(url: str, n_workers: int, seconds: float, leaves: str) -> Run:
         time.sleep(1.5)  # workers look for units once a second
         own = [member.process.pid for member in members]
         before = (busy_s(), sum(map(cpu_s, own)) + server.cpu_s(), time.perf_counter(), done(store, run))
-        time.sleep(0.5 * seconds)
+        with Others([*own, *server.pids()]) as others:
+            time.sleep(0.5 * seconds)
         after = (busy_s(), sum(map(cpu_s, own)) + server.cpu_s(), time.perf_counter(), done(store, run))
         all_s, ours_s, wall_s, n = (b - a for a, b in zip(before, after, strict=True))
         store.move_run(run, RunState.cancelled)
         facts = [member.end() for member in members]
     n_done = done(store, run)
     store.close()
-    free = (os.cpu_count() or 1) - max(0.0, all_s - ours_s) / wall_s
+    n_cores, n_own = os.cpu_count() or 1, 2 * n_workers  # each worker has a process of the server
+    free = n_cores - max(0.0, all_s - ours_s) / wall_s
+    cores = max(free, n_cores * n_own / (n_own + others.mean))
     per_commit = n_done / sum(one["n_commits"] for one in facts)
-    return Run(n / wall_s, 1000 * sum(one["cpu_s"] for one in facts) / n_done, per_commit, free)
+    return Run(n / wall_s, 1000 * sum(one["cpu_s"] for one in facts) / n_done, per_commit, cores)
 
 
 def done(store: Store, run: int) -> int:
@@ -267,12 +320,12 @@ def main() -> int:
             print(leaves, report[leaves], flush=True)
             for n_workers in (2, 4):
                 run = measured(new(), n_workers, seconds, leaves)
-                simulated = simulate(here(n_workers, run.free_cores), costs, seconds=10.0).per_s
+                simulated = simulate(here(n_workers, run.cores), costs, seconds=10.0).per_s
                 share = differs_by(simulated, run.per_s)
                 is_off |= share > WITHIN
                 report[f"{leaves}_{n_workers}_workers"] = {
                     "measured_per_s": round(run.per_s, 1), "simulated_per_s": round(simulated, 1),
-                    "differs_by": round(share, 3), "free_cores": round(run.free_cores, 2),
+                    "differs_by": round(share, 3), "cores": round(run.cores, 2),
                 }  # fmt: skip
                 print(f"{leaves} {n_workers} workers", report[f"{leaves}_{n_workers}_workers"], flush=True)
         leased = leased_ms(new(), n)

@@ -275,7 +275,10 @@ def store_away(url: str) -> Iterator[None]:
     door = Path(match[1]) / ".s.PGSQL.5432"
     with psycopg.connect(url, autocommit=True) as connection:
         door.rename(door.with_suffix(".away"))
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        )
     try:
         yield
     finally:
