@@ -6,8 +6,8 @@
    it and for each unit that is in progress anywhere; the flush of the log; and the event loop of one worker.
 2. It measures the throughput of two and of four workers whose units wait 50 ms, simulates the same with the service
    times of step 1 (`scale_model.py`), and ends with 1 if one differs by more than 15%.
-3. Only then it simulates 1,000, 10,000 and 100,000 episodes at once on machines of the given size, and names what is
-   busiest. Episodes leave a trace of three steps; `--agent-cpu-ms` is the CPU that an agent needs beside.
+3. Only then it simulates 1,000, 10,000 and 100,000 episodes at once on machines of the given size, and names the
+   part that uses most of its capacity. Episodes leave a trace of three steps. An agent's own CPU is `--agent-cpu-ms`.
 
 The cores of step 2 are those that other programs of this machine left to the workers: those that were free by
 /proc/stat, or the share that the kernel gives to as many processes beside as many others. Prices are options:
@@ -48,10 +48,7 @@ WITHIN = 0.15
 WAIT_S, SLOTS = 0.05, 16
 N_LEASED = 50_000
 EPISODES_AT_ONCE = (1000, 10_000, 100_000)
-MAX_CONNECTIONS, PER_WORKER = 5000, 3
-"""Connections that a server with a pooler before it holds; and those of a worker: commits, claims and heartbeats."""
-SPARE = 0.8
-"""Share of its capacity up to which a part is planned."""
+CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
 
 class Cost(NamedTuple):
@@ -165,6 +162,8 @@ class Run(NamedTuple):
     per_commit: float
     cores: float
     """Cores that other programs left to it."""
+    connections: float
+    """Of each worker to the server."""
 
 
 class Others:
@@ -219,6 +218,7 @@ def measured(url: str, n_workers: int, seconds: float, leaves: str) -> Run:
             time.sleep(0.5 * seconds)
         after = (busy_s(), sum(map(cpu_s, own)) + server.cpu_s(), time.perf_counter(), done(store, run))
         all_s, ours_s, wall_s, n = (b - a for a, b in zip(before, after, strict=True))
+        [[n_connections]] = fleet.rows(store, CONNECTIONS)
         store.move_run(run, RunState.cancelled)
         facts = [member.end() for member in members]
     n_done = done(store, run)
@@ -227,7 +227,9 @@ def measured(url: str, n_workers: int, seconds: float, leaves: str) -> Run:
     free = n_cores - max(0.0, all_s - ours_s) / wall_s
     cores = max(free, n_cores * n_own / (n_own + others.mean))
     per_commit = n_done / sum(one["n_commits"] for one in facts)
-    return Run(n / wall_s, 1000 * sum(one["cpu_s"] for one in facts) / n_done, per_commit, cores)
+    return Run(
+        n / wall_s, 1000 * sum(one["cpu_s"] for one in facts) / n_done, per_commit, cores, n_connections / n_workers
+    )
 
 
 def done(store: Store, run: int) -> int:
@@ -253,19 +255,22 @@ def differs_by(simulated: float, measured: float) -> float:
     return abs(simulated - measured) / measured
 
 
-def busiest(outcome: Outcome, n_workers: int) -> list[tuple[str, float]]:
-    """Parts with the share of their capacity that is in use, the busiest first."""
+def busiest(outcome: Outcome, n_connections: float, options: argparse.Namespace) -> list[tuple[str, float]]:
+    """Parts with the share of their capacity that is in use, the busiest first.
+
+    The log is none of them: a flush covers all transactions that wait, so a log that is always busy refuses nothing.
+    """
     parts = {
         "a worker's process": outcome.worker_busy,
         "cores of the workers": outcome.worker_cores_busy,
         "cores of the database": outcome.database_busy,
-        "flushes of the log": outcome.flush_busy,
-        "connections": n_workers * PER_WORKER / MAX_CONNECTIONS,
+        "connections to the database": n_connections / options.connections,
     }
     return sorted(parts.items(), key=lambda part: -part[1])
 
 
-def extrapolated(costs: Costs, options: argparse.Namespace) -> Iterator[dict[str, object]]:
+def extrapolated(costs: Costs, per_worker: float, options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """per_worker: connections."""
     for n_at_once in EPISODES_AT_ONCE:
         n_workers = -(-n_at_once // options.worker_slots)
         planned = Fleet(
@@ -273,22 +278,26 @@ def extrapolated(costs: Costs, options: argparse.Namespace) -> Iterator[dict[str
             worker_cores=options.worker_cores, database_cores=options.database_cores,
             round_trips_ms=options.round_trips_ms,
         )  # fmt: skip
-        outcome = simulate(planned, costs, seconds=10.0 if options.quick else 30.0)
-        wanted = n_at_once / options.episode_s
-        parts = busiest(outcome, n_workers)
+        outcome = simulate(planned, costs, seconds=30.0)
+        parts = busiest(outcome, n_workers * per_worker, options)
+        prices = usd_per_million(outcome.per_s, n_workers, options)
         yield {
-            "at_once": n_at_once, "workers": n_workers,
-            "per_s": round(outcome.per_s, 1), "wanted_per_s": round(wanted, 1),
+            "at_once": n_at_once, "workers": n_workers, "per_s": round(outcome.per_s, 1),
+            "wanted_per_s": round(n_at_once / options.episode_s, 1),
             "saturates_first": parts[0][0], "busy": {name: round(share, 3) for name, share in parts},
-            "usd_per_million": round(usd_per_million(outcome.per_s, n_workers, options), 2),
+            "log_busy": round(outcome.flush_busy, 3),
+            "usd_per_million": {name: round(usd, 2) for name, usd in prices},
         }  # fmt: skip
 
 
-def usd_per_million(per_s: float, n_workers: int, options: argparse.Namespace) -> float:
-    """Workers and database by their cores; models by the episodes that a GPU serves in an hour."""
+def usd_per_million(per_s: float, n_workers: int, options: argparse.Namespace) -> Iterator[tuple[str, float]]:
+    """By the cores of workers and database, by the CPU of the gateway, and by the episodes that a GPU serves."""
     hours = 1e6 / per_s / 3600
-    cores = n_workers * options.worker_cores + options.database_cores
-    return float(hours * cores * options.core_hour_usd + 1e6 / options.episodes_per_gpu_hour * options.gpu_hour_usd)
+    gateway_hours = 1e6 * options.calls_per_episode * options.gateway_call_ms / 1000 / 3600
+    yield "workers", hours * n_workers * options.worker_cores * options.core_hour_usd
+    yield "database", hours * options.database_cores * options.core_hour_usd
+    yield "gateway", gateway_hours * options.core_hour_usd
+    yield "model", 1e6 / options.episodes_per_gpu_hour * options.gpu_hour_usd
 
 
 # -------------------------------------------------------------------------------------------- main
@@ -311,7 +320,7 @@ def main() -> int:
     report: dict[str, object] = {"load": os.getloadavg()[0]}
     with database() as new:
         by_leaves = {}
-        is_off = False
+        is_off, per_worker = False, 0.0
         for leaves in ("row", "trace"):
             costs = measured_costs(new(), leaves, n)
             costs = with_loop(costs, measured(new(), 1, seconds, leaves))
@@ -320,6 +329,7 @@ def main() -> int:
             print(leaves, report[leaves], flush=True)
             for n_workers in (2, 4):
                 run = measured(new(), n_workers, seconds, leaves)
+                per_worker = run.connections
                 simulated = simulate(here(n_workers, run.cores), costs, seconds=10.0).per_s
                 share = differs_by(simulated, run.per_s)
                 is_off |= share > WITHIN
@@ -329,12 +339,13 @@ def main() -> int:
                 }  # fmt: skip
                 print(f"{leaves} {n_workers} workers", report[f"{leaves}_{n_workers}_workers"], flush=True)
         leased = leased_ms(new(), n)
+    report["connections_per_worker"] = per_worker
     report["leased_ms"] = round(leased, 6)
     report["reproduces"] = not is_off
     if not is_off:
         costs = by_leaves["trace"]
         costs = replace(costs, loop_ms=costs.loop_ms + options.agent_cpu_ms, database_leased_ms=leased)
-        report["extrapolated"] = list(extrapolated(costs, options))
+        report["extrapolated"] = list(extrapolated(costs, per_worker, options))
         for one in report["extrapolated"]:  # type: ignore[attr-defined]
             print(one)
     report["options"] = {name: value for name, value in vars(options).items() if name != "quick"}
@@ -352,7 +363,10 @@ def parsed() -> argparse.Namespace:
         ("--worker-cores", 4.0, "cores of a worker's machine"),
         ("--database-cores", 8.0, "cores of the database's machine"),
         ("--round-trips-ms", 3.0, "network time of a transaction"),
+        ("--connections", 500, "connections that the database allows"),
         ("--agent-cpu-ms", 5.0, "CPU of a worker for an episode, beside its commit"),
+        ("--calls-per-episode", 10.0, "model calls through the gateway"),
+        ("--gateway-call-ms", 3.4, "CPU of the gateway for a call"),
         ("--core-hour-usd", 0.04, "price of a core"),
         ("--gpu-hour-usd", 3.0, "price of a GPU"),
         ("--episodes-per-gpu-hour", 20_000.0, "episodes that a GPU serves in an hour"),

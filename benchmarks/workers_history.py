@@ -3,7 +3,8 @@
     python benchmarks/workers_history.py [--store sqlite|postgresql] [--minutes 10] [--per-s 500] [--history 500000]
 
 Two processes claim up to 64 units at a time and commit them, every 50 ms; this process asks for 500 units a second. The
-history is written by SQL before. The p95 of a claim in the last minute stands beside that of the first minute.
+history is written by SQL before. The p95 of a claim in the last minute stands beside that of the first minute. After
+each claim the same process makes a transaction that reads nothing: what that one takes longer at the end is the machine.
 `--minutes 1` gives a quick look: below three minutes, the first and the last third are compared. The last line is JSON;
 exits 1 when claims take more than twice as long at the end, or when a unit is not done.
 """
@@ -62,18 +63,22 @@ def fill(store: Store, run: int, n: int) -> None:
 
 
 def claim(where: str, seconds: float) -> None:
-    """A process that claims and commits. It prints the moment and the duration of each claim that got units."""
+    """A process that claims and commits.
+
+    It prints for each claim that got units its moment, its duration, and that of a transaction that reads nothing.
+    """
     store = Store(where if "://" in where else Path(where))
     claims = store.claims(card_of_process((fleet.KIND,), n_slots=K))
     claims.begin()
-    took: list[tuple[float, float]] = []
-    began = time.monotonic()
-    next_at = began
+    took: list[tuple[float, float, float]] = []
+    next_at = began = time.monotonic()
     while time.monotonic() < began + seconds:
         before = time.perf_counter()
         claimed = claims.claim(K)
         if claimed:
-            took.append((time.monotonic() - began, 1000 * (time.perf_counter() - before)))
+            after = time.perf_counter()
+            fleet.rows(store, "SELECT 1")
+            took.append((after, 1000 * (after - before), 1000 * (time.perf_counter() - after)))
             claims.finish([Finished(one, Effect(fleet.RESULT)) for one in claimed])
         next_at += PERIOD_S
         time.sleep(max(0.0, next_at - time.monotonic()))
@@ -103,16 +108,17 @@ def measure(where: Path | str, minutes: float, per_s: int, n_history: int) -> It
         fleet.put(store, run, "new", wanted - n, first=n)
         n = wanted
         time.sleep(0.1)
-    took = [(at, ms) for claimer in claimers for at, ms in json.loads(claimer.communicate()[0])]
+    took = [one for claimer in claimers for one in json.loads(claimer.communicate()[0])]
     window_s = 60.0 if minutes >= 3 else seconds / 3
-    last = max(at for at, _ in took)
-    first_p95 = p95([ms for at, ms in took if at < window_s])
-    last_p95 = p95([ms for at, ms in took if at > last - window_s])
+    first, last = (edge(at for at, _, _ in took) for edge in (min, max))
     yield "per_s", n / seconds
     yield "claims", len(took)
-    yield "first_p95_ms", first_p95
-    yield "last_p95_ms", last_p95
-    yield "p95_ratio", last_p95 / first_p95
+    for name, column in (("p95", 1), ("nothing_p95", 2)):
+        early = p95([one[column] for one in took if one[0] < first + window_s])
+        late = p95([one[column] for one in took if one[0] > last - window_s])
+        yield f"first_{name}_ms", early
+        yield f"last_{name}_ms", late
+        yield f"{name}_ratio", late / early
     found = fleet.counts(store, run)
     yield "done", found["done"]
     yield "undone", sum(found.values()) - found["done"]
