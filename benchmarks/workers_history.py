@@ -4,7 +4,7 @@
 
 Two processes claim up to 64 units at a time and commit them, every 50 ms; this process asks for 500 units a second. The
 history is written by SQL before. The p95 of a claim in the last minute stands beside that of the first minute. After
-each claim the same process makes a transaction that reads nothing: what that one takes longer at the end is the machine.
+each claim the same process makes a transaction that reads nothing: what that takes longer at the end is the machine.
 `--minutes 1` gives a quick look: below three minutes, the first and the last third are compared. The last line is JSON;
 exits 1 when claims take more than twice as long at the end, or when a unit is not done.
 """

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from agentloop.errors import NoSuchWork, did_you_mean
+from agentloop.remote.drives import DRIVE
 from agentloop.store.units import PROCESS, QueueFacts, UnitRows, WorkerFacts
 from agentloop.types import Frozen, RunFacts, RunState, UnitState
 from agentloop.work.askers import askers
@@ -53,7 +54,8 @@ class RunLine(Frozen):
     n_units: int
     n_done: int
     is_asked: bool
-    """Whether a process asks for its units now. False where the command of the run was killed or ended by an error."""
+    """Whether a process asks for its units now, or a worker drives it or will. False where the command of the run was
+    killed or ended by an error."""
     progress: dict[str, Any]
     """What the run itself says of its progress."""
     why: str
@@ -112,7 +114,7 @@ def _line(run: RunFacts, queues: Sequence[QueueFacts], workers: Sequence[WorkerF
         **facts,
         n_units=sum(sum(queue.n.values()) for queue in queues),
         n_done=sum(line.done for line in kinds),
-        is_asked=is_asked,
+        is_asked=is_asked or any(line.kind == DRIVE and line.ready + line.leased for line in kinds),
         made_at=run.made_at,
         ended_at=run.ended_at,
         kinds=kinds,
