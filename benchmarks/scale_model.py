@@ -1,7 +1,7 @@
 """A simulation of workers, their database and its disk, by events in the order of their times. It measures nothing.
 
     unit:         wait (the episode) ─▶ event loop of its worker ─▶ group of the next commit ─▶ replaced by a new unit
-    transaction:  CPU of the worker ─▶ round trips ─▶ CPU of a connection's process ─▶ flush of the log
+    transaction:  CPU of the worker ─▶ pauses ─▶ CPU of a connection's process ─▶ flush of the log
 
 A process does one job at a time, as Python's lock has it; the processes of a machine share its cores in turns of
 QUANTUM_S. A flush covers all transactions that wait when it begins. `scale_sim.py` measures the costs and runs this.
@@ -39,6 +39,9 @@ class Costs:
     """CPU of the database in each transaction for each unit that any worker has now."""
     flush_ms: float
     """Time of a flush of the log to its disk."""
+    pause_commit_ms: float = 0.0
+    """Time of a transaction in which neither side computes: messages between them, and turns of other programs."""
+    pause_unit_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -237,9 +240,10 @@ class SimulatedWorker:
         cpu_ms = costs.worker_commit_ms + costs.worker_unit_ms * len(group)
         database_ms = costs.database_commit_ms + costs.database_unit_ms * len(group)
         database_ms += costs.database_leased_ms * world.n_leased
+        pause_ms = costs.pause_commit_ms + costs.pause_unit_ms * len(group) + world.fleet.round_trips_ms
         steps: list[Callable[[Then], None]] = [
             lambda then: self.process.do(cpu_ms / 1000, then),
-            lambda then: world.clock.after(world.fleet.round_trips_ms / 1000, then),
+            lambda then: world.clock.after(pause_ms / 1000, then),
             lambda then: self._backend.do(database_ms / 1000, then),
             lambda then: world.disk.flush(then),
         ]

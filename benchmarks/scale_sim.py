@@ -9,9 +9,9 @@
 3. Only then it simulates 1,000, 10,000 and 100,000 episodes at once on machines of the given size, and names the
    part that uses most of its capacity. Episodes leave a trace of three steps. An agent's own CPU is `--agent-cpu-ms`.
 
-The cores of step 2 are those that other programs of this machine left to the workers: those that were free by
-/proc/stat, or the share that the kernel gives to as many processes beside as many others. Prices are options:
-`--core-hour-usd`, `--gpu-hour-usd`, `--episodes-per-gpu-hour`. The last line is JSON.
+The times of step 1 are measured before and after each run of step 2, because other programs may use the machine, too:
+the pauses of a transaction have the turns that those took. Prices are options: `--core-hour-usd`, `--gpu-hour-usd`,
+`--episodes-per-gpu-hour`. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fleet
 from ingest import cpu_s
@@ -45,17 +44,18 @@ SIZES = (1, 8, 32)
 """Units in a transaction, for the fit of its costs."""
 WITHIN = 0.15
 """Largest difference between simulation and measurement that allows an extrapolation."""
-WAIT_S, SLOTS = 0.05, 16
+WAIT_S, SLOTS = 0.05, 8
 N_LEASED = 50_000
 EPISODES_AT_ONCE = (1000, 10_000, 100_000)
 CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
 
 class Cost(NamedTuple):
-    """CPU of one transaction, in ms."""
+    """CPU and duration of one transaction, in ms."""
 
     worker: float
     database: float
+    wall: float
 
 
 class Server:
@@ -71,8 +71,8 @@ class Server:
 
     def cpu_s(self) -> float:
         """Of all its processes, those that have ended included."""
-        fields = Path(f"/proc/{self._parent}/stat").read_text().rpartition(")")[2].split()
-        ended = (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+        columns = Path(f"/proc/{self._parent}/stat").read_text().rpartition(")")[2].split()
+        ended = (int(columns[13]) + int(columns[14])) / os.sysconf("SC_CLK_TCK")
         return ended + sum(map(cpu_s, self.pids()))
 
 
@@ -89,7 +89,7 @@ def transactions(store: Store, server: Server, claims: Claims, run: int, size: i
     """The mean of `n` transactions that commit and claim `size` units."""
     fleet.put(store, run, f"{leaves}-{size}-{time.time_ns()}", size * (n + 1))
     claimed = claims.claim(size)
-    worker_s = 0.0
+    worker_s = wall_s = 0.0
     before_s = server.cpu_s()
     for _ in range(n):
         traces = leaves == "trace"
@@ -97,12 +97,13 @@ def transactions(store: Store, server: Server, claims: Claims, run: int, size: i
             Finished(one, Effect(fleet.RESULT, (placed(run, one.unit.key, one.unit.position),) if traces else ()))
             for one in claimed
         ]
-        before = time.process_time()
+        cpu, wall = time.process_time(), time.perf_counter()
         _, claimed = claims.finish_and_claim(ended, size)
-        worker_s += time.process_time() - before
+        worker_s += time.process_time() - cpu
+        wall_s += time.perf_counter() - wall
     database_s = server.cpu_s() - before_s
     claims.finish([Finished(one, Effect(fleet.RESULT)) for one in claimed])
-    return Cost(1000 * worker_s / n, 1000 * database_s / n)
+    return Cost(1000 * worker_s / n, 1000 * database_s / n, 1000 * wall_s / n)
 
 
 def measured_costs(url: str, leaves: str, n: int) -> Costs:
@@ -115,10 +116,12 @@ def measured_costs(url: str, leaves: str, n: int) -> Costs:
     found = [(size, transactions(store, server, claims, run, size, n, leaves)) for size in SIZES]
     worker = line([(size, cost.worker) for size, cost in found])
     database = line([(size, cost.database) for size, cost in found])
+    flush = flush_ms(server.folder)
+    pause = line([(size, max(0.0, cost.wall - cost.worker - cost.database - flush)) for size, cost in found])
     store.move_run(run, RunState.done)
     claims.end()
     store.close()
-    return Costs(0.0, *worker, *database, 0.0, flush_ms(server.folder))
+    return Costs(0.0, *worker, *database, 0.0, flush, *pause)
 
 
 def flush_ms(folder: Path) -> float:
@@ -160,76 +163,28 @@ class Run(NamedTuple):
     cpu_ms: float
     """CPU of its workers for one unit."""
     per_commit: float
-    cores: float
-    """Cores that other programs left to it."""
     connections: float
     """Of each worker to the server."""
 
 
-class Others:
-    """Samples how many threads of other programs want to run, for the duration of a block."""
-
-    def __init__(self, own: list[int]) -> None:
-        self._own = own
-        self._samples: list[int] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Others:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(0.1):
-            running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
-            states = [one.read_text().rpartition(") ")[2][0] for pid in self._own for one in threads(pid)]
-            self._samples.append(max(0, running - states.count("R") - 1))
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self._samples) if self._samples else 0.0
-
-
-def threads(pid: int) -> list[Path]:
-    return list(Path(f"/proc/{pid}/task").glob("*/stat"))
-
-
-def busy_s() -> float:
-    """Core-seconds that all programs of this machine have used."""
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    return sum(int(fields[k]) for k in (0, 1, 2, 5, 6)) / os.sysconf("SC_CLK_TCK")
-
-
 def measured(url: str, n_workers: int, seconds: float, leaves: str) -> Run:
     """Workers of this machine whose units wait WAIT_S, for about `seconds`."""
-    store, server = Store(url, upgrade=True), Server(url)
-    run, _ = fleet.held_back(store, f"{n_workers}-{leaves}", round(n_workers * SLOTS / WAIT_S * seconds))
+    store = Store(url, upgrade=True)
+    run, _ = fleet.held_back(store, f"{n_workers}-{leaves}", round(n_workers * SLOTS / WAIT_S * (seconds + 3)))
     words = ("--slots", SLOTS, "--wait-s", WAIT_S, "--leaves", leaves)
     with fleet.fleet(n_workers, url, *words) as members:
         store.move_run(run, RunState.running)
         time.sleep(1.5)  # workers look for units once a second
-        own = [member.process.pid for member in members]
-        before = (busy_s(), sum(map(cpu_s, own)) + server.cpu_s(), time.perf_counter(), done(store, run))
-        with Others([*own, *server.pids()]) as others:
-            time.sleep(0.5 * seconds)
-        after = (busy_s(), sum(map(cpu_s, own)) + server.cpu_s(), time.perf_counter(), done(store, run))
-        all_s, ours_s, wall_s, n = (b - a for a, b in zip(before, after, strict=True))
+        began, before = time.perf_counter(), done(store, run)
+        time.sleep(seconds)
+        per_s = (done(store, run) - before) / (time.perf_counter() - began)
         [[n_connections]] = fleet.rows(store, CONNECTIONS)
         store.move_run(run, RunState.cancelled)
         facts = [member.end() for member in members]
     n_done = done(store, run)
     store.close()
-    n_cores, n_own = os.cpu_count() or 1, 2 * n_workers  # each worker has a process of the server
-    free = n_cores - max(0.0, all_s - ours_s) / wall_s
-    cores = max(free, n_cores * n_own / (n_own + others.mean))
-    per_commit = n_done / sum(one["n_commits"] for one in facts)
-    return Run(
-        n / wall_s, 1000 * sum(one["cpu_s"] for one in facts) / n_done, per_commit, cores, n_connections / n_workers
-    )
+    cpu_ms = 1000 * sum(one["cpu_s"] for one in facts) / n_done
+    return Run(per_s, cpu_ms, n_done / sum(one["n_commits"] for one in facts), n_connections / n_workers)
 
 
 def done(store: Store, run: int) -> int:
@@ -245,9 +200,14 @@ def with_loop(costs: Costs, one: Run) -> Costs:
 # -------------------------------------------------------------------------------------------- simulating
 
 
-def here(n_workers: int, cores: float) -> Fleet:
+def here(n_workers: int) -> Fleet:
     """The fleet of `measured`."""
-    return Fleet(n_workers, SLOTS, WAIT_S, worker_cores=cores, is_one_machine=True)
+    return Fleet(n_workers, SLOTS, WAIT_S, worker_cores=os.cpu_count() or 1, is_one_machine=True)
+
+
+def mean(*costs: Costs) -> Costs:
+    """Of each service time."""
+    return Costs(**{one.name: statistics.fmean(getattr(cost, one.name) for cost in costs) for one in fields(Costs)})
 
 
 def differs_by(simulated: float, measured: float) -> float:
@@ -311,47 +271,60 @@ def database() -> Iterator[Callable[[], str]]:
         yield lambda: stack.enter_context(postgresql.database(server))
 
 
+def checked(new: Callable[[], str], leaves: str, n: int, seconds: float) -> Iterator[tuple[str, Any]]:
+    """The costs of units that leave a row or a trace, and the check for two and four workers."""
+    costs = [measured_costs(new(), leaves, n)]
+    one = measured(new(), 1, seconds, leaves)
+    costs.append(measured_costs(new(), leaves, n))
+    loop_ms = with_loop(mean(*costs), one).loop_ms
+    for n_workers in (2, 4):
+        run = measured(new(), n_workers, seconds, leaves)
+        costs.append(measured_costs(new(), leaves, n))
+        around = replace(mean(*costs[-2:]), loop_ms=loop_ms)
+        simulated = simulate(here(n_workers), around, seconds=10.0).per_s
+        share = differs_by(simulated, run.per_s)
+        facts = {"measured_per_s": run.per_s, "simulated_per_s": simulated, "differs_by": share}
+        yield f"{leaves}_{n_workers}_workers", {name: round(value, 3) for name, value in facts.items()}
+        yield "connections_per_worker", run.connections
+    yield leaves, {name: round(value, 4) for name, value in vars(replace(mean(*costs), loop_ms=loop_ms)).items()}
+
+
 def main() -> int:
     options = parsed()
     if postgresql.binaries() is None:
         print(f"no PostgreSQL here. Remedy: {postgresql.REMEDY}", file=sys.stderr)
         return 2
     n, seconds = (60, 4.0) if options.quick else (200, 12.0)
-    report: dict[str, object] = {"load": os.getloadavg()[0]}
+    report: dict[str, Any] = {"load": os.getloadavg()[0]}
     with database() as new:
-        by_leaves = {}
-        is_off, per_worker = False, 0.0
         for leaves in ("row", "trace"):
-            costs = measured_costs(new(), leaves, n)
-            costs = with_loop(costs, measured(new(), 1, seconds, leaves))
-            by_leaves[leaves] = costs
-            report[leaves] = {name: round(value, 4) for name, value in vars(costs).items()}
-            print(leaves, report[leaves], flush=True)
-            for n_workers in (2, 4):
-                run = measured(new(), n_workers, seconds, leaves)
-                per_worker = run.connections
-                simulated = simulate(here(n_workers, run.cores), costs, seconds=10.0).per_s
-                share = differs_by(simulated, run.per_s)
-                is_off |= share > WITHIN
-                report[f"{leaves}_{n_workers}_workers"] = {
-                    "measured_per_s": round(run.per_s, 1), "simulated_per_s": round(simulated, 1),
-                    "differs_by": round(share, 3), "cores": round(run.cores, 2),
-                }  # fmt: skip
-                print(f"{leaves} {n_workers} workers", report[f"{leaves}_{n_workers}_workers"], flush=True)
-        leased = leased_ms(new(), n)
-    report["connections_per_worker"] = per_worker
-    report["leased_ms"] = round(leased, 6)
-    report["reproduces"] = not is_off
-    if not is_off:
-        costs = by_leaves["trace"]
-        costs = replace(costs, loop_ms=costs.loop_ms + options.agent_cpu_ms, database_leased_ms=leased)
-        report["extrapolated"] = list(extrapolated(costs, per_worker, options))
-        for one in report["extrapolated"]:  # type: ignore[attr-defined]
-            print(one)
+            for name, value in checked(new, leaves, n, seconds):
+                report[name] = value
+                print(name, value, flush=True)
+        report["leased_ms"] = round(leased_ms(new(), n), 6)
+    checks = [value["differs_by"] for name, value in report.items() if name.endswith("_workers")]
+    report["reproduces"] = max(checks) <= WITHIN
+    if report["reproduces"]:
+        report["extrapolated"] = []
+        for one in extrapolated(planned_costs(report, options), report["connections_per_worker"], options):
+            report["extrapolated"].append(one)
+            print(one, flush=True)
     report["options"] = {name: value for name, value in vars(options).items() if name != "quick"}
     report["load_after"] = os.getloadavg()[0]
     print(json.dumps(report))
-    return 1 if is_off else 0
+    return 0 if report["reproduces"] else 1
+
+
+def planned_costs(report: dict[str, Any], options: argparse.Namespace) -> Costs:
+    """Of episodes that leave a trace, on machines that do nothing else."""
+    measured = Costs(**report["trace"])
+    return replace(
+        measured,
+        loop_ms=measured.loop_ms + options.agent_cpu_ms,
+        database_leased_ms=report["leased_ms"],
+        pause_commit_ms=0.0,  # `--round-trips-ms` takes their place
+        pause_unit_ms=0.0,
+    )
 
 
 def parsed() -> argparse.Namespace:
