@@ -3,11 +3,12 @@
     python benchmarks/outside.py [--games guess doorkey] [--seeds 1 2 3] [--out FILE]
 
 guess: GEM's `game:GuessTheNumber-v0-hard`. doorkey: MiniGrid's `MiniGrid-DoorKey-5x5-v0`. Both are played in plain text
-(`outside_worlds.py`). A tiny model is made from scratch, imitates a clumsy program (guess: one that often forgets what
-it heard; doorkey: random moves), and learns by the shipped trainer from there. It is measured on environment seeds that
-nothing else uses. Episodes and steps count those of the program, too; those that measure are
-extra. Beside it, on the same environment seeds: random moves, and for guess binary search. Options were tuned on seeds
-from 101 on.
+(`outside_worlds.py`). A tiny model is made from scratch, imitates a clumsy program (guess: binary search in which two
+guesses of five are any number; doorkey: random moves), and learns by the shipped trainer from there: guess with GRPO,
+doorkey with PPO. It is measured on environment seeds that nothing else uses, guess at temperature 1 before and after,
+doorkey at 0.5. Episodes and steps count those of the program, too; those that measure are extra. Beside it, on the same
+environment seeds: random moves, and for guess binary search. Options were tuned on seeds from 101 on, and on other
+environment seeds.
 
 Goals: guess from at most .5 to at least .95 success, with at most 20,000 episodes. doorkey: a mean return of at least
 .95, with at most 80,000 environment steps and 10 CPU-minutes. The last line is JSON. Exits 1 where a goal is missed.
@@ -29,7 +30,7 @@ import time
 import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -78,6 +79,8 @@ PACKAGES = (
 """The two projects, and what they need that agentloop does not."""
 TRAIN_FROM, UNSEEN_FROM = 1_000, 500_000
 """First environment seeds: of attempts that train, and of those that measure."""
+MAX_TASKS = 32
+"""Of a round whose episodes are short."""
 
 
 class NoSandboxes:
@@ -97,11 +100,15 @@ class Count:
 
     episodes: int = 0
     steps: int = 0
+    steps_per_episode: float = 0.0
+    """Of the newest attempts."""
 
     def add(self, attempts: Sequence[Attempt]) -> None:
         """Episodes, and the turns of each."""
+        n_steps = sum(len(attempt.trace.steps) for attempt in attempts)
         self.episodes += len(attempts)
-        self.steps += sum(len(attempt.trace.steps) for attempt in attempts)
+        self.steps += n_steps
+        self.steps_per_episode = n_steps / len(attempts)
 
 
 class WorkExperience(MemoryExperience):
@@ -158,6 +165,8 @@ class Result:
     episodes: int
     steps: int
     cpu_s: float
+    load: float
+    """Of the machine, over the last 15 minutes of learning."""
     curve: list[float] = field(default_factory=list)
     """Mean reward of each round."""
 
@@ -181,8 +190,9 @@ def learn(game: Game, seed: int, folder: Path) -> Result:
     started = time.process_time()
     torch.set_num_threads(1)
     count = Count()
-    train = tasks_of(game, TRAIN_FROM + 10_000 * seed, 512)
-    policy = warm(game, seed, train, count)
+    first = TRAIN_FROM + 10_000 * seed
+    policy = warm(game, seed, tasks_of(game, first, game.n_shown), count)
+    train = tasks_of(game, first, game.n_train)
     policy.save(folder / "v0001" / WEIGHTS)
     spent_s = time.process_time() - started
     before = measured(game, game.n_before, seed, folder / "v0001")
@@ -190,19 +200,35 @@ def learn(game: Game, seed: int, folder: Path) -> Result:
     curve: list[float] = []
     newest = folder / "v0001"
     for number in range(2, 2 + game.n_turns):
-        curve += asyncio.run(improve(game, seed, number, folder, train, count))
+        turn = next_turn(game, count)
+        if turn is None:
+            break
+        curve += asyncio.run(improve(game, turn, seed, number, folder, train, count))
         made = folder / f"v{number:04d}"
         if not (made / WEIGHTS).is_dir():  # no attempt had a gradient
             break
         newest = made
     spent_s += time.process_time() - started
+    load = round(os.getloadavg()[2], 1)
     after = measured(game, game.n_unseen, seed, newest)
-    return Result(game.name, seed, before, after, count.episodes, count.steps, round(spent_s, 1), curve)
+    return Result(game.name, seed, before, after, count.episodes, count.steps, round(spent_s, 1), load, curve)
 
 
-def warm(game: Game, seed: int, train: Sequence[Task], count: Count) -> TinyPolicy:
+def next_turn(game: Game, count: Count) -> Learning | None:
+    """How the next turn learns; None if its attempts could take more environment steps than are left."""
+    learning = Learning(**game.learning)
+    if game.steps_per_round is None:
+        return learning
+    n_tasks = int(game.steps_per_round / (learning.group_size * count.steps_per_episode))
+    if game.max_steps is not None:
+        at_most = learning.steps_per_turn * learning.group_size * game.limits.max_steps
+        n_tasks = min(n_tasks, (game.max_steps - count.steps) // at_most)
+    return replace(learning, n_tasks=min(n_tasks, MAX_TASKS)) if n_tasks >= learning.n_tasks else None
+
+
+def warm(game: Game, seed: int, tasks: Sequence[Task], count: Count) -> TinyPolicy:
     """A model that does about what the clumsy program does."""
-    shown = asyncio.run(played(train[: game.n_shown], ScriptedPolicy(game.shows), f"shown/{seed}"))
+    shown = asyncio.run(played(tasks, ScriptedPolicy(game.shows), f"shown/{seed}"))
     count.add(shown)
     tokenizer = train_tokenizer(texts(attempt.trace for attempt in shown), vocab_size=game.vocabulary)
     policy = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=seed, width=game.width), tokenizer)
@@ -214,7 +240,9 @@ def warm(game: Game, seed: int, train: Sequence[Task], count: Count) -> TinyPoli
     return policy
 
 
-async def improve(game: Game, seed: int, number: int, folder: Path, train: Sequence[Task], count: Count) -> list[float]:
+async def improve(
+    game: Game, learning: Learning, seed: int, number: int, folder: Path, train: Sequence[Task], count: Count
+) -> list[float]:
     """Version `number`, by the shipped trainer; the mean reward of each of its rounds."""
     parent = PolicyVersion(
         number=number - 1,
@@ -225,7 +253,6 @@ async def improve(game: Game, seed: int, number: int, folder: Path, train: Seque
         config_hash="",
         created_at=datetime.now(UTC),
     )
-    learning = Learning(**game.learning)
     trainer = WeightsTrainer(
         algorithm(game.kind, game.options),
         learning,
@@ -285,15 +312,16 @@ def main() -> None:
         results.append(result)
         print(
             f"{result.game} seed {result.seed}: {result.before:.3f} -> {result.after:.3f}, "
-            f"{result.episodes:,} episodes, {result.steps:,} steps, {result.cpu_s:.0f} CPU-s"
+            f"{result.episodes:,} episodes, {result.steps:,} steps, {result.cpu_s:.0f} CPU-s, load {result.load:.0f}"
             f"{''.join(f'; missed: {line}' for line in result.misses())}",
             flush=True,
         )
-    line = json.dumps({"baselines": baselines, "seeds": [asdict(result) for result in results]})
+    missed = {f"{result.game} {result.seed}": result.misses() for result in results if result.misses()}
+    line = json.dumps({"baselines": baselines, "seeds": [asdict(result) for result in results], "missed": missed})
     if options.out is not None:
         options.out.write_text(line + "\n")
     print(line)
-    sys.exit(any(result.misses() for result in results))
+    sys.exit(bool(missed))
 
 
 def environment() -> Path:

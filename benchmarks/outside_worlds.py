@@ -1,13 +1,16 @@
 """Environments of other projects, played in plain text: a number game of GEM, and a room of MiniGrid.
 
-Both are as their projects ship them; the wrappers only say in words what can be seen, and read the answer as an action.
+Both are as their projects ship them. The wrappers only say in few words what can be seen, and read the answer as an
+action.
 Gymnasium finds them as `outside_worlds:Guess-v0` and `outside_worlds:DoorKey-v0`.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import string
+from itertools import product
 from typing import Any
 
 import gymnasium
@@ -19,14 +22,15 @@ MOVES = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
 OBJECTS = {2: "wall", 4: "door", 5: "key", 8: "goal"}
 """MiniGrid's numbers of what DoorKey has."""
 DOORS = ("open", "closed", "locked")
-CENTRE, FRONT = 3, 5
-"""Of the 7x7 view: the column that the agent looks along, and the row before it; the agent is in row 6."""
+HERE, FRONT, LEFT, RIGHT = (3, 6), (3, 5), (2, 6), (4, 6)
+"""Column and row in the 7x7 view of the agent, which looks towards row 0, and of the cells at its sides."""
 
 
 class Guess(gymnasium.Env[str, str]):
     """A game of GEM (arXiv:2510.01051): the number between 1 and 50, in at most 7 guesses. An answer is the number.
 
-    Of the rules, which never change, the first observation has the last line.
+    The rules never change and are left out. Of a hint, `At turn 1, you guessed 25, and the target number is lower than
+    25.`, the observation is the one word that the answer before it does not tell.
     """
 
     observation_space = action_space = WORDS
@@ -40,14 +44,15 @@ class Guess(gymnasium.Env[str, str]):
         """The game draws its number from Python's global generator, which nobody else should find seeded."""
         state = random.getstate()
         super().reset(seed=seed)
-        seen, info = self._game.reset(seed=seed)
+        _, info = self._game.reset(seed=seed)
         random.setstate(state)
-        return seen.splitlines()[-1], info
+        return "Guess.", info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """The game ends with the right number, after the seventh guess, and after an answer without a number."""
         seen, reward, terminated, truncated, info = self._game.step(f"\\boxed{{{action}}}")
-        return seen, float(reward), terminated, truncated, info
+        hint = re.search(r"the target number is (lower|higher)", seen)
+        return hint[1] if hint else seen, float(reward), terminated, truncated, info
 
 
 class DoorKey(gymnasium.Env[str, str]):
@@ -72,26 +77,26 @@ class DoorKey(gymnasium.Env[str, str]):
 
 
 def described(view: Any) -> str:
-    """What the agent sees, as `key 2 ahead 1 left, ...`, then what is just before it and beside it, and what it holds.
+    """What is in front, left and right of the agent, what it holds, and the rest of what it sees with its cell.
+
+    As in `free wall locked key goal cf`: a word each, so that a prompt is short. A cell is its column, a to g, and its
+    row, h to n.
 
     view: shape (7, 7, 3), as MiniGrid has it: object, colour and state by column and row.
     """
-    parts = []
-    for column in range(7):
-        for row in range(7):
-            name = OBJECTS.get(int(view[column, row, 0]))
-            if name in ("key", "door", "goal") and (column, row) != (CENTRE, FRONT + 1):
-                state = f" {DOORS[view[column, row, 2]]}" if name == "door" else ""
-                parts.append(f"{name}{state} {_place(column - CENTRE, FRONT + 1 - row)}")
-    held = OBJECTS.get(int(view[CENTRE, FRONT + 1, 0]), "nothing")
-    beside = (("front", CENTRE, FRONT), ("left", CENTRE - 1, FRONT + 1), ("right", CENTRE + 1, FRONT + 1))
-    near = [f"{side} {OBJECTS.get(int(view[column, row, 0]), 'free')}" for side, column, row in beside]
-    return ", ".join([*parts, *near, f"hold {held}"])
+    words = [_name(view[cell]) or "free" for cell in (FRONT, LEFT, RIGHT)]
+    words.append("key" if _name(view[HERE]) == "key" else "nothing")
+    for column, row in product(range(7), range(7)):
+        name = _name(view[column, row])
+        if name not in (None, "wall") and (column, row) != HERE:
+            words.append(f"{name} {'abcdefg'[column]}{'hijklmn'[row]}")
+    return " ".join(words)
 
 
-def _place(right: int, ahead: int) -> str:
-    side = "" if right == 0 else f" {abs(right)} {'right' if right > 0 else 'left'}"
-    return f"{ahead} ahead{side}"
+def _name(cell: Any) -> str | None:
+    """The object in a cell, a door by its state; None if it is empty or not seen."""
+    name = OBJECTS.get(int(cell[0]))
+    return DOORS[cell[2]] if name == "door" else name
 
 
 gymnasium.register("Guess-v0", Guess)
