@@ -264,10 +264,10 @@ class _App(Celery):  # type: ignore[misc]
 
 
 def _strategy(task: Any, app: Celery, consumer: Any, **_: object) -> Callable[..., None]:
-    """What Celery's consumer does with a message of the task: call it, in its own thread.
+    """Celery's consumer calls this with each message of the task, in its own thread.
 
-    Celery's default makes a request, a trace, events and a result of it, which cost more than the ring itself. Redis
-    has passed the message on and forgotten it, so nothing is acknowledged.
+    By default, Celery creates a request, a trace, events and a result for each message, which cost more than the ring
+    itself. Redis has already forgotten the message, so no acknowledgement is sent.
     """
 
     def handle(message: Any, *_: object) -> None:

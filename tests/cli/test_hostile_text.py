@@ -45,6 +45,7 @@ BUSY, RUDE = "BUSY", "RUDE"
 BLOCKED: dict[Words, Words] = {
     ("serve",): ("--port", BUSY),
     ("worker",): ("--check",),
+    ("drive",): (),
     ("demo",): ("--out", NAME),
     ("init",): (),
 }
@@ -142,6 +143,7 @@ STORED: dict[Words, list[Words]] = {
     ("init",): [(NAME,)],
     ("loop",): [(NAME, *BOXED), (NAME, *BOXED, "--json")],
     ("worker",): [("--check", *HERE)],
+    ("drive",): [HERE],
     ("run",): [
         (f"{NAME}/tasks", *BOXED, "--agent", "oracle"),
         (f"{NAME}/tasks", *BOXED, "--model", NAME, "--base-url", RUDE, "--json"),
