@@ -118,7 +118,7 @@ class Worker:
         self._may_have_units = True
         """False after a claim got fewer units than it asked for, until the bell rings or POLL_S have passed."""
         self._rang = False
-        """True if the bell rang after the last claim."""
+        """True if the bell, and not the end of a pause, had it look last."""
         self._drains = asyncio.Event()
         """Set when it is to claim nothing more."""
         self._cut = asyncio.Event()
