@@ -22,7 +22,7 @@ from agentloop.store.database import Database
 from agentloop.store.quotes import requoted
 from agentloop.store.redact import Redactor
 from agentloop.store.rewriting import HISTORY, clean
-from agentloop.store.shared import SharedBodies, link
+from agentloop.store.shared import BodyBatch, SharedBodies, link
 from agentloop.store.statements import chunks, insert_new, insert_rows, pipeline, stored_time
 from agentloop.store.tables import TraceRow
 from agentloop.store.token_ids import clean_trace
@@ -59,6 +59,15 @@ class _Ready(NamedTuple):
     """The compressed verdict."""
 
 
+class Prepared(NamedTuple):
+    """Attempts of one project, ready for a transaction that only writes."""
+
+    project: str
+    new: Sequence[Placed]
+    batch: BodyBatch
+    ready: tuple[_Ready, ...]
+
+
 _STORED = select(
     *(col(getattr(TraceRow, name)) for name in ("id", "episode_id", "stage", "superseded", "reward_state", "body"))
 ).where(
@@ -81,27 +90,40 @@ def put_attempts(
     """
     if not new:
         return []
+    prepared = prepare_attempts(shared, project, new)
+    with database.write(within=within) as connection:
+        stored = put_prepared(connection, shared.redactor, prepared)
+    prepared.batch.done()
+    return stored
+
+
+def prepare_attempts(shared: SharedBodies, project: str, new: Sequence[Placed]) -> Prepared:
+    """Attempts for `put_prepared`. Raises AttemptConflict for two different ones with one id."""
     batch = shared.batch(project)
     ready = _once_each([_prepare(shared.redactor, project, placed, batch.name) for placed in new])
-    stored = {one.id: one.stored for one in ready}
     # In one order for all writers, so that no two wait for each other; keys follow the order of the plan.
     ready.sort(key=lambda one: (one.row["stage"], one.row["n"], one.id))
-    with database.write(within=within) as connection:
-        keys = _insert(connection, ready)
-        refused = [one for one in ready if one.id not in keys]
-        ready = [one for one in ready if one.id in keys]
-        for one, trace_id, is_new in _resolve(connection, project, refused):
-            attempt = stored[one.id] = _with_id(one.stored, trace_id)
-            if is_new:
-                ready.append(_prepare(shared.redactor, project, one.placed._replace(attempt=attempt), batch.name))
-                keys |= _insert(connection, ready[-1:])
-        bodies = batch.put(connection)
-        with pipeline(connection):
-            link(connection, ((keys[one.id], bodies[name]) for one in ready for name in one.bodies))
-            put_facets(connection, shared.redactor, ((keys[one.id], one.facets) for one in ready))
-            _put_verdicts(connection, keys, ready)
-    batch.done()
-    return [stored[placed.attempt.trace.id] for placed in new]
+    return Prepared(project, new, batch, tuple(ready))
+
+
+def put_prepared(connection: Connection, redactor: Redactor, prepared: Prepared) -> list[Attempt]:
+    """`put_attempts` as part of a transaction. Call `done` of the batch when it is on disk."""
+    batch = prepared.batch
+    stored = {one.id: one.stored for one in prepared.ready}
+    keys = _insert(connection, prepared.ready)
+    refused = [one for one in prepared.ready if one.id not in keys]
+    ready = [one for one in prepared.ready if one.id in keys]
+    for one, trace_id, is_new in _resolve(connection, prepared.project, refused):
+        attempt = stored[one.id] = _with_id(one.stored, trace_id)
+        if is_new:
+            ready.append(_prepare(redactor, prepared.project, one.placed._replace(attempt=attempt), batch.name))
+            keys |= _insert(connection, ready[-1:])
+    bodies = batch.put(connection)
+    with pipeline(connection):
+        link(connection, ((keys[one.id], bodies[name]) for one in ready for name in one.bodies))
+        put_facets(connection, redactor, ((keys[one.id], one.facets) for one in ready))
+        _put_verdicts(connection, keys, ready)
+    return [stored[placed.attempt.trace.id] for placed in prepared.new]
 
 
 def _once_each(ready: Sequence[_Ready]) -> list[_Ready]:

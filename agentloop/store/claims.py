@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection
 
-from agentloop.store.attempts import Placed, put_attempts
+from agentloop.store.attempts import Placed, Prepared, prepare_attempts, put_prepared
 from agentloop.store.database import Database
 from agentloop.store.portable import ask, in_transaction, read_by_index
 from agentloop.store.runs import end_run, listed
@@ -288,26 +288,36 @@ class Claims:
     def finish_and_claim(self, finished: Sequence[Finished], k: int) -> tuple[list[bool], list[Claimed]]:
         """`finish`, then `claim` up to `k` units in the same transaction: half the commits of a busy worker."""
 
+        prepared = self._prepare(finished)
+
         def turn(connection: Connection) -> tuple[list[bool], list[Claimed]]:
-            return self._finish(connection, finished), self._claim(connection, k) if k else []
+            return self._finish(connection, finished, prepared), self._claim(connection, k) if k else []
 
         counts, claimed = in_transaction(self._database, turn)
+        for one in prepared:
+            one.batch.done()
         self._was_idle = k > 0 and not claimed
         return counts, claimed
 
-    def _finish(self, connection: Connection, finished: Sequence[Finished]) -> list[bool]:
-        counting = self._mark_done(connection, finished)
+    def _prepare(self, finished: Sequence[Finished]) -> list[Prepared]:
+        """The attempts of units that ended, by project, in the order of their names."""
         attempts: defaultdict[str, list[Placed]] = defaultdict(list)
-        units: defaultdict[tuple[str, int], list[Unit]] = defaultdict(list)
-        counts: list[bool] = []
         for claimed, effect in finished:
-            counts.append((claimed.number, claimed.epoch) in counting)
-            if effect.attempts and counts[-1]:
+            if effect.attempts:
                 attempts[claimed.project] += effect.attempts
-            if effect.units and counts[-1]:
+        return [prepare_attempts(self._shared, project, placed) for project, placed in sorted(attempts.items())]
+
+    def _finish(self, connection: Connection, finished: Sequence[Finished], prepared: Sequence[Prepared]) -> list[bool]:
+        counting = self._mark_done(connection, finished)
+        counts = [claimed.place in counting for claimed, _ in finished]
+        if not all(counts):  # rare: nothing of those that do not count is written, not even a text that others share
+            prepared = self._prepare([one for one, is_counted in zip(finished, counts, strict=True) if is_counted])
+        for one in prepared:
+            put_prepared(connection, self._shared.redactor, one)
+        units: defaultdict[tuple[str, int], list[Unit]] = defaultdict(list)
+        for (claimed, effect), is_counted in zip(finished, counts, strict=True):
+            if effect.units and is_counted:
                 units[claimed.project, claimed.run] += effect.units
-        for project, placed in sorted(attempts.items()):
-            put_attempts(self._database, self._shared, project, placed, within=connection)
         for (project, run), new in sorted(units.items()):
             put_units(connection, project, run, new)
         for (claimed, effect), is_counted in zip(finished, counts, strict=True):

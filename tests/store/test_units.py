@@ -242,6 +242,24 @@ def test_a_worker_that_was_overtaken_writes_nothing(either: Store) -> None:
 
 
 @pytest.mark.first(where=1)
+def test_of_units_that_end_together_those_that_were_overtaken_leave_no_text(either: Store) -> None:
+    begun(either, 2)
+    slow, quick = worker(either), worker(either, "w2")
+    kept, overtaken = slow.claim(2)
+    either.cancel_units([overtaken.unit.key])
+    ended = [
+        Finished(one, Effect(attempts=(Placed("turn-1", n, judged(f"t{n}", answer=f"the answer {n}")),)))
+        for n, one in enumerate((kept, overtaken))
+    ]
+    assert slow.finish(ended) == [True, False]
+    assert [row.id for row in either.find_traces(limit=9)] == ["t0"]
+    with either._database.read() as connection:
+        unused = "SELECT count(*) FROM body WHERE key NOT IN (SELECT body_key FROM trace_body)"
+        assert ask(connection, unused) == [(0,)]
+    assert finish(slow, overtaken) == [False]
+    assert quick.claim(1) == []
+
+
 def test_a_worker_that_claims_its_own_unit_again_leaves_its_effects_once(either: Store) -> None:
     begun(either)
     claims, other = worker(either), worker(either, "w2")
