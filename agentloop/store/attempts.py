@@ -59,7 +59,7 @@ class _Ready(NamedTuple):
     """The compressed verdict."""
 
 
-class Prepared(NamedTuple):
+class PreparedAttempts(NamedTuple):
     """Attempts of one project, ready for a transaction that only writes."""
 
     project: str
@@ -97,16 +97,16 @@ def put_attempts(
     return stored
 
 
-def prepare_attempts(shared: SharedBodies, project: str, new: Sequence[Placed]) -> Prepared:
+def prepare_attempts(shared: SharedBodies, project: str, new: Sequence[Placed]) -> PreparedAttempts:
     """Attempts for `put_prepared`. Raises AttemptConflict for two different ones with one id."""
     batch = shared.batch(project)
     ready = _once_each([_prepare(shared.redactor, project, placed, batch.name) for placed in new])
     # In one order for all writers, so that no two wait for each other; keys follow the order of the plan.
     ready.sort(key=lambda one: (one.row["stage"], one.row["n"], one.id))
-    return Prepared(project, new, batch, tuple(ready))
+    return PreparedAttempts(project, new, batch, tuple(ready))
 
 
-def put_prepared(connection: Connection, redactor: Redactor, prepared: Prepared) -> list[Attempt]:
+def put_prepared(connection: Connection, redactor: Redactor, prepared: PreparedAttempts) -> list[Attempt]:
     """`put_attempts` as part of a transaction. Call `done` of the batch when it is on disk."""
     batch = prepared.batch
     stored = {one.id: one.stored for one in prepared.ready}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection
 
-from agentloop.store.attempts import Placed, Prepared, prepare_attempts, put_prepared
+from agentloop.store.attempts import Placed, PreparedAttempts, prepare_attempts, put_prepared
 from agentloop.store.database import Database
 from agentloop.store.portable import ask, in_transaction, read_by_index
 from agentloop.store.runs import end_run, listed
@@ -299,7 +299,7 @@ class Claims:
         self._was_idle = k > 0 and not claimed
         return counts, claimed
 
-    def _prepare(self, finished: Sequence[Finished]) -> list[Prepared]:
+    def _prepare(self, finished: Sequence[Finished]) -> list[PreparedAttempts]:
         """The attempts of units that ended, by project, in the order of their names."""
         attempts: defaultdict[str, list[Placed]] = defaultdict(list)
         for claimed, effect in finished:
@@ -307,7 +307,9 @@ class Claims:
                 attempts[claimed.project] += effect.attempts
         return [prepare_attempts(self._shared, project, placed) for project, placed in sorted(attempts.items())]
 
-    def _finish(self, connection: Connection, finished: Sequence[Finished], prepared: Sequence[Prepared]) -> list[bool]:
+    def _finish(
+        self, connection: Connection, finished: Sequence[Finished], prepared: Sequence[PreparedAttempts]
+    ) -> list[bool]:
         counting = self._mark_done(connection, finished)
         counts = [claimed.place in counting for claimed, _ in finished]
         if not all(counts):  # rare: nothing of those that do not count is written, not even a text that others share
