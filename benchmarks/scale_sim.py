@@ -42,7 +42,7 @@ from agentloop.work.worker import card_of_process
 
 SIZES = (1, 8, 32)
 """Units in a transaction, for the fit of its costs."""
-WAIT_S, SLOTS = 0.05, 8
+WAIT_S, SLOTS = 0.05, 16
 N_LEASED = 50_000
 CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
