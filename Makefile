@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constr
 DEMO_OUT ?= demo-out
 # More tests run at once than there are cores, because they wait: quick ones for the disk, the others for processes.
 THREE := --numprocesses 3 --dist worksteal
-SIX := --numprocesses 6 --dist worksteal
+FOUR := --numprocesses 4 --dist worksteal
 
 # Hundreds of tests start a command, and each would compile the engine again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,7 +22,7 @@ define SUITE
 @export AGENTLOOP_SERVICES="$(abspath $(VENV))/services"; \
 trap 'sh tests/services.sh stop' EXIT; trap 'exit 130' HUP INT TERM; \
 sh tests/services.sh start; \
-{ $(BIN)/pytest $(SIX) $(2) -m "$(1) and not alone" || $(AGAIN); } && { $(BIN)/pytest $(2) -m "$(1) and alone" || $(AGAIN); }
+{ $(BIN)/pytest $(FOUR) $(2) -m "$(1) and not alone" || $(AGAIN); } && { $(BIN)/pytest $(2) -m "$(1) and alone" || $(AGAIN); }
 endef
 
 .PHONY: demo test quick soak check gate clean help
@@ -33,7 +33,7 @@ help:  ## list the targets
 demo: $(VENV)/.demo  ## watch a policy learn tool use: no GPU, no key; 4 to 5 minutes on two quiet cores
 	$(BIN)/agentloop demo --out $(DEMO_OUT)
 
-test: $(VENV)/.dev  ## every behaviour once, with a Docker Engine where one can be had: 15 to 20 minutes on two cores
+test: $(VENV)/.dev  ## every behaviour once, with a Docker Engine where one can be had: about 20 minutes on two cores
 	$(call SUITE,not soak,)
 
 quick: $(VENV)/.dev  ## the tests that need no engine, server or training: a minute
