@@ -64,8 +64,8 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.python pyproject.toml constraints.txt
-	@echo "installing agentloop with torch and gepa (a minute or two, once)"
-	@$(PIP) --editable '.[train,overlay]'
+	@echo "installing agentloop with torch, gepa and the pages (a minute or two, once)"
+	@$(PIP) --editable '.[train,overlay,serve]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Starts what the slow tests need, and stops only what it started: `sh tests/services.sh start|stop`.
-# Today that is a Docker Engine, busybox for images, and the programs of PostgreSQL and Redis. What it may not install or start it names, and exits 0;
+# Today that is a Docker Engine, busybox for images, the programs of PostgreSQL and Redis, and Chromium. What it may not install or start it names, and exits 0;
 # the tests then skip with that reason (and fail in CI).
 set -u
 
@@ -71,6 +71,23 @@ redis() { # of which the tests start a server of their own
         echo "redis: installed"
     else
         echo "redis: cannot be installed; see $STATE/apt-redis.log"
+    fi
+}
+
+browser() { # which the tests of the pages drive
+    if command -v chromium >/dev/null; then
+        return
+    fi
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        echo "chromium: none here; install it"
+        return
+    fi
+    mkdir -p "$STATE"
+    if { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core; } \
+        >"$STATE/apt-chromium.log" 2>&1 </dev/null; then
+        echo "chromium: installed"
+    else
+        echo "chromium: cannot be installed; see $STATE/apt-chromium.log"
     fi
 }
 
@@ -172,6 +189,7 @@ start)
     busybox
     postgres
     redis
+    browser
     start
     base_image
     ;;

@@ -1,8 +1,10 @@
 """The trace service: what `agentloop serve` runs.
 
-Counted (metrics.py) -> AccessGuard (auth.py) -> Gateway (agentloop/gateway/app.py) -> BodyLimit (body_limit.py)
+Counted (metrics.py) -> PageHeaders (pages/headers.py) -> AccessGuard (auth.py)
+    -> Gateway (agentloop/gateway/app.py) -> BodyLimit (body_limit.py)
     -> POST /v1/traces, /v1/logs (ingest.py, inflate.py)  ->  SpanCommits  ->  Store
     -> /api/v1/... (query.py)                                            ->  Store
+    -> /, /traces, /versions, ... (pages/)                               ->  Store
     -> /healthz, /readyz, /metrics (health.py)
 
 /openapi.json describes all routes (document.py). Errors are one line each (refusals.py).
@@ -30,8 +32,13 @@ from agentloop.api.health import Readiness, health
 from agentloop.api.ingest import Ingest
 from agentloop.api.local import LocalToken, token_file
 from agentloop.api.metrics import Counted, Metrics
+from agentloop.api.pages.headers import PageHeaders
+from agentloop.api.pages.router import page_routes
+from agentloop.api.pages.site import Site
 from agentloop.api.query import router
+from agentloop.api.read_only import ReadOnly
 from agentloop.api.refusals import JSON, content_type, refusal
+from agentloop.api.sessions import Sessions
 from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, NoSuchVersion, NoSuchWork, StateError, StoreError
 from agentloop.gateway.app import Gateway
 from agentloop.gateway.calls import Calls
@@ -55,11 +62,13 @@ def make_app(
     only_models: bool = False,
     trust: Collection[str] = (),
     folder: Path | None = None,
+    sessions: Sessions | None = None,
 ) -> ASGIApp:
     """The service over `store`, which the caller closes. routes: of the gateway; None: no gateway.
 
     only_models: serve only the gateway, without the routes for spans and traces. trust: `[feedback] trust`. folder: of
-    the project whose versions the store's project has; None if no files of versions are available.
+    the project whose versions the store's project has; None if no files of versions are available. sessions: of
+    browsers; default: new ones, which nobody can enter without a key.
     """
     commits = SpanCommits(partial(store.put_spans, trust=trust))
     metrics = Metrics(lambda: commits.n_commits, lambda: commits.n_waiting_bytes, store.size)
@@ -74,21 +83,46 @@ def make_app(
             await calls.close()
         commits.close()
 
-    app = FastAPI(title="agentloop", version=__version__, lifespan=lifespan, redoc_url=None, responses=REFUSALS)
+    app = FastAPI(
+        title="agentloop", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, responses=REFUSALS
+    )
+    site = Site(store, folder)
+    sessions = sessions or Sessions(store, store.project)
     if not only_models:
+        app.include_router(page_routes(site, sessions))
         app.router.routes.append(Route("/v1/traces", ingest.traces, methods=["POST"]))
         app.router.routes.append(Route("/v1/logs", ingest.logs, methods=["POST"]))
         app.include_router(router(store, trust, folder))
     app.include_router(health(readiness, metrics))
-    app.add_exception_handler(AgentLoopError, _engine_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    _explain_errors(app)
     describe(app)
     inner: ASGIApp = BodyLimit(app)
     token = LocalToken(token_file(store.path)) if store.path else None
     if calls:
         inner = Gateway(inner, calls)
-    return Counted(AccessGuard(inner, store, token, project=store.project), metrics)
+    guard = AccessGuard(inner, store, token, project=store.project, sessions=None if only_models else sessions)
+    return Counted(guard if only_models else PageHeaders(guard, site), metrics)
+
+
+def make_viewer(store: Store, folder: Path | None, sessions: Sessions) -> ASGIApp:
+    """The pages over `store` and the routes that they are drawn from; nothing can be sent and nothing changed.
+
+    folder: see `make_app`. Only `sessions` open it.
+    """
+    app = FastAPI(title="agentloop", version=__version__, docs_url=None, redoc_url=None, responses=REFUSALS)
+    site = Site(store, folder, is_read_only=True)
+    app.include_router(page_routes(site, sessions))
+    app.include_router(router(store, (), folder))
+    _explain_errors(app)
+    describe(app)
+    guard = AccessGuard(ReadOnly(app), store, project=store.project, sessions=sessions)
+    return PageHeaders(guard, site)
+
+
+def _explain_errors(app: FastAPI) -> None:
+    app.add_exception_handler(AgentLoopError, _engine_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
 
 
 def _engine_error(request: Request, error: Exception) -> Response:

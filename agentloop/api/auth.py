@@ -9,6 +9,9 @@ name. These requests may send spans, call models and read. A judgement (reward, 
 the scope `judge` or the token of `local.py`, so that an agent that can write its own trace cannot set its reward.
 Promoting, rolling back or canarying a policy version needs the scope `admin` or that token, so that no agent promotes
 itself. So does a move of a run, which decides what machines do.
+
+A browser opens pages with a session (`sessions.py`), which has the scopes of the key that it began with. A session also
+reads `/api/v1`; it changes something only by a form of a page.
 """
 
 from __future__ import annotations
@@ -22,16 +25,18 @@ import time
 from asyncio import to_thread
 from collections.abc import Callable, Iterable
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentloop.api.connection import PEER_UID
 from agentloop.api.local import TOKEN, LocalToken
+from agentloop.api.pages.paths import OPEN_PAGES, REVIEW, SIGN_IN, SIGN_OUT, is_open_page, is_page
 from agentloop.api.peer import peer_uid
 from agentloop.api.refusals import OTLP, refusal
+from agentloop.api.sessions import Session, Sessions, cookie_of, is_same_site
 from agentloop.errors import StoreError
 from agentloop.gateway.app import EPISODE, route_of, words_of
 from agentloop.store.keys import Key
@@ -57,8 +62,8 @@ SCOPES = {
 READING = ("GET", "HEAD")
 """Methods that change nothing."""
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
-"""Paths that need no key: health checks, and the documentation of the API. They show no data."""
+OPEN = {"/healthz", "/readyz", "/openapi.json", *OPEN_PAGES}
+"""Paths that need no key: health checks, signing in, and the documentation of the API. They show no data."""
 FRESH_S = 5.0
 """Seconds for which a look-up of a key stays valid: a revoked key may work that much longer."""
 BROKEN_S = 5
@@ -97,10 +102,11 @@ class AccessGuard:
         clock: Callable[[], float] = time.monotonic,
         uid_of: Callable[[Scope], int | None] = peer_uid,
         project: str = DEFAULT_PROJECT,
+        sessions: Sessions | None = None,
     ) -> None:
         """token: of this machine's user, if any. uid_of: for requests that did not come through a `Connection`.
 
-        project: the tenant of requests without a key.
+        project: the tenant of requests without a key. sessions: None for a service without pages.
         """
         self.app = app
         self._keys = keys
@@ -108,13 +114,15 @@ class AccessGuard:
         self._clock = clock
         self._uid_of = uid_of
         self._project = project
+        self._sessions = sessions
         self._cache: dict[str, tuple[float, Key | None]] = {}
         self._is_closed = False
         self._checked_at = -FRESH_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http" or scope["path"] in OPEN or is_open_page(scope["path"]):
+            scope.setdefault("state", {})["guard"] = self
             await self.app(scope, receive, send)
             return
         try:
@@ -127,7 +135,14 @@ class AccessGuard:
             await self.app(scope, receive, send)
 
     async def _check(self, scope: Scope, headers: Headers) -> Response | None:
+        if self._sessions is not None and is_page(scope["path"]):
+            return await self._by_session(scope, headers)
         words = _words(headers)
+        if words is None and self._sessions is not None and scope["path"].startswith("/api/"):
+            session = await self.session(scope)
+            if session is not None and scope["method"] in READING and session.may(READ):
+                self._admit(scope, session)
+                return None
         is_call = route_of(scope) is not None
         needed = CALL if is_call else needed_scope(scope["method"], scope["path"])
         if words is not None and TOKEN.fullmatch(words):
@@ -146,6 +161,43 @@ class AccessGuard:
         scope.setdefault("state", {}).update(project=key.project, key=key, may_judge=may_judge)
         return None
 
+    async def session(self, scope: Scope) -> Session | None:
+        """The session of the browser that sent a request; None if it has none."""
+        cookie = cookie_of(scope)
+        if cookie is None or self._sessions is None:
+            return None
+        return await self._sessions.find(cookie, self._key_of if await self._needs_key() else None)
+
+    async def key(self, words: str) -> Key | None:
+        """The key that somebody signs in with; None if it is unknown or revoked."""
+        return await self._find(words)
+
+    async def _by_session(self, scope: Scope, headers: Headers) -> Response | None:
+        """Refuses a page, or admits the session of its browser."""
+        has_keys = await self._needs_key()
+        if not has_keys and (refused := self._check_origin(scope, headers)):
+            return refused
+        session = await self.session(scope)
+        if session is None and not has_keys:
+            return refusal(scope, 403, "open the address that this service printed when it started: it signs you in")
+        if session is None and scope["method"] in READING:
+            target = f"{scope['path']}?{scope['query_string'].decode('latin-1')}".rstrip("?")
+            return RedirectResponse(f"{SIGN_IN}?{urlencode({'next': target})}", 303)
+        if session is None:
+            return refusal(scope, 401, "your session has ended; sign in again")
+        needed = page_scope(scope["method"], scope["path"])
+        if not session.may(needed):
+            why = f"this needs a key with the scope {needed!r}; you signed in with {', '.join(session.scopes)}"
+            return refusal(scope, 403, why)
+        if scope["method"] not in READING and not is_same_site(scope):
+            return refusal(scope, 403, "another site sent this form; open the page here and send it again")
+        self._admit(scope, session)
+        return None
+
+    def _admit(self, scope: Scope, session: Session) -> None:
+        state = scope.setdefault("state", {})
+        state.update(project=session.project, may_judge=session.may(JUDGE), session=session, guard=self)
+
     def _by_token(self, scope: Scope, headers: Headers, words: str) -> Response | None:
         if self._token is None or not self._token.matches(words):
             why = "this is not the current local token; `agentloop keys rotate-local` shows its file"
@@ -156,6 +208,8 @@ class AccessGuard:
         return None
 
     async def _by_user(self, scope: Scope, headers: Headers, needed: str) -> Response | None:
+        if self._sessions is not None and self._sessions.is_only_way:
+            return refusal(scope, 403, "open the address that this service printed when it started: it signs you in")
         if await self._needs_key():
             why = "this server needs a key: send `Authorization: Bearer al_...`; create one with `agentloop keys add`"
             return refusal(scope, 401, why)
@@ -189,19 +243,23 @@ class AccessGuard:
 
     async def _find(self, words: str) -> Key | None:
         match = KEY.fullmatch(words)
-        if match is None:
-            return None
-        looked_up, key = self._cache.get(match[1], (-FRESH_S, None))
-        if self._clock() - looked_up >= FRESH_S:
-            read_at = time.monotonic()
-            key = await to_thread(self._keys.key, match[1])  # in a thread, so a slow store delays only this request
-            if len(self._cache) > 10_000:  # invented ids must not fill the memory
-                self._cache.clear()
-            key = key and key._replace(read_at=read_at)
-            self._cache[match[1]] = (self._clock(), key)
+        key = match and await self._key_of(match[1])
         if key and hmac.compare_digest(key.sha256, _digest(words)):
             return key
         return None
+
+    async def _key_of(self, key_id: str) -> Key | None:
+        """The key with an id, as it was at most FRESH_S ago."""
+        looked_up, key = self._cache.get(key_id, (-FRESH_S, None))
+        if self._clock() - looked_up < FRESH_S:
+            return key
+        read_at = time.monotonic()
+        key = await to_thread(self._keys.key, key_id)  # in a thread, so a slow store delays only this request
+        if len(self._cache) > 10_000:  # invented ids must not fill the memory
+            self._cache.clear()
+        key = key and key._replace(read_at=read_at)
+        self._cache[key_id] = (self._clock(), key)
+        return key
 
 
 def needed_scope(method: str, path: str) -> str:
@@ -215,6 +273,15 @@ def needed_scope(method: str, path: str) -> str:
     if method in READING and path.startswith("/api/v1/"):
         return READ
     return ADMIN
+
+
+def page_scope(method: str, path: str) -> str:
+    """The scope that a page needs. To look needs `read`, to judge `judge`, and any other change `admin`."""
+    if path == SIGN_OUT:
+        return READ
+    if path == REVIEW or path.startswith(f"{REVIEW}/"):
+        return JUDGE
+    return READ if method in READING else ADMIN
 
 
 def _guarded_change(scope: Scope, needed: str) -> str | None:

@@ -1,7 +1,7 @@
 """Error responses: one line, in the format of the request's protocol.
 
-OTLP gets a google.rpc.Status in the request's encoding, a call of a model gets its dialect's error, and every other
-route gets `{"error": why}`.
+OTLP gets a google.rpc.Status in the request's encoding, a call of a model gets its dialect's error, a browser gets a
+page, and every other route gets `{"error": why}`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import json
 
 from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from agentloop.api.pages.site import Site
 from agentloop.gateway.app import dialect_of
 
 PROTOBUF = "application/x-protobuf"
@@ -42,6 +44,11 @@ def refusal(scope: Scope, code: int, why: str, *, retry_s: int | None = None) ->
     why = why.encode(errors="replace").decode()
     if (dialect := dialect_of(scope)) is not None:
         return JSONResponse(dialect.error(code, why), code, headers)
+    site: Site | None = scope.get("state", {}).get("site")
+    if site is not None:
+        page = site.draw_error(Request(scope), code, why)
+        page.headers.update(headers)
+        return page
     if scope["path"] not in OTLP:
         return JSONResponse({"error": why}, code, headers)
     if content_type(Headers(scope=scope)) == JSON:

@@ -13,6 +13,8 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 from agentloop.api.app import make_app
+from agentloop.api.pages.paths import ENTER, SIGN_IN
+from agentloop.api.sessions import Sessions
 from agentloop.api.shutdown import UvicornServer
 from agentloop.config.sections import GatewaySection, from_environment
 from agentloop.config.settings import CONFIG_FILE, load_config, load_prices, load_traffic
@@ -64,19 +66,31 @@ def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[s
         )
     feedback, canary = load_traffic(project)
     prices = _price(project, routes)
-    app = make_app(store, routes, prices, only_models=options.only_models, trust=feedback.trust, folder=project)
+    sessions = Sessions(store, store.project)
+    app = make_app(
+        store,
+        routes,
+        prices,
+        only_models=options.only_models,
+        trust=feedback.trust,
+        folder=project,
+        sessions=sessions,
+    )
     server = UvicornServer(app, options.host, options.port, say)
-    with _listening(options.host, options.port) as listening:
-        at = f"http://{options.shown_host}:{listening.getsockname()[1]}"
+    with listening(options.host, options.port) as sock:
+        at = f"http://{options.shown_host}:{sock.getsockname()[1]}"
         models = f"models: {at}/v1 and {at}/e/EPISODE/v1  " if routes else ""
         traces = "" if options.only_models else f"traces: {at}/v1/traces (OTLP)  questions: {at}/docs  "
         say(f"{models}{traces}Ctrl-C ends it")
+        if not options.only_models:
+            first = SIGN_IN if store.needs_key() else f"{ENTER}?token={sessions.print_token()}"
+            say(f"pages: {at}{first}")
         check = partial(check_version, project=project)
         with pruning(store, options.limits, say), watching(store, canary, say, check=check):
             if routes:
                 Thread(target=_warn, args=(routes, say), daemon=True).start()
             _exempt_from_collection()
-            server.run(sockets=[listening])
+            server.run(sockets=[sock])
 
 
 def _exempt_from_collection() -> None:
@@ -135,7 +149,7 @@ def _price(project: Path, routes: Routes | None) -> Price:
     return by_usage(price(own, list_price) if listed else price(own))
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError if the address is not available."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

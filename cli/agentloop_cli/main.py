@@ -41,6 +41,7 @@ from agentloop_cli.traces import traces
 from agentloop_cli.train import train
 from agentloop_cli.train_options import Kind, TrainOptions, train_settings
 from agentloop_cli.upgrade import upgrade
+from agentloop_cli.view import view
 from agentloop_cli.worker import worker
 
 INTERRUPTED = 130
@@ -129,6 +130,7 @@ app.command()(report)
 app.command()(doctor)
 app.command()(upgrade)
 app.command()(serve)
+app.command()(view)
 app.command()(worker)
 app.command(hidden=True)(drive)
 traces.command("show")(show_trace)

@@ -405,5 +405,25 @@ CREATE TABLE snapshot (
 	made_at DATETIME NOT NULL, 
 	PRIMARY KEY (project, path, step)
 );
+CREATE TABLE web_session (
+	sha256 VARCHAR NOT NULL, 
+	key_id VARCHAR NOT NULL, 
+	used_at DATETIME NOT NULL, 
+	PRIMARY KEY (sha256)
+);
+CREATE TABLE trace_visit (
+	project VARCHAR NOT NULL, 
+	trace_id VARCHAR NOT NULL, 
+	"by" VARCHAR NOT NULL, 
+	at DATETIME NOT NULL, 
+	PRIMARY KEY (project, trace_id, "by")
+);
+CREATE TABLE reservation (
+	project VARCHAR NOT NULL, 
+	trace_id VARCHAR NOT NULL, 
+	"by" VARCHAR NOT NULL, 
+	ends_at DATETIME NOT NULL, 
+	PRIMARY KEY (project, trace_id)
+);
 INSERT INTO body_text(body_text, rank) VALUES ('automerge', 16);
-INSERT INTO alembic_version (version_num) VALUES ('0010');
+INSERT INTO alembic_version (version_num) VALUES ('0011');

@@ -1,0 +1,56 @@
+"""The style sheet and the scripts of the pages, under paths with the hash of their content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import NamedTuple
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from agentloop.api.pages.paths import ASSETS
+
+STYLE = "pages.css"
+SCRIPT = "pages.js"
+HTMX = "htmx.min.js"
+_TYPES = {".css": "text/css", ".js": "text/javascript"}
+
+
+class Asset(NamedTuple):
+    """A file that browsers load."""
+
+    path: str
+    """Its path in the service, with the hash of its content."""
+    content: bytes
+    media_type: str
+
+
+def load_assets() -> dict[str, Asset]:
+    """The assets by name. The reports' style sheet is the beginning of the pages' one."""
+    folder = files("agentloop.api.pages") / "assets"
+    contents = {name: (folder / name).read_bytes() for name in (STYLE, SCRIPT, HTMX)}
+    contents[STYLE] = (files("agentloop.reports") / "report.css").read_bytes() + contents[STYLE]
+    return {name: _asset(name, content) for name, content in contents.items()}
+
+
+def _asset(name: str, content: bytes) -> Asset:
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    suffix = name[name.rindex(".") :]
+    return Asset(f"{ASSETS}{digest}/{name}", content, _TYPES[suffix])
+
+
+def asset_routes(assets: dict[str, Asset]) -> APIRouter:
+    """The route of each asset."""
+    routes = APIRouter(include_in_schema=False)
+    for asset in assets.values():
+        routes.add_api_route(asset.path, _sender(asset), methods=["GET"])
+    return routes
+
+
+def _sender(asset: Asset) -> Callable[[], Awaitable[Response]]:
+    async def send() -> Response:
+        return Response(asset.content, media_type=asset.media_type)
+
+    return send

@@ -1,0 +1,48 @@
+"""The security headers of every page. A trace is hostile text: even if it became HTML, no browser would run it."""
+
+from __future__ import annotations
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentloop.api.pages.paths import ASSETS, is_page
+from agentloop.api.pages.site import Site
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+FOREVER = "public, max-age=31536000, immutable"
+"""Cache-Control of assets, whose paths contain the hash of their content."""
+
+
+class PageHeaders:
+    """ASGI middleware that adds the headers, and lets an error know the site that draws it. Data is never cached."""
+
+    def __init__(self, app: ASGIApp, site: Site) -> None:
+        self.app = app
+        self._site = site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http" or not is_page(scope["path"]):
+            await self.app(scope, receive, send)
+            return
+        scope.setdefault("state", {})["site"] = self._site
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                is_asset = scope["path"].startswith(ASSETS) and message["status"] == 200
+                headers["Cache-Control"] = FOREVER if is_asset else "no-store"
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)

@@ -1,0 +1,73 @@
+"""How a browser gets a session: with a one-time token that the service printed, or with a key."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from agentloop.api.pages.paths import ENTER, SIGN_IN, SIGN_OUT
+from agentloop.api.pages.site import Form, Site, read_form
+from agentloop.api.sessions import Sessions, cookie_name, cookie_of, is_same_site
+
+SEE_OTHER = 303
+
+
+def sign_in_routes(site: Site, sessions: Sessions) -> APIRouter:
+    """The pages that begin and end a session."""
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get(ENTER)
+    def enter(
+        request: Request, token: Annotated[str, Query(max_length=100)] = "", next: Annotated[str, Query()] = "/"
+    ) -> Response:
+        cookie = sessions.enter(token)
+        if cookie is None:
+            why = "this address was used before or is not of this service; start it again for a new one"
+            return site.draw_error(request, 403, why)
+        return _enter(request, cookie, next)
+
+    @routes.get(SIGN_IN)
+    def ask(request: Request, next: Annotated[str, Query(max_length=4000)] = "/") -> Response:
+        return site.draw(request, "signin.html.j2", next=_local(next), problem="")
+
+    @routes.post(SIGN_IN)
+    async def sign_in(request: Request) -> Response:
+        if not is_same_site(request.scope):
+            return site.draw_error(request, 403, "another site sent this form; sign in on this page")
+        fields = await read_form(request)
+        target = _local(fields.get("next", "/"))
+        address = request.client.host if request.client else ""
+        if not sessions.may_try(address):
+            values = {"next": target, "problem": "Too many tries. Wait a minute and try again."}
+            return site.draw(request, "signin.html.j2", status=429, **values)
+        key = await request.state.guard.key(fields.get("key", "").strip())
+        if key is None:
+            problem = "This key is unknown or revoked. `agentloop keys ls` lists the valid ones."
+            return site.draw(request, "signin.html.j2", status=401, next=target, problem=problem)
+        return _enter(request, await sessions.begin_with(key), target)
+
+    @routes.post(SIGN_OUT)
+    async def sign_out(request: Request, form: Form) -> Response:
+        cookie = cookie_of(request.scope)
+        if cookie is not None:
+            await sessions.end(cookie)
+        response = RedirectResponse(SIGN_IN, SEE_OTHER)
+        response.delete_cookie(cookie_name(request.scope))
+        return response
+
+    return routes
+
+
+def _enter(request: Request, cookie: str, target: str) -> Response:
+    response = RedirectResponse(_local(target), SEE_OTHER)
+    is_tls = request.scope["scheme"] == "https"
+    response.set_cookie(cookie_name(request.scope), cookie, httponly=True, samesite="strict", secure=is_tls)
+    return response
+
+
+def _local(target: str) -> str:
+    """`target` if it is a path of this service, else its first page: no link may lead elsewhere after a sign-in."""
+    is_path = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
+    return target if is_path else "/"

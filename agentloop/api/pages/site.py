@@ -1,0 +1,135 @@
+"""What the pages share: the store, the templates, the navigation, and who looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, NamedTuple
+from urllib.parse import parse_qsl
+
+from fastapi import Depends, Request
+from jinja2 import Environment
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response
+
+from agentloop.api.pages.assets import Asset, load_assets
+from agentloop.api.pages.templates import page_environment
+from agentloop.api.sessions import Session, is_form_token
+from agentloop.store.store import Store
+
+MAX_FORM = 64 * 1024
+"""Maximum bytes of a form."""
+
+
+class NavigationItem(NamedTuple):
+    """A page that the navigation names."""
+
+    path: str
+    label: str
+    scope: str = "read"
+    """The scope without which it is not offered."""
+
+
+NAVIGATION = (
+    NavigationItem("/traces", "Traces"),
+    NavigationItem("/failures", "Failures"),
+    NavigationItem("/runs", "Runs"),
+    NavigationItem("/tasks", "Tasks"),
+    NavigationItem("/versions", "Versions"),
+    NavigationItem("/gates", "Gates"),
+    NavigationItem("/review", "Review", "judge"),
+    NavigationItem("/costs", "Costs"),
+    NavigationItem("/work", "Work"),
+)
+KEYS = (
+    ("/", "Go to the filter"),
+    ("j k", "Next and previous row"),
+    ("o", "Open the row"),
+    ("n p", "Next and previous failure"),
+    ("e", "Go to the evidence"),
+    ("c", "Compare"),
+    ("] [", "Next and previous page of a list"),
+    ("g then t f r m v a w c q", "Traces, failures, runs, tasks, versions, gates, review, costs, work"),
+    ("?", "Show these keys"),
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The pages over one store."""
+
+    store: Store
+    folder: Path | None = None
+    """The project whose files belong to the store; None if there are none."""
+    is_read_only: bool = False
+    """No page changes anything."""
+    own_types: Mapping[str, str] = field(default_factory=dict)
+    """Definitions of the project's own failure types."""
+    navigation: tuple[NavigationItem, ...] = NAVIGATION
+    keys: tuple[tuple[str, str], ...] = KEYS
+
+    @cached_property
+    def assets(self) -> dict[str, Asset]:
+        """Style sheet and scripts, by name."""
+        return load_assets()
+
+    @cached_property
+    def templates(self) -> Environment:
+        """The template environment, built once."""
+        return page_environment(self.own_types)
+
+    def draw(self, request: Request, template: str, *, status: int = 200, **values: object) -> Response:
+        """A page, or a part of one, from its template. values: what the template reads."""
+        viewer = getattr(request.state, "session", None)
+        path = request.url.path
+        section = f"/{path.split('/')[1]}"
+        text = self.templates.get_template(template).render(
+            site=self, viewer=viewer, section=section, path=path, **values
+        )
+        return HTMLResponse(text, status)
+
+    def draw_error(self, request: Request, status: int, why: str) -> Response:
+        """The page of an error. why: what, which and the next move, separated by the first semicolon."""
+        what, _, next_move = why.partition("; ")
+        phrase = HTTPStatus(status).phrase
+        values = {"code": status, "phrase": phrase, "what": what, "next_move": next_move}
+        return self.draw(request, "error.html.j2", status=status, **values)
+
+
+def is_fragment(request: Request) -> bool:
+    """Whether a page asks for a part of itself, rather than a browser for a whole page."""
+    return request.headers.get("hx-request") == "true"
+
+
+def viewer_of(request: Request) -> Session:
+    """Who looks at a page, as the guard found out."""
+    session: Session = request.state.session
+    return session
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form that this session's own page sent. Raises HTTPException 403 for any other."""
+    fields = await read_form(request)
+    if not is_form_token(viewer_of(request), fields.pop("form_token", "")):
+        raise HTTPException(403, "this form is not from your session; open its page again and send it from there")
+    return fields
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form that anybody may have sent. Raises HTTPException 413 or 422."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_FORM:
+            raise HTTPException(413, f"the form has more than {MAX_FORM:,} bytes; shorten the text")
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=100))
+    except (ValueError, UnicodeDecodeError):
+        raise HTTPException(422, "this is not a form; open the page again and send it from there") from None
+
+
+Viewer = Annotated[Session, Depends(viewer_of)]
+Form = Annotated[dict[str, str], Depends(form_of)]

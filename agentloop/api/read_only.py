@@ -1,0 +1,24 @@
+"""Refuses every request that could change something, in front of a service that only shows."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agentloop.api.refusals import refusal
+
+READING = ("GET", "HEAD")
+
+
+class ReadOnly:
+    """ASGI middleware that lets only reading requests pass."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "http" and scope["method"] not in READING:
+            why = "`agentloop view` only shows; run `agentloop serve` to judge, promote or cancel"
+            await refusal(scope, 405, why)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)

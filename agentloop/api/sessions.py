@@ -1,0 +1,196 @@
+"""Sessions of browsers, and how one begins.
+
+Where a key exists, a person signs in with a key once; the store has a hash of the cookie. Without keys, the service
+prints an address with a one-time token, which only the person at its terminal sees; such sessions are in memory and end
+with the process.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import hmac
+import secrets
+import time
+from asyncio import to_thread
+from collections import deque
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, Protocol
+
+from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
+from starlette.types import Scope
+
+from agentloop.store.keys import Key
+from agentloop.store.sessions import IDLE, StoredSession
+
+USED = timedelta(minutes=1)
+"""A session in use is recorded as used at most this often."""
+MAX_SIGN_INS, SIGN_IN_S = 10, 60.0
+"""Maximum tries to sign in from one address within these seconds."""
+MAX_ADDRESSES = 10_000
+"""Addresses whose tries are remembered."""
+
+
+class SessionStore(Protocol):
+    """Stores the sessions that began with a key."""
+
+    def put_session(self, sha256: str, key_id: str) -> None:
+        """Begin a session."""
+        ...
+
+    def session_of(self, sha256: str) -> StoredSession | None:
+        """The session of a cookie; None if it has ended."""
+        ...
+
+    def use_session(self, sha256: str) -> None:
+        """Record that a session is in use."""
+        ...
+
+    def end_session(self, sha256: str) -> None:
+        """End a session."""
+        ...
+
+
+class Session(NamedTuple):
+    """Who looks at pages in a browser."""
+
+    project: str
+    by: str
+    """The name under which this person judges and decides."""
+    scopes: tuple[str, ...]
+    form_token: str
+    """What each form of this session sends, so that no other site can send one in its name."""
+    key_id: str | None = None
+    """None if it began with the token that the service printed."""
+
+    def may(self, scope: str) -> bool:
+        """Whether the session has a scope of a key."""
+        return scope in self.scopes or "admin" in self.scopes
+
+
+class Sessions:
+    """The sessions of one service."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        project: str,
+        scopes: tuple[str, ...] = ("admin",),
+        *,
+        is_only_way: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """project, scopes: of sessions that begin with a printed token. is_only_way: nothing else opens the service."""
+        self.is_only_way = is_only_way
+        self._store = store
+        self._project = project
+        self._scopes = scopes
+        self._clock = clock
+        self._tokens: set[str] = set()
+        self._memory: dict[str, datetime] = {}
+        self._tries: dict[str, deque[float]] = {}
+
+    def print_token(self) -> str:
+        """A new one-time token."""
+        token = secrets.token_urlsafe(32)
+        self._tokens.add(_digest(token))
+        return token
+
+    def enter(self, token: str) -> str | None:
+        """The cookie of a new session for a one-time token; None for any other text."""
+        if _digest(token) not in self._tokens:
+            return None
+        self._tokens.discard(_digest(token))
+        return self.begin()
+
+    def begin(self) -> str:
+        """The cookie of a new session of the person at this machine."""
+        cookie = secrets.token_urlsafe(32)
+        self._memory[_digest(cookie)] = datetime.now(UTC)
+        return cookie
+
+    async def begin_with(self, key: Key) -> str:
+        """The cookie of a new session with the rights of a key."""
+        cookie = secrets.token_urlsafe(32)
+        await to_thread(self._store.put_session, _digest(cookie), key.id)
+        return cookie
+
+    async def find(self, cookie: str, find_key: Callable[[str], Awaitable[Key | None]] | None) -> Session | None:
+        """The session of a cookie; None if there is none. find_key: looks up a key by id; None while there is no key.
+
+        A session in memory is valid only while there is no key, any other only while its key is.
+        """
+        digest = _digest(cookie)
+        form_token = _digest(f"form:{cookie}")
+        if find_key is None:
+            used_at = self._memory.get(digest)
+            if used_at is None or datetime.now(UTC) - used_at > IDLE:
+                self._memory.pop(digest, None)
+                return None
+            self._memory[digest] = datetime.now(UTC)
+            return Session(self._project, _user(), self._scopes, form_token)
+        stored = await to_thread(self._store.session_of, digest)
+        key = stored and await find_key(stored.key_id)
+        if not stored or not key:
+            return None
+        if datetime.now(UTC) - stored.used_at > USED:
+            await to_thread(self._store.use_session, digest)
+        return Session(key.project, f"key {key.id}", key.scopes, form_token, key.id)
+
+    async def end(self, cookie: str) -> None:
+        """End a session."""
+        if self._memory.pop(_digest(cookie), None) is None:
+            await to_thread(self._store.end_session, _digest(cookie))
+
+    def may_try(self, address: str) -> bool:
+        """Whether another try to sign in from this address is allowed now; counts it."""
+        now = self._clock()
+        tries = self._tries.setdefault(address, deque())
+        while tries and now - tries[0] > SIGN_IN_S:
+            tries.popleft()
+        if len(self._tries) > MAX_ADDRESSES:
+            self._tries.clear()  # invented addresses must not fill the memory
+        if len(tries) >= MAX_SIGN_INS:
+            return False
+        tries.append(now)
+        return True
+
+
+def cookie_name(scope: Scope) -> str:
+    """The name of the session's cookie. Browsers send cookies of a host to all its ports, so the name has the port."""
+    if scope["scheme"] == "https":
+        return "__Host-agentloop"
+    server = scope.get("server")
+    return f"agentloop-{server[1] if server else 0}"
+
+
+def cookie_of(scope: Scope) -> str | None:
+    """The session's cookie of a request."""
+    return cookie_parser(Headers(scope=scope).get("cookie", "")).get(cookie_name(scope))
+
+
+def is_same_site(scope: Scope) -> bool:
+    """Whether a page of this service sent the request, as far as the browser reports it."""
+    headers = Headers(scope=scope)
+    origin = headers.get("origin")
+    if origin is not None and origin != f"{scope['scheme']}://{headers.get('host', '')}":
+        return False
+    return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+
+
+def is_form_token(session: Session, words: str) -> bool:
+    """Whether a form was sent by the session itself."""
+    return hmac.compare_digest(session.form_token.encode(), words.encode())
+
+
+def _digest(words: str) -> str:
+    return hashlib.sha256(words.encode()).hexdigest()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name
+        return "local user"

@@ -1,0 +1,38 @@
+"""`agentloop view`: the pages on this machine, read-only, for the person who started it."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+
+from agentloop.api.app import make_viewer
+from agentloop.api.pages.paths import ENTER
+from agentloop.api.service import listening
+from agentloop.api.sessions import Sessions
+from agentloop.api.shutdown import UvicornServer
+from agentloop.store.store import Store
+
+HOST = "127.0.0.1"
+
+
+def view(store: Store, folder: Path | None, target: str, *, opens: bool, say: Callable[[str], None]) -> None:
+    """Show `store` until Ctrl-C, on a free port. Raises ConfigError if no address is available.
+
+    folder: of the project whose files belong to the store. target: path of the first page. opens: open a browser;
+    otherwise, and where there is none, the address is printed.
+    """
+    sessions = Sessions(store, store.project, ("read",), is_only_way=True)
+    server = UvicornServer(make_viewer(store, folder, sessions), HOST, 0, say)
+    with listening(HOST, 0) as sock:
+        at = f"http://{HOST}:{sock.getsockname()[1]}"
+        address = f"{at}{entry(sessions, target)}"
+        if not opens or not webbrowser.open(address):
+            say(f"open {address}")
+        say("the address works once; Ctrl-C ends the pages")
+        server.run(sockets=[sock])
+
+
+def entry(sessions: Sessions, target: str = "/") -> str:
+    """A path with a new one-time token that leads to the page `target`."""
+    return f"{ENTER}?token={sessions.print_token()}&next={target}"

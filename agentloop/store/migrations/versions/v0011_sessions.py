@@ -1,0 +1,30 @@
+"""Schema 11: sessions of browsers, who looked at which trace, and who reviews it now."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0011"
+down_revision = "0010"
+
+
+def upgrade() -> None:
+    """Create the tables, empty: earlier releases had no pages."""
+    op.create_table(
+        "web_session",
+        sa.Column("sha256", sa.String, primary_key=True),
+        sa.Column("key_id", sa.String, nullable=False),
+        sa.Column("used_at", sa.DateTime(timezone=True), nullable=False),
+    )
+    op.create_table(
+        "trace_visit",
+        *(sa.Column(name, sa.String, primary_key=True) for name in ("project", "trace_id", "by")),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+    )
+    op.create_table(
+        "reservation",
+        *(sa.Column(name, sa.String, primary_key=True) for name in ("project", "trace_id")),
+        sa.Column("by", sa.String, nullable=False),
+        sa.Column("ends_at", sa.DateTime(timezone=True), nullable=False),
+    )

@@ -1,0 +1,136 @@
+"""Sessions of people who look at pages in a browser, with what they looked at and what they reserved for review.
+
+The store keeps only a hash of a session's cookie, never the cookie itself.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlmodel import Field, SQLModel, col
+
+from agentloop.store.database import Database
+
+IDLE = timedelta(hours=12)
+"""A session that was not used for this long has ended."""
+
+
+class SessionRow(SQLModel, table=True):
+    """A browser that signed in with a key (`sessions.py`)."""
+
+    __tablename__ = "web_session"
+
+    sha256: str = Field(primary_key=True)
+    """Hash of the cookie."""
+    key_id: str
+    """The key that it signed in with. The session has no rights that this key does not have any more."""
+    used_at: datetime
+
+
+class VisitRow(SQLModel, table=True):
+    """Who looked at which trace, and when last."""
+
+    __tablename__ = "trace_visit"
+
+    project: str = Field(primary_key=True)
+    trace_id: str = Field(primary_key=True)
+    by: str = Field(primary_key=True)
+    at: datetime
+
+
+class ReservationRow(SQLModel, table=True):
+    """A trace that one person reviews, so that nobody else is offered it meanwhile."""
+
+    __tablename__ = "reservation"
+
+    project: str = Field(primary_key=True)
+    trace_id: str = Field(primary_key=True)
+    by: str
+    ends_at: datetime
+
+
+class StoredSession(NamedTuple):
+    """A session that has not ended."""
+
+    sha256: str
+    key_id: str
+    used_at: datetime
+
+
+class Visit(NamedTuple):
+    """Who looked at a trace, and when last."""
+
+    by: str
+    at: datetime
+
+
+class Sessions:
+    """The part of the store that remembers people."""
+
+    _database: Database
+
+    def put_session(self, sha256: str, key_id: str) -> None:
+        """Begin a session, and remove those that have ended."""
+        now = datetime.now(UTC)
+        with self._database.write() as connection:
+            connection.execute(delete(SessionRow).where(col(SessionRow.used_at) < now - IDLE))
+            connection.execute(insert(SessionRow).values(sha256=sha256, key_id=key_id, used_at=now))
+
+    def session_of(self, sha256: str) -> StoredSession | None:
+        """The session of a cookie; None if there was none or it has ended."""
+        with self._database.session() as session:
+            row = session.get(SessionRow, sha256)
+        if row is None or _aware(row.used_at) < datetime.now(UTC) - IDLE:
+            return None
+        return StoredSession(row.sha256, row.key_id, _aware(row.used_at))
+
+    def use_session(self, sha256: str) -> None:
+        """Record that a session is in use."""
+        used = update(SessionRow).where(col(SessionRow.sha256) == sha256).values(used_at=datetime.now(UTC))
+        with self._database.write() as connection:
+            connection.execute(used)
+
+    def end_session(self, sha256: str) -> None:
+        """End a session; does nothing if it has ended."""
+        with self._database.write() as connection:
+            connection.execute(delete(SessionRow).where(col(SessionRow.sha256) == sha256))
+
+    def put_visit(self, project: str, trace_id: str, by: str) -> None:
+        """Record that somebody looked at a trace."""
+        mine = (
+            col(VisitRow.project) == project,
+            col(VisitRow.trace_id) == trace_id,
+            col(VisitRow.by) == by,
+        )
+        now = datetime.now(UTC)
+        with self._database.write() as connection:
+            if not connection.execute(update(VisitRow).where(*mine).values(at=now)).rowcount:
+                connection.execute(
+                    _INSERT_VISIT[connection.dialect.name],
+                    {"project": project, "trace_id": trace_id, "by": by, "at": now},
+                )
+
+    def visits(self, project: str, trace_id: str) -> list[Visit]:
+        """Who looked at a trace, the latest first."""
+        query = (
+            select(col(VisitRow.by), col(VisitRow.at))
+            .where(col(VisitRow.project) == project, col(VisitRow.trace_id) == trace_id)
+            .order_by(col(VisitRow.at).desc(), col(VisitRow.by))
+        )
+        with self._database.read() as connection:
+            return [Visit(by, _aware(at)) for by, at in connection.execute(query)]
+
+
+_INSERT_VISIT = {
+    "sqlite": sqlite.insert(VisitRow).on_conflict_do_nothing(),
+    "postgresql": postgresql.insert(VisitRow).on_conflict_do_nothing(),
+}
+"""Two tabs may record the same visit at once."""
+
+
+def _aware(at: datetime) -> datetime:
+    """The time in UTC; SQLite forgets the zone."""
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
