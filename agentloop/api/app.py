@@ -34,11 +34,11 @@ from agentloop.api.local import LocalToken, token_file
 from agentloop.api.metrics import Counted, Metrics
 from agentloop.api.pages.headers import PageHeaders
 from agentloop.api.pages.router import page_routes
-from agentloop.api.pages.site import Site
+from agentloop.api.pages.site import PageSite
 from agentloop.api.query import router
 from agentloop.api.read_only import ReadOnly
 from agentloop.api.refusals import JSON, content_type, refusal
-from agentloop.api.sessions import Sessions
+from agentloop.api.sessions import BrowserSessions
 from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, NoSuchVersion, NoSuchWork, StateError, StoreError
 from agentloop.gateway.app import Gateway
 from agentloop.gateway.calls import Calls
@@ -62,7 +62,7 @@ def make_app(
     only_models: bool = False,
     trust: Collection[str] = (),
     folder: Path | None = None,
-    sessions: Sessions | None = None,
+    sessions: BrowserSessions | None = None,
 ) -> ASGIApp:
     """The service over `store`, which the caller closes. routes: of the gateway; None: no gateway.
 
@@ -86,8 +86,8 @@ def make_app(
     app = FastAPI(
         title="agentloop", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, responses=REFUSALS
     )
-    site = Site(store, folder)
-    sessions = sessions or Sessions(store, store.project)
+    site = PageSite(store, folder)
+    sessions = sessions or BrowserSessions(store, store.project)
     if not only_models:
         app.include_router(page_routes(site, sessions))
         app.router.routes.append(Route("/v1/traces", ingest.traces, methods=["POST"]))
@@ -104,13 +104,13 @@ def make_app(
     return Counted(guard if only_models else PageHeaders(guard, site), metrics)
 
 
-def make_viewer(store: Store, folder: Path | None, sessions: Sessions) -> ASGIApp:
+def make_viewer(store: Store, folder: Path | None, sessions: BrowserSessions) -> ASGIApp:
     """The pages over `store` and the routes that they are drawn from; nothing can be sent and nothing changed.
 
     folder: see `make_app`. Only `sessions` open it.
     """
     app = FastAPI(title="agentloop", version=__version__, docs_url=None, redoc_url=None, responses=REFUSALS)
-    site = Site(store, folder, is_read_only=True)
+    site = PageSite(store, folder, is_read_only=True)
     app.include_router(page_routes(site, sessions))
     app.include_router(router(store, (), folder))
     _explain_errors(app)

@@ -36,7 +36,7 @@ from agentloop.api.local import TOKEN, LocalToken
 from agentloop.api.pages.paths import OPEN_PAGES, REVIEW, SIGN_IN, SIGN_OUT, is_open_page, is_page
 from agentloop.api.peer import peer_uid
 from agentloop.api.refusals import OTLP, refusal
-from agentloop.api.sessions import Session, Sessions, cookie_of, is_same_site
+from agentloop.api.sessions import BrowserSession, BrowserSessions, cookie_of, is_same_site
 from agentloop.errors import StoreError
 from agentloop.gateway.app import EPISODE, route_of, words_of
 from agentloop.store.keys import Key
@@ -102,7 +102,7 @@ class AccessGuard:
         clock: Callable[[], float] = time.monotonic,
         uid_of: Callable[[Scope], int | None] = peer_uid,
         project: str = DEFAULT_PROJECT,
-        sessions: Sessions | None = None,
+        sessions: BrowserSessions | None = None,
     ) -> None:
         """token: of this machine's user, if any. uid_of: for requests that did not come through a `Connection`.
 
@@ -161,7 +161,7 @@ class AccessGuard:
         scope.setdefault("state", {}).update(project=key.project, key=key, may_judge=may_judge)
         return None
 
-    async def session(self, scope: Scope) -> Session | None:
+    async def session(self, scope: Scope) -> BrowserSession | None:
         """The session of the browser that sent a request; None if it has none."""
         cookie = cookie_of(scope)
         if cookie is None or self._sessions is None:
@@ -194,7 +194,7 @@ class AccessGuard:
         self._admit(scope, session)
         return None
 
-    def _admit(self, scope: Scope, session: Session) -> None:
+    def _admit(self, scope: Scope, session: BrowserSession) -> None:
         state = scope.setdefault("state", {})
         state.update(project=session.project, may_judge=session.may(JUDGE), session=session, guard=self)
 

@@ -13,10 +13,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentloop.api.pages.paths import is_page
 from agentloop.api.refusals import OTLP
 from agentloop.gateway.app import route_of as route_of_call
 
-ROUTES = (*OTLP.values(), "call", "api", "health", "other")
+ROUTES = (*OTLP.values(), "call", "api", "health", "page", "other")
 """The values of the label `route`."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -104,6 +105,8 @@ def route_of(path: str) -> str:
         return "call"
     if path.startswith("/api/v1/"):
         return "api"
+    if is_page(path):
+        return "page"
     if path in ("/healthz", "/readyz", "/metrics"):
         return "health"
     return "other"

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from agentloop.api.pages.site import Site
+from agentloop.api.pages.site import PageSite
 from agentloop.gateway.app import dialect_of
 
 PROTOBUF = "application/x-protobuf"
@@ -44,7 +44,7 @@ def refusal(scope: Scope, code: int, why: str, *, retry_s: int | None = None) ->
     why = why.encode(errors="replace").decode()
     if (dialect := dialect_of(scope)) is not None:
         return JSONResponse(dialect.error(code, why), code, headers)
-    site: Site | None = scope.get("state", {}).get("site")
+    site: PageSite | None = scope.get("state", {}).get("site")
     if site is not None:
         page = site.draw_error(Request(scope), code, why)
         page.headers.update(headers)

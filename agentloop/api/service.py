@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from agentloop.api.app import make_app
 from agentloop.api.pages.paths import ENTER, SIGN_IN
-from agentloop.api.sessions import Sessions
+from agentloop.api.sessions import BrowserSessions
 from agentloop.api.shutdown import UvicornServer
 from agentloop.config.sections import GatewaySection, from_environment
 from agentloop.config.settings import CONFIG_FILE, load_config, load_prices, load_traffic
@@ -66,7 +66,7 @@ def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[s
         )
     feedback, canary = load_traffic(project)
     prices = _price(project, routes)
-    sessions = Sessions(store, store.project)
+    sessions = BrowserSessions(store, store.project)
     app = make_app(
         store,
         routes,

@@ -33,7 +33,7 @@ MAX_ADDRESSES = 10_000
 """Addresses whose tries are remembered."""
 
 
-class SessionStore(Protocol):
+class BrowserSessionStore(Protocol):
     """Stores the sessions that began with a key."""
 
     def put_session(self, sha256: str, key_id: str) -> None:
@@ -53,7 +53,7 @@ class SessionStore(Protocol):
         ...
 
 
-class Session(NamedTuple):
+class BrowserSession(NamedTuple):
     """Who looks at pages in a browser."""
 
     project: str
@@ -70,12 +70,12 @@ class Session(NamedTuple):
         return scope in self.scopes or "admin" in self.scopes
 
 
-class Sessions:
+class BrowserSessions:
     """The sessions of one service."""
 
     def __init__(
         self,
-        store: SessionStore,
+        store: BrowserSessionStore,
         project: str,
         scopes: tuple[str, ...] = ("admin",),
         *,
@@ -117,7 +117,7 @@ class Sessions:
         await to_thread(self._store.put_session, _digest(cookie), key.id)
         return cookie
 
-    async def find(self, cookie: str, find_key: Callable[[str], Awaitable[Key | None]] | None) -> Session | None:
+    async def find(self, cookie: str, find_key: Callable[[str], Awaitable[Key | None]] | None) -> BrowserSession | None:
         """The session of a cookie; None if there is none. find_key: looks up a key by id; None while there is no key.
 
         A session in memory is valid only while there is no key, any other only while its key is.
@@ -130,14 +130,14 @@ class Sessions:
                 self._memory.pop(digest, None)
                 return None
             self._memory[digest] = datetime.now(UTC)
-            return Session(self._project, _user(), self._scopes, form_token)
+            return BrowserSession(self._project, _user(), self._scopes, form_token)
         stored = await to_thread(self._store.session_of, digest)
         key = stored and await find_key(stored.key_id)
         if not stored or not key:
             return None
         if datetime.now(UTC) - stored.used_at > USED:
             await to_thread(self._store.use_session, digest)
-        return Session(key.project, f"key {key.id}", key.scopes, form_token, key.id)
+        return BrowserSession(key.project, f"key {key.id}", key.scopes, form_token, key.id)
 
     async def end(self, cookie: str) -> None:
         """End a session."""
@@ -180,7 +180,7 @@ def is_same_site(scope: Scope) -> bool:
     return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
 
 
-def is_form_token(session: Session, words: str) -> bool:
+def is_form_token(session: BrowserSession, words: str) -> bool:
     """Whether a form was sent by the session itself."""
     return hmac.compare_digest(session.form_token.encode(), words.encode())
 

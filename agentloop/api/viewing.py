@@ -9,7 +9,7 @@ from pathlib import Path
 from agentloop.api.app import make_viewer
 from agentloop.api.pages.paths import ENTER
 from agentloop.api.service import listening
-from agentloop.api.sessions import Sessions
+from agentloop.api.sessions import BrowserSessions
 from agentloop.api.shutdown import UvicornServer
 from agentloop.store.store import Store
 
@@ -22,7 +22,7 @@ def view(store: Store, folder: Path | None, target: str, *, opens: bool, say: Ca
     folder: of the project whose files belong to the store. target: path of the first page. opens: open a browser;
     otherwise, and where there is none, the address is printed.
     """
-    sessions = Sessions(store, store.project, ("read",), is_only_way=True)
+    sessions = BrowserSessions(store, store.project, ("read",), is_only_way=True)
     server = UvicornServer(make_viewer(store, folder, sessions), HOST, 0, say)
     with listening(HOST, 0) as sock:
         at = f"http://{HOST}:{sock.getsockname()[1]}"
@@ -33,6 +33,6 @@ def view(store: Store, folder: Path | None, target: str, *, opens: bool, say: Ca
         server.run(sockets=[sock])
 
 
-def entry(sessions: Sessions, target: str = "/") -> str:
+def entry(sessions: BrowserSessions, target: str = "/") -> str:
     """A path with a new one-time token that leads to the page `target`."""
     return f"{ENTER}?token={sessions.print_token()}&next={target}"

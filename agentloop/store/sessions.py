@@ -60,14 +60,14 @@ class StoredSession(NamedTuple):
     used_at: datetime
 
 
-class Visit(NamedTuple):
+class TraceVisit(NamedTuple):
     """Who looked at a trace, and when last."""
 
     by: str
     at: datetime
 
 
-class Sessions:
+class SessionRecords:
     """The part of the store that remembers people."""
 
     _database: Database
@@ -113,7 +113,7 @@ class Sessions:
                     {"project": project, "trace_id": trace_id, "by": by, "at": now},
                 )
 
-    def visits(self, project: str, trace_id: str) -> list[Visit]:
+    def visits(self, project: str, trace_id: str) -> list[TraceVisit]:
         """Who looked at a trace, the latest first."""
         query = (
             select(col(VisitRow.by), col(VisitRow.at))
@@ -121,7 +121,7 @@ class Sessions:
             .order_by(col(VisitRow.at).desc(), col(VisitRow.by))
         )
         with self._database.read() as connection:
-            return [Visit(by, _aware(at)) for by, at in connection.execute(query)]
+            return [TraceVisit(by, _aware(at)) for by, at in connection.execute(query)]
 
 
 _INSERT_VISIT = {

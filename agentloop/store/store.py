@@ -36,7 +36,7 @@ from agentloop.store.past import read_verdict, verdicts_of
 from agentloop.store.proposals import Proposals
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
-from agentloop.store.sessions import Sessions
+from agentloop.store.sessions import SessionRecords
 from agentloop.store.shared import SharedBodies
 from agentloop.store.snapshots import Snapshots
 from agentloop.store.span_pages import SpanPage, read_spans, span_ids
@@ -65,7 +65,7 @@ class Store(
     Behaviour,
     UnitRows,
     Snapshots,
-    Sessions,
+    SessionRecords,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 

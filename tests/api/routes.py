@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
 from agentloop.api.app import make_app
+from agentloop.api.pages.paths import is_page
 from agentloop.store.store import Store
 
 from .serving import SPAN, request
@@ -55,7 +56,14 @@ def app_of(store: Store) -> FastAPI:
 
 
 def read_ways(store: Store) -> list[Way]:
-    """Every method of every route that the app has."""
+    """Every method of every route that the app has for programs; `tests/pages` has those of the pages."""
     contexts = list(iter_route_contexts(app_of(store).router.routes))
     assert all(context.methods for context in contexts), "a route that is no HTTP: does the guard know of it?"
-    return sorted({Way(method, context.path) for context in contexts for method in context.methods or ()})
+    return sorted(
+        {
+            Way(method, context.path)
+            for context in contexts
+            if not is_page(context.path)
+            for method in context.methods or ()
+        }
+    )

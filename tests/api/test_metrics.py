@@ -61,7 +61,7 @@ def test_figures_are_those_of_what_was_sent(said: tuple[str, int, str]) -> None:
     assert found["agentloop_http_requests_total", "code=200 route=logs"] == 1
     assert found["agentloop_http_requests_total", "code=404 route=api"] == 30
     assert found["agentloop_http_requests_total", "code=200 route=api"] == 1
-    assert found["agentloop_http_requests_total", "code=404 route=other"] == 30
+    assert found["agentloop_http_requests_total", "code=403 route=page"] == 30
     assert found["agentloop_http_request_duration_seconds_count", "route=traces"] == 7 + 1 + 30
     assert found["agentloop_items_total", "outcome=taken signal=traces"] == 5 * 3 + 1 + 1
     assert found["agentloop_items_total", "outcome=rejected signal=traces"] == 1

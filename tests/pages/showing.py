@@ -12,7 +12,7 @@ from typing import NamedTuple
 from parts import need_ports
 
 from agentloop.api.app import make_app, make_viewer
-from agentloop.api.sessions import Sessions
+from agentloop.api.sessions import BrowserSessions
 from agentloop.api.shutdown import UvicornServer
 from agentloop.api.viewing import entry
 from agentloop.store.store import Store
@@ -23,7 +23,7 @@ class Shown(NamedTuple):
 
     url: str
     store: Store
-    sessions: Sessions
+    sessions: BrowserSessions
 
     def entry(self, target: str = "/") -> str:
         """An address that signs a browser in, once."""
@@ -38,10 +38,10 @@ def showing(
     need_ports()
     store = Store(where, project=project)
     if read_only:
-        sessions = Sessions(store, project, ("read",), is_only_way=True)
+        sessions = BrowserSessions(store, project, ("read",), is_only_way=True)
         app = make_viewer(store, folder, sessions)
     else:
-        sessions = Sessions(store, project)
+        sessions = BrowserSessions(store, project)
         app = make_app(store, folder=folder, sessions=sessions)
     server = UvicornServer(app, "127.0.0.1", 0, print)
     thread = threading.Thread(target=server.run)

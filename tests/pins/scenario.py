@@ -160,6 +160,7 @@ STEPS: tuple[Step, ...] = (
     Step("demo --seed -1"),
     Step("serve --host 0.0.0.0"),
     Step("serve --only-models"),
+    Step("view -p nowhere"),
     Step("serve --port x"),
     Step("worker --slots 0"),
     Step("worker --check -p nowhere"),

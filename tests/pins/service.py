@@ -33,7 +33,6 @@ PROBES: tuple[tuple[str, str, Any], ...] = (
     ("GET", "/healthz", None),
     ("GET", "/readyz", None),
     ("GET", "/metrics", None),
-    ("GET", "/docs", None),
     ("GET", "/redoc", None),
     ("GET", "/openapi.json", None),
     ("GET", "/nowhere", None),

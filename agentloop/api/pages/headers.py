@@ -6,7 +6,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentloop.api.pages.paths import ASSETS, is_page
-from agentloop.api.pages.site import Site
+from agentloop.api.pages.site import PageSite
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -26,7 +26,7 @@ FOREVER = "public, max-age=31536000, immutable"
 class PageHeaders:
     """ASGI middleware that adds the headers, and lets an error know the site that draws it. Data is never cached."""
 
-    def __init__(self, app: ASGIApp, site: Site) -> None:
+    def __init__(self, app: ASGIApp, site: PageSite) -> None:
         self.app = app
         self._site = site
 

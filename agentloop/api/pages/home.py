@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from agentloop.api.pages.site import Site
+from agentloop.api.pages.site import PageSite
 
 
-def home_routes(site: Site) -> APIRouter:
+def home_routes(site: PageSite) -> APIRouter:
     """The page."""
     routes = APIRouter(include_in_schema=False)
 

@@ -7,14 +7,14 @@ from fastapi import APIRouter
 from agentloop.api.pages.assets import asset_routes
 from agentloop.api.pages.home import home_routes
 from agentloop.api.pages.signing_in import sign_in_routes
-from agentloop.api.pages.site import Site
-from agentloop.api.sessions import Sessions
+from agentloop.api.pages.site import PageSite
+from agentloop.api.sessions import BrowserSessions
 
 PAGES = (home_routes,)
 """One function a page, which makes its routes."""
 
 
-def page_routes(site: Site, sessions: Sessions) -> APIRouter:
+def page_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
     """The routes of all pages."""
     routes = APIRouter(include_in_schema=False)
     routes.include_router(asset_routes(site.assets))

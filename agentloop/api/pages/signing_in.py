@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from agentloop.api.pages.paths import ENTER, SIGN_IN, SIGN_OUT
-from agentloop.api.pages.site import Form, Site, read_form
-from agentloop.api.sessions import Sessions, cookie_name, cookie_of, is_same_site
+from agentloop.api.pages.site import Form, PageSite, read_form
+from agentloop.api.sessions import BrowserSessions, cookie_name, cookie_of, is_same_site
 
 SEE_OTHER = 303
 
 
-def sign_in_routes(site: Site, sessions: Sessions) -> APIRouter:
+def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
     """The pages that begin and end a session."""
     routes = APIRouter(include_in_schema=False)
 

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 from agentloop.api.pages.assets import Asset, load_assets
 from agentloop.api.pages.templates import page_environment
-from agentloop.api.sessions import Session, is_form_token
+from agentloop.api.sessions import BrowserSession, is_form_token
 from agentloop.store.store import Store
 
 MAX_FORM = 64 * 1024
@@ -58,7 +58,7 @@ KEYS = (
 
 
 @dataclass(frozen=True)
-class Site:
+class PageSite:
     """The pages over one store."""
 
     store: Store
@@ -104,9 +104,9 @@ def is_fragment(request: Request) -> bool:
     return request.headers.get("hx-request") == "true"
 
 
-def viewer_of(request: Request) -> Session:
+def viewer_of(request: Request) -> BrowserSession:
     """Who looks at a page, as the guard found out."""
-    session: Session = request.state.session
+    session: BrowserSession = request.state.session
     return session
 
 
@@ -131,5 +131,5 @@ async def read_form(request: Request) -> dict[str, str]:
         raise HTTPException(422, "this is not a form; open the page again and send it from there") from None
 
 
-Viewer = Annotated[Session, Depends(viewer_of)]
+Viewer = Annotated[BrowserSession, Depends(viewer_of)]
 Form = Annotated[dict[str, str], Depends(form_of)]
