@@ -51,6 +51,8 @@ class ReviewRequest(NamedTuple):
     trace_id: str
     why: str
     """disputed, waiting, second (a second opinion), or sampled."""
+    task_id: str | None
+    version: int | None
 
 
 class Opinions(NamedTuple):
@@ -88,7 +90,9 @@ class Reviews:
             .having(func.count() == 1, func.max(col(ScoreRow.source)) != by)
         )
         judged = exists().where(col(ScoreRow.trace_key) == key, human)
-        mine = select(col(TraceRow.id)).where(col(TraceRow.project) == project)
+        mine = select(col(TraceRow.id), col(TraceRow.task_id), col(TraceRow.policy_version)).where(
+            col(TraceRow.project) == project
+        )
         newest = mine.order_by(key.desc()).limit(MAX_REVIEWS)
         queries = {
             "disputed": newest.where(state == "disputed"),
@@ -98,9 +102,9 @@ class Reviews:
         }
         with self._database.read() as connection:
             return [
-                ReviewRequest(trace_id, why)
+                ReviewRequest(trace_id, why, task_id, version)
                 for why, query in queries.items()
-                for trace_id in connection.execute(query).scalars()
+                for trace_id, task_id, version in connection.execute(query)
             ]
 
     def opinions(self, project: str) -> list[Opinions]:
