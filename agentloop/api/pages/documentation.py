@@ -33,6 +33,8 @@ GROUPS = {
 }
 """Section of the page by the first word behind `/api/v1`; a new word has a section of its own."""
 EXAMPLES = {"integer": 1, "number": 1.0, "boolean": True, "string": "text"}
+KINDS = {"string": "text", "array": "list"}
+"""Types of OpenAPI that the page calls otherwise."""
 MAX_DEPTH = 4
 """Levels of a body that its example shows."""
 
@@ -193,7 +195,7 @@ def _type(document: Mapping[str, Any], schema: Any) -> str:
     if kind == "array":
         return f"list of {_type(document, schema.get('items', {})) or 'anything'}"
     kinds = kind if isinstance(kind, list) else [kind]
-    return " or ".join("text" if one == "string" else one for one in kinds)
+    return " or ".join(KINDS.get(one, one) for one in kinds)
 
 
 def _example(

@@ -1,0 +1,260 @@
+"""Review in a real browser: by keys alone, without JavaScript, on a phone, blind, and taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from api.serving import make_key
+from playwright.sync_api import Browser, Page
+
+from agentloop.api.pages.paths import SIGN_IN
+from agentloop.errors import StateError
+from agentloop.judge.reviews import LabelPlace, Review, give_review
+from agentloop.store.store import Store
+from agentloop.types import FailureType, RewardState
+from agentloop.views.review import passage, review_item, review_queue
+
+from .browsing import opened
+from .filling import DISPUTED, FAILED, QUESTION, WAITING, fill_traces
+from .showing import Shown, showing
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    where = tmp_path / "store.db"
+    store = Store(where)
+    fill_traces(store)
+    store.close()
+    return where
+
+
+def sign_in(page: Page, shown: Shown, key: str) -> None:
+    page.goto(f"{shown.url}{SIGN_IN}?next=/review")
+    page.keyboard.type(key)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{shown.url}/review")
+
+
+# ------------------------------------------------------------------ what is stored
+
+
+def test_the_queue_offers_disputes_first_then_what_waits_then_a_sample(either: Store) -> None:
+    fill_traces(either)
+    queue = review_queue(either, "default", "ana", sample=5)
+    assert [(line.trace_id, line.why) for line in queue.lines] == [
+        (DISPUTED, "disputed"),
+        (WAITING, "waiting"),
+        (FAILED, "sampled"),
+    ]
+    assert review_item(either, "default", WAITING, "ana").question == QUESTION
+
+
+def test_an_answer_counts_as_a_verdict_a_label_and_a_rejection(either: Store) -> None:
+    fill_traces(either)
+    wrong = LabelPlace(type=FailureType.obs_misread, step=3)
+    right = LabelPlace(type=FailureType.plan_goal_drift, step=1)
+    review = Review(reward=0.25, why="another order", rejected=(wrong,), label=right)
+    verdict = give_review(either, "default", DISPUTED, review, by="ana")
+    assert (verdict.state, verdict.reward) == (RewardState.scored, 0.25)
+    assert [(each.type, each.step, each.detector) for each in verdict.failures] == [
+        (FailureType.plan_goal_drift, 1, "human:ana")
+    ]
+    assert either.row("default", DISPUTED).failure == "plan.goal_drift"
+    assert [line.trace_id for line in review_queue(either, "default", "ana", sample=0).lines] == [WAITING]
+
+
+def test_a_rejected_label_stays_away_when_a_program_finds_it_again(either: Store) -> None:
+    fill_traces(either)
+    wrong = LabelPlace(type=FailureType.obs_misread, step=3)
+    [label] = either.verdict("default", FAILED).failures
+    give_review(either, "default", FAILED, Review(reward=0.0, why="no", rejected=(wrong,)), by="ana")
+    assert either.row("default", FAILED).failure == "unclassified", "a failed trace has one critical failure"
+    either.put_label("default", FAILED, label)
+    either.put_label("default", FAILED, label.model_copy(update={"detector": "another@1"}))
+    assert [each.type for each in either.verdict("default", FAILED).failures] == [FailureType.unclassified]
+
+
+def test_what_is_taken_back_is_as_it_was(either: Store) -> None:
+    fill_traces(either)
+    before = either.verdict("default", DISPUTED)
+    wrong = LabelPlace(type=FailureType.obs_misread, step=3)
+    give_review(either, "default", DISPUTED, Review(reward=1.0, why="fine", rejected=(wrong,)), by="ana")
+    assert either.verdict("default", DISPUTED) != before
+    assert either.take_back("default", DISPUTED, by="ana") == before
+    assert either.row("default", DISPUTED).failure == "obs.misread"
+    assert [each.by for each in either.history("default", DISPUTED)][-1] != "ana", "the history has both"
+    with pytest.raises(StateError, match="you said nothing"):
+        either.take_back("default", DISPUTED, by="ana")
+
+
+def test_only_the_word_that_stands_can_be_taken_back(either: Store) -> None:
+    fill_traces(either)
+    for by in ("ana", "ben"):
+        give_review(either, "default", DISPUTED, Review(reward=1.0, why=by), by=by)
+    with pytest.raises(StateError, match="ben has judged it since"):
+        either.take_back("default", DISPUTED, by="ana")
+
+
+def test_a_second_opinion_is_blind_and_no_one_gives_both(either: Store) -> None:
+    fill_traces(either)
+    give_review(either, "default", DISPUTED, Review(reward=1.0, why="SECRET WORDS"), by="ana")
+    assert [line.trace_id for line in review_queue(either, "default", "ana", sample=0).lines] == [WAITING]
+    seconds = [line.why for line in review_queue(either, "default", "ben", sample=0).lines]
+    assert seconds == ["waiting", "second"]
+    item = review_item(either, "default", DISPUTED, "ben")
+    assert item.is_blind
+    assert (item.reward, item.words) == (None, ())
+    assert "SECRET" not in item.model_dump_json()
+    assert "ana" not in item.model_dump_json()
+    give_review(either, "default", DISPUTED, Review(reward=0.0, why="no"), by="ben")
+    after = review_item(either, "default", DISPUTED, "ben")
+    assert [(word.by, word.reward) for word in after.words] == [("ana", 1.0), ("ben", 0.0)]
+    people = review_queue(either, "default", "ben", sample=0).people
+    assert people is not None
+    assert (people.n, people.accuracy) == (1, 0.0)
+
+
+def test_agreement_grows_with_the_answers(either: Store) -> None:
+    """By hand: of (1,1), (0,0), (1,0), (0,0) three are equal, so kappa = (0.75 - 0.5) / 0.5."""
+    from .filling import failed_run
+
+    items = [failed_run(f"{n:032x}") for n in range(4)]
+    either.put_imported("default", items)
+    for n, (machine, person) in enumerate(((1.0, 1.0), (0.0, 0.0), (1.0, 0.0), (0.0, 0.0))):
+        from agentloop.types import Score
+
+        either.put_score("default", f"{n:032x}", Score(verifier="judge", version="1", value=machine), source="ci")
+        give_review(either, "default", f"{n:032x}", Review(reward=person, why="x"), by="ana")
+    lines = {line.name: line for line in review_queue(either, "default", "ana", sample=0).verifiers}
+    assert lines["judge"].growth == ((1, None), (2, 1.0), (3, pytest.approx(0.4)), (4, pytest.approx(0.5)))
+
+
+def test_one_person_at_a_time_has_a_trace(either: Store) -> None:
+    fill_traces(either)
+    assert either.reserve("default", DISPUTED, "ana").by == "ana"
+    assert either.reserve("default", DISPUTED, "ben").by == "ana"
+    either.release("default", DISPUTED, "ben")
+    assert either.reservations("default")[DISPUTED].by == "ana"
+    either.release("default", DISPUTED, "ana")
+    assert either.reserve("default", DISPUTED, "ben").by == "ben"
+    assert either.reserve("other", DISPUTED, "ana").by == "ana", "another project's trace is another trace"
+
+
+def test_a_quote_is_marked_however_it_is_spaced() -> None:
+    marked = passage("result", "a  total 43\nEUR, b", "total\t43 EUR,")
+    assert (marked.before, marked.quote, marked.after) == ("a  ", "total 43\nEUR,", " b")
+    assert passage("result", "total 43 EUR", "43 USD").quote == ""
+
+
+# ------------------------------------------------------------------ in a browser
+
+
+@pytest.mark.slow
+def test_by_keys_alone(browser: Browser, path: Path) -> None:
+    with showing(path) as shown, opened(browser, shown.entry("/review")) as tab:
+        page = tab.page
+        page.keyboard.press("o")
+        page.wait_for_url(f"{shown.url}/review/{DISPUTED}")
+        page.keyboard.press("n")  # not solved
+        page.keyboard.press("y")  # the label is right
+        page.keyboard.type("it names another total")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"{shown.url}/review/{WAITING}?undo={DISPUTED}")
+        verdict = shown.store.verdict("default", DISPUTED)
+        assert (verdict.state, verdict.reward) == (RewardState.scored, 0.0)
+        assert [each.detector.partition(":")[0] for each in verdict.failures if each.critical] == ["human"]
+        page.keyboard.press("u")
+        page.wait_for_url(f"{shown.url}/review/{DISPUTED}")
+        assert shown.store.row("default", DISPUTED).reward_state == "disputed"
+        page.keyboard.press("s")
+        page.wait_for_url(f"{shown.url}/review/{WAITING}")
+        assert DISPUTED not in shown.store.reservations("default")
+        assert tab.console == []
+
+
+@pytest.mark.slow
+def test_without_javascript(browser: Browser, path: Path) -> None:
+    with showing(path) as shown, opened(browser, shown.entry("/review"), java_script_enabled=False) as tab:
+        page = tab.page
+        page.click("text=Start")
+        page.check("text=Not solved")
+        page.check("text=Not this failure")
+        page.click("text=Send")
+        assert shown.store.row("default", DISPUTED).reward_state == "disputed", "the browser asks for the reason"
+        page.fill("#why", "x")
+        page.click("text=Send")
+        assert page.url == f"{shown.url}/review/{WAITING}?undo={DISPUTED}"
+        assert [each.type for each in shown.store.verdict("default", DISPUTED).failures] == [FailureType.unclassified]
+
+
+@pytest.mark.slow
+def test_two_keys_give_two_opinions_and_hold_a_trace_one_after_the_other(browser: Browser, path: Path) -> None:
+    keys = [make_key(path, "default", "read", "judge")[0] for _ in range(2)]
+    with showing(path) as shown, opened(browser, shown.url) as ana, opened(browser, shown.url) as ben:
+        sign_in(ana.page, shown, keys[0])
+        sign_in(ben.page, shown, keys[1])
+        ana.page.goto(f"{shown.url}/review/{DISPUTED}")
+        answer = ben.page.goto(f"{shown.url}/review/{DISPUTED}")
+        assert answer is not None
+        assert answer.status == 409
+        ben.page.goto(f"{shown.url}/review/next")
+        assert ben.page.url == f"{shown.url}/review/{WAITING}", "what somebody reviews is offered to nobody else"
+        ana.page.keyboard.press("y")
+        ana.page.fill("#why", "SECRET WORDS")
+        ana.page.click("text=Send")
+        ben.page.goto(f"{shown.url}/review/{DISPUTED}")
+        assert "Blind" in ben.page.inner_text("main")
+        assert "SECRET" not in ben.page.content()
+        ben.page.keyboard.press("n")
+        ben.page.fill("#why", "no")
+        ben.page.click("text=Send")
+        ben.page.goto(f"{shown.url}/review/{DISPUTED}")
+        assert "SECRET WORDS" in ben.page.inner_text("main")
+
+
+@pytest.mark.slow
+def test_what_cannot_be_stored_is_said_and_nothing_that_was_typed_is_lost(browser: Browser, path: Path) -> None:
+    with showing(path) as shown, opened(browser, shown.entry(f"/review/{DISPUTED}")) as tab:
+        page = tab.page
+        page.click("text=Another failure decided it")
+        page.select_option("#type", "plan.goal_drift")
+        page.fill("#step", "99")
+        page.fill("#worth", "0.5")
+        page.fill("#why", "kept")
+        page.click("text=Send")
+        assert "steps 0 to 5" in page.inner_text("[role=alert]")
+        assert (page.input_value("#why"), page.input_value("#step")) == ("kept", "99")
+        assert shown.store.row("default", DISPUTED).reward_state == "disputed"
+
+
+@pytest.mark.slow
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, path: Path) -> None:
+    with showing(path) as shown:
+        phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True}
+        with opened(browser, shown.entry(f"/review/{DISPUTED}"), **phone) as tab:
+            page = tab.page
+            assert page.evaluate("document.documentElement.scrollWidth") == 360
+            page.tap("text=Not solved")
+            page.fill("#why", "x")
+            page.tap("text=Send")
+            assert shown.store.row("default", DISPUTED).reward == 0.0
+
+
+@pytest.mark.slow
+def test_a_key_does_not_judge_what_it_made(path: Path) -> None:
+    from store.span_rows import span
+
+    words, key_id = make_key(path, "default", "read", "judge")
+    store = Store(path)
+    store.put_spans("default", [span(7, 1)], senders={f"{7:032x}": [key_id]})
+    store.close()
+    with showing(path) as shown, httpx.Client(base_url=shown.url, follow_redirects=True) as client:
+        client.post(SIGN_IN, data={"key": words})
+        page = client.get(f"/review/{7:032x}")
+        assert page.status_code == 200
+        token = page.text.partition('name="form_token" value="')[2].partition('"')[0]
+        answer = client.post(f"/review/{7:032x}", data={"form_token": token, "reward": "yes", "why": "x"})
+        assert answer.status_code == 409
+        assert "made with this key" in answer.text
