@@ -152,10 +152,10 @@ def _verdict(row: Any, newest: Any | None, scores: Sequence[Any], labels: Sequen
 
 
 def imported_verdict(row: Any) -> Verdict:
-    """What the source of a trace says of its worth; unscored if it says nothing. row: of `trace`."""
+    """What the source of a trace says of its worth, without its scores; unscored if it says nothing. row: of `trace`."""
     verdict, scores = _imported(row)
     if verdict is not None:
-        return verdict
+        return verdict.model_copy(update={"scores": ()})
     reward = reward_of(scores)
     state = RewardState.unscored if reward is None else RewardState.scored
     return Verdict(trace_id=row.id, state=state, reward=reward)

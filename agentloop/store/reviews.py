@@ -24,6 +24,7 @@ from agentloop.store.verdicts import (
     IMPORT,
     LABELLED,
     PERSON,
+    PROGRAMS,
     begins,
     name_failures,
     put_labels,
@@ -220,7 +221,7 @@ class Reviews:
             n_removed = _remove_words(connection, key, by)
             if not is_standing and not n_removed:
                 said = "you said nothing of it"
-                if any(each.by == by for each in history):
+                if any(each.by == by for each in history) and history[-1].by not in PROGRAMS:
                     said = f"{history[-1].by} has judged it since"
                 raise StateError(f"trace {trace_id}: {said}; there is nothing to take back")
             row = connection.execute(select(*columns(TraceRow)).where(col(TraceRow.key) == key)).one()

@@ -15,12 +15,12 @@ from agentloop.intervals import wilson
 from agentloop.judge.agreement import YES, Pair, growth
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.store.history import HUMAN
-from agentloop.store.past import Past
+from agentloop.store.past import Past, imported_verdict
 from agentloop.store.reviews import Opinions
 from agentloop.store.steps import StepPage, steps_of
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow, TraceSummary
-from agentloop.store.verdicts import LABELLED, PERSON, PROGRAMS
+from agentloop.store.verdicts import LABELLED, PROGRAMS
 from agentloop.types import Failure, FailureType, Frozen, RewardState, Score, Step, Verdict
 
 MAX_SPANS = 2000
@@ -167,7 +167,7 @@ def review_item(store: Store, project: str, trace_id: str, by: str) -> ReviewIte
     persons = {score.source or "" for score in verdict.scores if score.verifier == HUMAN and score.value is not None}
     is_blind = bool(persons) and by not in persons
     if is_blind:
-        verdict = _before_persons(verdict, history)
+        verdict = _before_persons(verdict, history, row)
     why = _reason(verdict, persons - {by}, is_blind)
     reader = _reader(store, row)
     first, last = reader(0), reader(max(0, row.n_steps - 1))
@@ -213,15 +213,12 @@ def _reader(store: Store, row: TraceRow) -> _StepReader:
     return _StepReader(store, row, whole)
 
 
-def _before_persons(verdict: Verdict, history: Sequence[Past]) -> Verdict:
+def _before_persons(verdict: Verdict, history: Sequence[Past], row: TraceRow) -> Verdict:
     """The verdict without what people said and what that changed."""
     first = next((n for n, past in enumerate(history) if past.by not in PROGRAMS), 0)
-    scores = tuple(score for score in verdict.scores if score.verifier != HUMAN)
-    if first == 0:
-        failures = tuple(failure for failure in verdict.failures if not failure.detector.startswith(PERSON))
-        unknown = {"state": RewardState.unscored, "reward": None}
-        return verdict.model_copy(update={"scores": scores, "failures": failures, **unknown})
-    return history[first - 1].verdict.model_copy(update={"scores": scores})
+    before = history[first - 1].verdict if first else imported_verdict(row)
+    scores = tuple(score for score in verdict.scores if score.verifier != HUMAN or score.waiting)
+    return before.model_copy(update={"scores": scores})
 
 
 def _reason(verdict: Verdict, others: set[str], is_blind: bool) -> str:

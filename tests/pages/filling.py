@@ -1,6 +1,4 @@
-"""A project with something on every page: attempts of several versions, failures, a disputed verdict, a version that was
-held, and units in a queue.
-"""
+"""A project with something on every page: attempts, failures, a disputed verdict, versions, and units in a queue."""
 
 from __future__ import annotations
 

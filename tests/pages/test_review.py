@@ -8,16 +8,17 @@ import httpx
 import pytest
 from api.serving import make_key
 from playwright.sync_api import Browser, Page
+from store.span_rows import span
 
 from agentloop.api.pages.paths import SIGN_IN
 from agentloop.errors import StateError
 from agentloop.judge.reviews import LabelPlace, Review, give_review
 from agentloop.store.store import Store
-from agentloop.types import FailureType, RewardState
+from agentloop.types import FailureType, RewardState, Score
 from agentloop.views.review import passage, review_item, review_queue
 
 from .browsing import opened
-from .filling import DISPUTED, FAILED, QUESTION, WAITING, fill_traces
+from .filling import DISPUTED, FAILED, QUESTION, WAITING, failed_run, fill_traces
 from .showing import Shown, showing
 
 
@@ -58,9 +59,9 @@ def test_an_answer_counts_as_a_verdict_a_label_and_a_rejection(either: Store) ->
     review = Review(reward=0.25, why="another order", rejected=(wrong,), label=right)
     verdict = give_review(either, "default", DISPUTED, review, by="ana")
     assert (verdict.state, verdict.reward) == (RewardState.scored, 0.25)
-    assert [(each.type, each.step, each.detector) for each in verdict.failures] == [
-        (FailureType.plan_goal_drift, 1, "human:ana")
-    ]
+    critical = [each for each in verdict.failures if each.critical]
+    assert [(each.type, each.step, each.detector) for each in critical] == [(right.type, 1, "human:ana")]
+    assert wrong.type not in {each.type for each in verdict.failures}
     assert either.row("default", DISPUTED).failure == "plan.goal_drift"
     assert [line.trace_id for line in review_queue(either, "default", "ana", sample=0).lines] == [WAITING]
 
@@ -73,7 +74,8 @@ def test_a_rejected_label_stays_away_when_a_program_finds_it_again(either: Store
     assert either.row("default", FAILED).failure == "unclassified", "a failed trace has one critical failure"
     either.put_label("default", FAILED, label)
     either.put_label("default", FAILED, label.model_copy(update={"detector": "another@1"}))
-    assert [each.type for each in either.verdict("default", FAILED).failures] == [FailureType.unclassified]
+    assert wrong.type not in {each.type for each in either.verdict("default", FAILED).failures}
+    assert either.row("default", FAILED).failure == "unclassified"
 
 
 def test_what_is_taken_back_is_as_it_was(either: Store) -> None:
@@ -118,13 +120,9 @@ def test_a_second_opinion_is_blind_and_no_one_gives_both(either: Store) -> None:
 
 def test_agreement_grows_with_the_answers(either: Store) -> None:
     """By hand: of (1,1), (0,0), (1,0), (0,0) three are equal, so kappa = (0.75 - 0.5) / 0.5."""
-    from .filling import failed_run
-
     items = [failed_run(f"{n:032x}") for n in range(4)]
     either.put_imported("default", items)
     for n, (machine, person) in enumerate(((1.0, 1.0), (0.0, 0.0), (1.0, 0.0), (0.0, 0.0))):
-        from agentloop.types import Score
-
         either.put_score("default", f"{n:032x}", Score(verifier="judge", version="1", value=machine), source="ci")
         give_review(either, "default", f"{n:032x}", Review(reward=person, why="x"), by="ana")
     lines = {line.name: line for line in review_queue(either, "default", "ana", sample=0).verifiers}
@@ -186,7 +184,8 @@ def test_without_javascript(browser: Browser, path: Path) -> None:
         page.fill("#why", "x")
         page.click("text=Send")
         assert page.url == f"{shown.url}/review/{WAITING}?undo={DISPUTED}"
-        assert [each.type for each in shown.store.verdict("default", DISPUTED).failures] == [FailureType.unclassified]
+        verdict = shown.store.verdict("default", DISPUTED)
+        assert FailureType.obs_misread not in {each.type for each in verdict.failures}
 
 
 @pytest.mark.slow
@@ -239,16 +238,16 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, path: Pat
             page.tap("text=Not solved")
             page.fill("#why", "x")
             page.tap("text=Send")
+            page.wait_for_url(f"{shown.url}/review/{WAITING}?undo={DISPUTED}")
             assert shown.store.row("default", DISPUTED).reward == 0.0
 
 
 @pytest.mark.slow
 def test_a_key_does_not_judge_what_it_made(path: Path) -> None:
-    from store.span_rows import span
-
     words, key_id = make_key(path, "default", "read", "judge")
     store = Store(path)
-    store.put_spans("default", [span(7, 1)], senders={f"{7:032x}": [key_id]})
+    head = b'{"attributes": {}, "resource": {}, "scope": {}, "events": [], "links": []}'
+    store.put_spans("default", [span(7, 1, head=head)], senders={f"{7:032x}": [key_id]})
     store.close()
     with showing(path) as shown, httpx.Client(base_url=shown.url, follow_redirects=True) as client:
         client.post(SIGN_IN, data={"key": words})

@@ -48,7 +48,7 @@ function press(event) {
     .find((one) => one.dataset.key.split(" ").includes(key));
   if (key === "g") leads = true;
   else if (key === "j" || key === "k") step("[data-row]", key === "j" ? 1 : -1);
-  else if (key === "o") document.querySelector("[data-row].here a")?.click();
+  else if (key === "o") (document.querySelector("[data-row].here a") ?? named)?.click();
   else if (!named) return;
   else if (named.matches("input:not([type=radio], [type=checkbox]), textarea, select")) named.focus();
   else {
