@@ -152,7 +152,7 @@ def _verdict(row: Any, newest: Any | None, scores: Sequence[Any], labels: Sequen
 
 
 def imported_verdict(row: Any) -> Verdict:
-    """What the source of a trace says of its worth, without its scores; unscored if it says nothing. row: of `trace`."""
+    """What the source of a trace says of its worth, without scores; unscored if it says nothing. row: of `trace`."""
     verdict, scores = _imported(row)
     if verdict is not None:
         return verdict.model_copy(update={"scores": ()})
