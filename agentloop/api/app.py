@@ -87,7 +87,7 @@ def make_app(
     app = FastAPI(
         title="agentloop", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, responses=REFUSALS
     )
-    site = PageSite(store, folder)
+    site = PageSite(store, folder, trust=trust)
     sessions = sessions or BrowserSessions(store, store.project)
     if not only_models:
         app.include_router(page_routes(site, sessions))

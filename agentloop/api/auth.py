@@ -32,11 +32,12 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentloop.api.connection import PEER_UID
+from agentloop.api.links import link_cookie, read_token
 from agentloop.api.local import TOKEN, LocalToken
 from agentloop.api.pages.paths import OPEN_PAGES, REVIEW, SIGN_IN, SIGN_OUT, is_open_page, is_page
 from agentloop.api.peer import peer_uid
 from agentloop.api.refusals import OTLP, refusal
-from agentloop.api.sessions import BrowserSession, BrowserSessions, cookie_of, is_same_site
+from agentloop.api.sessions import BrowserSession, BrowserSessions, cookie_of, has_foreign_origin, is_same_site
 from agentloop.errors import StoreError
 from agentloop.gateway.app import EPISODE, route_of, words_of
 from agentloop.store.keys import Key
@@ -69,6 +70,9 @@ FRESH_S = 5.0
 BROKEN_S = 5
 """Retry-After in seconds if the store cannot look up a key."""
 WITH_KEY = "create one with `agentloop keys add`"
+FOREIGN_HOST = f"without a key the server answers requests to localhost only; {WITH_KEY}"
+FOREIGN_SITE = "another site sent this; open the page here and send it again"
+ENTRANCE = "this needs a session; open the address that this service printed when it started"
 KEY = re.compile(r"al_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
 
@@ -81,6 +85,10 @@ class KeyStore(Protocol):
 
     def needs_key(self) -> bool:
         """Whether a key has ever existed, revoked or not."""
+        ...
+
+    def link_secret(self) -> bytes:
+        """The secret that signs read-only links."""
         ...
 
 
@@ -121,12 +129,14 @@ class AccessGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] != "http" or scope["path"] in OPEN or is_open_page(scope["path"]):
-            scope.setdefault("state", {})["guard"] = self
+        scope.setdefault("state", {})["guard"] = self
+        is_open = scope["path"] in OPEN or is_open_page(scope["path"])
+        if scope["type"] != "http" or (is_open and (self._sessions is None or not is_page(scope["path"]))):
             await self.app(scope, receive, send)
             return
         try:
-            refused = await self._check(scope, Headers(scope=scope))
+            check = self._check_open_page if is_open else self._check
+            refused = await check(scope, Headers(scope=scope))
         except StoreError as error:
             refused = refusal(scope, 503, str(error), retry_s=BROKEN_S)
         if refused:
@@ -166,33 +176,65 @@ class AccessGuard:
         cookie = cookie_of(scope)
         if cookie is None or self._sessions is None:
             return None
-        return await self._sessions.find(cookie, self._key_of if await self._needs_key() else None)
+        is_use = "hx-request" not in Headers(scope=scope)  # a page that updates itself is not a person
+        return await self._sessions.find(cookie, self._key_of if await self.needs_key() else None, is_use=is_use)
 
     async def key(self, words: str) -> Key | None:
         """The key that somebody signs in with; None if it is unknown or revoked."""
         return await self._find(words)
 
+    async def _check_open_page(self, scope: Scope, headers: Headers) -> Response | None:
+        """Refuses a page that needs no session, if another host or site asks for it."""
+        if not await self.needs_key() and not _is_host_local(headers):
+            return refusal(scope, 403, FOREIGN_HOST)
+        if has_foreign_origin(scope):
+            return refusal(scope, 403, FOREIGN_SITE)
+        return None
+
     async def _by_session(self, scope: Scope, headers: Headers) -> Response | None:
-        """Refuses a page, or admits the session of its browser."""
-        has_keys = await self._needs_key()
-        if not has_keys and (refused := self._check_origin(scope, headers)):
+        """Refuses a page, or admits the session of its browser, or a read-only link."""
+        has_keys = await self.needs_key()
+        if not has_keys and (refused := self._check_user(scope, _is_host_local(headers))):
             return refused
+        if has_foreign_origin(scope):
+            return refusal(scope, 403, FOREIGN_SITE)
         session = await self.session(scope)
-        if session is None and not has_keys:
-            return refusal(scope, 403, "open the address that this service printed when it started: it signs you in")
-        if session is None and scope["method"] in READING:
-            target = f"{scope['path']}?{scope['query_string'].decode('latin-1')}".rstrip("?")
-            return RedirectResponse(f"{SIGN_IN}?{urlencode({'next': target})}", 303)
+        if session is None and await self._is_shared(scope):
+            return None
         if session is None:
-            return refusal(scope, 401, "your session has ended; sign in again")
+            return self._ask(scope, headers, has_keys)
         needed = page_scope(scope["method"], scope["path"])
+        self._admit(scope, session)
         if not session.may(needed):
             why = f"this needs a key with the scope {needed!r}; you signed in with {', '.join(session.scopes)}"
             return refusal(scope, 403, why)
         if scope["method"] not in READING and not is_same_site(scope):
-            return refusal(scope, 403, "another site sent this form; open the page here and send it again")
-        self._admit(scope, session)
+            return refusal(scope, 403, FOREIGN_SITE)
         return None
+
+    def _ask(self, scope: Scope, headers: Headers, has_keys: bool) -> Response:
+        """Where a browser without a session may get one."""
+        if not has_keys:
+            return refusal(scope, 403, ENTRANCE)
+        if scope["method"] not in READING:
+            return refusal(scope, 401, "your session has ended; sign in again")
+        if "hx-request" in headers:  # a part of a page must not be replaced by the page to sign in
+            ended = refusal(scope, 401, "your session has ended; sign in again")
+            ended.headers["HX-Refresh"] = "true"
+            return ended
+        target = f"{scope['path']}?{scope['query_string'].decode('latin-1')}".rstrip("?")
+        return RedirectResponse(f"{SIGN_IN}?{urlencode({'next': target})}", 303)
+
+    async def _is_shared(self, scope: Scope) -> bool:
+        """Admits a read-only link to its own page. An expired one opens nothing."""
+        token = link_cookie(scope)
+        if token is None or scope["method"] not in READING:
+            return False
+        page = read_token(await to_thread(self._keys.link_secret), token)
+        if page is None or not page.shows(scope) or page.has_ended:
+            return False
+        self._admit(scope, BrowserSession(page.project, "a read-only link", (), form_token=secrets.token_hex()))
+        return True
 
     def _admit(self, scope: Scope, session: BrowserSession) -> None:
         state = scope.setdefault("state", {})
@@ -209,8 +251,8 @@ class AccessGuard:
 
     async def _by_user(self, scope: Scope, headers: Headers, needed: str) -> Response | None:
         if self._sessions is not None and self._sessions.is_only_way:
-            return refusal(scope, 403, "open the address that this service printed when it started: it signs you in")
-        if await self._needs_key():
+            return refusal(scope, 403, ENTRANCE)
+        if await self.needs_key():
             why = "this server needs a key: send `Authorization: Bearer al_...`; create one with `agentloop keys add`"
             return refusal(scope, 401, why)
         if refused := self._check_origin(scope, headers):
@@ -224,8 +266,11 @@ class AccessGuard:
 
     def _check_origin(self, scope: Scope, headers: Headers) -> Response | None:
         """403, unless the request comes from this machine and from the server's own user."""
-        if not _is_local(headers):
-            return refusal(scope, 403, "without a key the server answers requests to localhost only; " + WITH_KEY)
+        return self._check_user(scope, _is_local(headers))
+
+    def _check_user(self, scope: Scope, is_local: bool) -> Response | None:
+        if not is_local:
+            return refusal(scope, 403, FOREIGN_HOST)
         state = scope.get("state", {})
         uid = state[PEER_UID] if PEER_UID in state else self._uid_of(scope)
         if uid == os.geteuid():
@@ -235,7 +280,10 @@ class AccessGuard:
             who = "cannot tell which user sent this"
         return refusal(scope, 403, f"{who}; without a key the server answers its own user only; {WITH_KEY}")
 
-    async def _needs_key(self) -> bool:
+    async def needs_key(self) -> bool:
+        """Whether a key opens the service. Only a printed token opens one whose sessions are the only way."""
+        if self._sessions is not None and self._sessions.is_only_way:
+            return False
         if not self._is_closed and self._clock() - self._checked_at >= FRESH_S:
             self._is_closed = await to_thread(self._keys.needs_key)
             self._checked_at = self._clock()
@@ -301,9 +349,17 @@ def _words(headers: Headers) -> str | None:
 
 def _is_local(headers: Headers) -> bool:
     """Whether the request's host is this machine, and also the web page that sent it, if any."""
-    named = [f"//{headers.get('host', '')}", *([headers["origin"]] if "origin" in headers else [])]
+    return _is_host_local(headers) and ("origin" not in headers or _is_loopback(headers["origin"]))
+
+
+def _is_host_local(headers: Headers) -> bool:
+    """Whether the request's host is this machine."""
+    return _is_loopback(f"//{headers.get('host', '')}")
+
+
+def _is_loopback(url: str) -> bool:
     try:
-        return all(urlsplit(name).hostname in LOOPBACK for name in named)
+        return urlsplit(url).hostname in LOOPBACK
     except ValueError:
         return False
 

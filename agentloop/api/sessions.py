@@ -117,10 +117,13 @@ class BrowserSessions:
         await to_thread(self._store.put_session, _digest(cookie), key.id)
         return cookie
 
-    async def find(self, cookie: str, find_key: Callable[[str], Awaitable[Key | None]] | None) -> BrowserSession | None:
+    async def find(
+        self, cookie: str, find_key: Callable[[str], Awaitable[Key | None]] | None, *, is_use: bool = True
+    ) -> BrowserSession | None:
         """The session of a cookie; None if there is none. find_key: looks up a key by id; None while there is no key.
 
-        A session in memory is valid only while there is no key, any other only while its key is.
+        is_use: a person sent the request, so the session is not idle. A session in memory is valid only while there is
+        no key, any other only while its key is.
         """
         digest = _digest(cookie)
         form_token = _digest(f"form:{cookie}")
@@ -129,13 +132,14 @@ class BrowserSessions:
             if used_at is None or datetime.now(UTC) - used_at > IDLE:
                 self._memory.pop(digest, None)
                 return None
-            self._memory[digest] = datetime.now(UTC)
+            if is_use:
+                self._memory[digest] = datetime.now(UTC)
             return BrowserSession(self._project, _user(), self._scopes, form_token)
         stored = await to_thread(self._store.session_of, digest)
         key = stored and await find_key(stored.key_id)
         if not stored or not key:
             return None
-        if datetime.now(UTC) - stored.used_at > USED:
+        if is_use and datetime.now(UTC) - stored.used_at > USED:
             await to_thread(self._store.use_session, digest)
         return BrowserSession(key.project, f"key {key.id}", key.scopes, form_token, key.id)
 
@@ -171,13 +175,19 @@ def cookie_of(scope: Scope) -> str | None:
     return cookie_parser(Headers(scope=scope).get("cookie", "")).get(cookie_name(scope))
 
 
+def has_foreign_origin(scope: Scope) -> bool:
+    """Whether the request names another site as its origin.
+
+    Pages have the referrer policy `no-referrer`, for which browsers send `null` even from a page of this service.
+    """
+    headers = Headers(scope=scope)
+    return headers.get("origin", "null") not in ("null", f"{scope['scheme']}://{headers.get('host', '')}")
+
+
 def is_same_site(scope: Scope) -> bool:
     """Whether a page of this service sent the request, as far as the browser reports it."""
-    headers = Headers(scope=scope)
-    origin = headers.get("origin")
-    if origin is not None and origin != f"{scope['scheme']}://{headers.get('host', '')}":
-        return False
-    return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+    site = Headers(scope=scope).get("sec-fetch-site", "same-origin")
+    return not has_foreign_origin(scope) and site in ("same-origin", "none")
 
 
 def is_form_token(session: BrowserSession, words: str) -> bool:

@@ -36,7 +36,7 @@ def feedback_routes(store: Store, trust: Collection[str]) -> APIRouter:
     @routes.put("/traces/{trace_id}/scores/{verifier:path}")
     def put_score(project: Project, request: Request, trace_id: TraceId, verifier: Name, body: GivenScore) -> Verdict:
         """Attach a verifier's number. Sent again, it is the same; sent anew, it replaces what its source said."""
-        refuse_own_word(store, trust, request, trace_id)
+        refuse_own_word(store, trust, project, trace_id, key_id_of(request))
         if body.source in (JUDGE, IMPORT):
             raise ConfigError(f"source {body.source!r} is what agentloop itself says; name who gives this score")
         if (body.value is None) == (body.error is None):
@@ -76,7 +76,7 @@ def verdict_routes(store: Store, trust: Collection[str]) -> APIRouter:
     @routes.put("/traces/{trace_id}/reward")
     def put_reward(project: Project, request: Request, trace_id: TraceId, body: GivenReward) -> Verdict:
         """Say what a trace is worth. Refused where a person has judged it: only `resolution` supersedes that."""
-        refuse_own_word(store, trust, request, trace_id)
+        refuse_own_word(store, trust, project, trace_id, key_id_of(request))
         if body.reward is None and body.state is RewardState.scored:
             raise ConfigError(
                 "reward: missing; send a number from 0 to 1, or a state that has none, such as `disputed`"
@@ -92,7 +92,7 @@ def verdict_routes(store: Store, trust: Collection[str]) -> APIRouter:
     @routes.put("/traces/{trace_id}/resolution")
     def put_resolution(project: Project, request: Request, trace_id: TraceId, body: Resolution) -> Verdict:
         """Resolve what is disputed or waits for a person, or correct a reward. The same again changes nothing."""
-        refuse_own_word(store, trust, request, trace_id)
+        refuse_own_word(store, trust, project, trace_id, key_id_of(request))
         resolve(store, project, trace_id, body.reward, by=body.by, why=body.why)
         return store.verdict(project, trace_id)
 
@@ -104,13 +104,18 @@ def verdict_routes(store: Store, trust: Collection[str]) -> APIRouter:
     return routes
 
 
-def refuse_own_word(store: Store, trust: Collection[str], request: Request, trace_id: str) -> None:
-    """Raises StateError if the request's key made the trace: an agent must not judge its own work."""
-    key = getattr(request.state, "key", None)
-    if key is None or f"{KEY}{key.id}" in trust:
+def refuse_own_word(store: Store, trust: Collection[str], project: str, trace_id: str, key_id: str | None) -> None:
+    """Raises StateError if this key made the trace: an agent must not judge its own work."""
+    if key_id is None or f"{KEY}{key_id}" in trust:
         return
-    if key.id in store.credentials(request.state.project, trace_id):
+    if key_id in store.credentials(project, trace_id):
         raise StateError(
             f"trace {trace_id} was made with this key, and its word on its own traces does not count; use another key "
-            f"with the scope judge, or name {KEY}{key.id} in [feedback] trust"
+            f"with the scope judge, or name {KEY}{key_id} in [feedback] trust"
         )
+
+
+def key_id_of(request: Request) -> str | None:
+    """The id of the key that sent a request; None for a session and for this machine's user."""
+    key = getattr(request.state, "key", None)
+    return key.id if key else None

@@ -84,11 +84,28 @@ def kappa(pairs: Sequence[Pair]) -> float | None:
     n = len(pairs)
     yes = sum(value >= YES for value, _ in pairs) / n
     gold = sum(gold >= YES for _, gold in pairs) / n
-    chance = yes * gold + (1 - yes) * (1 - gold)
     same = sum((value >= YES) == (gold >= YES) for value, gold in pairs) / n
+    return _kappa(yes, gold, same)
+
+
+def _kappa(yes: float, gold: float, same: float) -> float | None:
+    """yes, gold: shares of yes answers of either side; same: share of equal answers."""
+    chance = yes * gold + (1 - yes) * (1 - gold)
     if chance >= 1.0:
         return None
     return (same - chance) / (1.0 - chance)
+
+
+def growth(pairs: Sequence[Pair]) -> list[tuple[int, float | None]]:
+    """(number of pairs, kappa of these) after each of the pairs in their order."""
+    points: list[tuple[int, float | None]] = []
+    n_yes = n_gold = n_same = 0
+    for n, (value, gold) in enumerate(pairs, 1):
+        n_yes += value >= YES
+        n_gold += gold >= YES
+        n_same += (value >= YES) == (gold >= YES)
+        points.append((n, _kappa(n_yes / n, n_gold / n, n_same / n)))
+    return points
 
 
 def brier(pairs: Sequence[Pair]) -> float:

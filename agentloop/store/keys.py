@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from secrets import token_bytes
 from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, delete, func, select, update
@@ -15,6 +16,10 @@ from agentloop.store.tables import KeyRow, SettingRow
 
 EVER_MADE = "keys_ever_made"
 """Name of a setting that records that a key was once created, even if it was revoked since."""
+
+
+LINK_SIGNATURES = "link_secret"
+"""Name of the setting that signs read-only links."""
 
 
 class KeyBudget(NamedTuple):
@@ -97,7 +102,23 @@ class Keys:
             _remember(connection)  # a key that is older than the setting
             return True
 
+    def link_secret(self) -> bytes:
+        """The secret that signs read-only links; made when the first one is."""
+        with self._database.read() as connection:
+            secret = connection.execute(_LINK_SECRET).scalar()
+        if secret is None:
+            with self._database.write() as connection:
+                insert_rows(connection, "setting", ("name", "value"), [(LINK_SIGNATURES, token_bytes(32))], ignore=True)
+                secret = connection.execute(_LINK_SECRET).scalar_one()
+        return bytes(secret)
 
+    def rotate_link_secret(self) -> None:
+        """End all read-only links."""
+        with self._database.write() as connection:
+            connection.execute(delete(SettingRow).where(col(SettingRow.name) == LINK_SIGNATURES))
+
+
+_LINK_SECRET = select(col(SettingRow.value)).where(col(SettingRow.name) == LINK_SIGNATURES)
 _SPEND = (
     update(KeyRow)
     .where(col(KeyRow.id) == bindparam("key_id"))

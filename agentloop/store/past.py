@@ -15,7 +15,7 @@ from agentloop.errors import StateError
 from agentloop.store.bodies import decompress
 from agentloop.store.statements import chunks
 from agentloop.store.tables import LabelRow, ScoreRow, TraceRow, VerdictRow, columns
-from agentloop.store.verdicts import IMPORT, JUDGE, LABELLED, PROGRAMS, begins
+from agentloop.store.verdicts import IMPORT, JUDGE, LABELLED, PROGRAMS, begins, reward_of
 from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
 
 
@@ -149,6 +149,16 @@ def _verdict(row: Any, newest: Any | None, scores: Sequence[Any], labels: Sequen
         taxonomy=next((verdict.taxonomy for verdict in verdicts if verdict.taxonomy), None),
         rule=next((verdict.rule for verdict in verdicts if verdict.rule), None),
     )
+
+
+def imported_verdict(row: Any) -> Verdict:
+    """What the source of a trace says of its worth; unscored if it says nothing. row: of `trace`."""
+    verdict, scores = _imported(row)
+    if verdict is not None:
+        return verdict
+    reward = reward_of(scores)
+    state = RewardState.unscored if reward is None else RewardState.scored
+    return Verdict(trace_id=row.id, state=state, reward=reward)
 
 
 def _imported(row: Any) -> tuple[Verdict | None, tuple[Score, ...]]:

@@ -15,7 +15,7 @@ from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
 from agentloop.store.statements import chunks, insert_rows
 from agentloop.store.tables import LabelRow, ScoreRow, TraceRow, columns
-from agentloop.store.verdicts import JUDGE, put_labels, put_scores, storable
+from agentloop.store.verdicts import JUDGE, put_labels, put_scores, storable, without_rejected
 from agentloop.types import Failure, RewardState, Score, Verdict
 
 Given = TypeVar("Given", Verdict, Score, Failure)
@@ -40,6 +40,11 @@ def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence
     Returns the verdicts that differ from the stored ones. For equal ones, only the stamp is written.
     """
     new = [item._replace(verdict=clean(shared.redactor, item.verdict)) for item in new]
+    labels = without_rejected(connection, ((item.key, item.verdict.failures) for item in new))
+    new = [
+        item._replace(verdict=item.verdict.model_copy(update={"failures": failures}))
+        for item, (_, failures) in zip(new, labels, strict=True)
+    ]
     last = dict(last_rows(connection, [item.key for item in new]))
     changed = _changed(connection, new, last)
     keys = [item.key for item in changed]

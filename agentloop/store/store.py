@@ -36,6 +36,7 @@ from agentloop.store.past import read_verdict, verdicts_of
 from agentloop.store.proposals import Proposals
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
+from agentloop.store.reviews import Reviews
 from agentloop.store.sessions import SessionRecords
 from agentloop.store.shared import SharedBodies
 from agentloop.store.snapshots import Snapshots
@@ -66,6 +67,7 @@ class Store(
     UnitRows,
     Snapshots,
     SessionRecords,
+    Reviews,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 

@@ -82,6 +82,7 @@ class TraceSummary(SQLModel):
 
 _LIVE = text("state = 'live'")
 _CANARY = text("state = 'canary'")
+_DISPUTED = text("reward_state = 'disputed'")
 _OURS = text("stage IS NOT NULL")
 _LINKED = text("episode_id IS NOT NULL")
 """An episode of a loop has one trace; several traces of other sources may name the same episode."""
@@ -100,6 +101,7 @@ class TraceRow(TraceSummary, table=True):
         Index("trace_of_episode", "project", "episode_id", unique=True, sqlite_where=_OURS, postgresql_where=_OURS),
         Index("trace_by_episode", "project", "episode_id", sqlite_where=_LINKED, postgresql_where=_LINKED),
         Index("trace_by_project", "project", "key"),
+        Index("trace_disputed", "project", "key", sqlite_where=_DISPUTED, postgresql_where=_DISPUTED),
         Index("trace_by_source", "source"),
         Index("trace_by_age", "stored_at"),
     )
@@ -211,6 +213,21 @@ class LabelRow(SQLModel, table=True):
     evidence: str
     confidence: float
     critical: bool
+    given_at: datetime
+
+
+class LabelRejectionRow(SQLModel, table=True):
+    """A person's word that a trace does not have a failure. Programs' labels of this type and step do not count."""
+
+    __tablename__ = "label_rejection"
+
+    trace_key: int = Field(primary_key=True, sa_type=BigInteger)
+    type: str = Field(primary_key=True)
+    step: int = Field(primary_key=True)
+    """-1 for the whole trace."""
+    by: str = Field(primary_key=True)
+    labels: list[dict[str, object]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    """The labels that it removed, which count again if the person takes it back."""
     given_at: datetime
 
 

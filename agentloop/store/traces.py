@@ -22,6 +22,7 @@ from agentloop.store.tables import (
     DEFAULT_PROJECT,
     FacetRow,
     FeedbackRow,
+    LabelRejectionRow,
     LabelRow,
     ScoreRow,
     SpanRow,
@@ -154,7 +155,7 @@ def remove_traces(connection: Connection, keys: list[int]) -> None:
     """Remove traces with everything that belongs to them."""
     unlink(connection, keys)
     for part in chunks(keys):
-        for table in (SpanRow, FacetRow, ScoreRow, LabelRow, VerdictRow, FeedbackRow):
+        for table in (SpanRow, FacetRow, ScoreRow, LabelRow, LabelRejectionRow, VerdictRow, FeedbackRow):
             connection.execute(delete(table).where(col(table.trace_key).in_(part)))
         connection.execute(delete(TraceRow).where(col(TraceRow.key).in_(part)))
 

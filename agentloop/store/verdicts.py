@@ -13,7 +13,7 @@ from sqlmodel import SQLModel, col
 
 from agentloop.errors import NoSuchTrace
 from agentloop.store.statements import chunks
-from agentloop.store.tables import LabelRow, ScoreRow, TraceRow, columns
+from agentloop.store.tables import LabelRejectionRow, LabelRow, ScoreRow, TraceRow, columns
 from agentloop.types import Failure, RewardState, Score
 
 JUDGE = "judge"
@@ -83,13 +83,13 @@ def put_labels(
 
     A critical failure becomes the only critical one of its trace, except for traces in `keep`, which already have
     theirs. A success has no failure, whichever label is critical: the mark only counts while the reward is below 1 or
-    unknown. A program's label never takes the mark from a person's label.
+    unknown. A program's label never takes the mark from a person's label, and is left out where a person rejected it.
     """
     now = datetime.now(UTC)
     rows = []
     critical = set()
     keys = set()
-    labels = [(key, tuple(failures)) for key, failures in failures_by_trace]
+    labels = without_rejected(connection, failures_by_trace)
     persons = _decided_by_persons(connection, [key for key, failures in labels if any(f.critical for f in failures)])
     for key, failures in labels:
         for failure in failures:
@@ -110,16 +110,46 @@ def put_labels(
             keys.add((key,))
             if is_critical:
                 critical.add(key)
-    mark = "?" if connection.dialect.name == "sqlite" else "%s"
     if critical:
+        mark = "?" if connection.dialect.name == "sqlite" else "%s"
         no = "0" if connection.dialect.name == "sqlite" else "FALSE"
         others = f"UPDATE label SET critical = {no} WHERE trace_key = {mark}"  # noqa: S608
         connection.exec_driver_sql(others, [(key,) for key in critical])
     _upsert(connection, LabelRow, rows)
+    name_failures(connection, keys)
+
+
+def name_failures(connection: Connection, keys: Collection[tuple[int]]) -> None:
+    """Set the failure of traces, by their rows' keys, to the type of their critical label."""
+    mark = "?" if connection.dialect.name == "sqlite" else "%s"
     if keys:
         of_label = "SELECT type FROM label WHERE trace_key = trace.key AND critical ORDER BY step LIMIT 1"
         of_trace = f"CASE WHEN reward >= 1 THEN NULL ELSE ({of_label}) END"
         connection.exec_driver_sql(f"UPDATE trace SET failure = {of_trace} WHERE key = {mark}", list(keys))  # noqa: S608
+
+
+def without_rejected(
+    connection: Connection, failures_by_trace: Iterable[tuple[int, Iterable[Failure]]]
+) -> list[tuple[int, tuple[Failure, ...]]]:
+    """The failures of traces, by key, without those that a person rejected. A person's own label stays."""
+    labels = [(key, tuple(failures)) for key, failures in failures_by_trace]
+    rejected: set[tuple[int, str, int]] = set()
+    for part in chunks([key for key, failures in labels if failures]):
+        row = LabelRejectionRow
+        query = select(col(row.trace_key), col(row.type), col(row.step)).where(col(row.trace_key).in_(part))
+        rejected.update((key, kind, step) for key, kind, step in connection.execute(query))
+    if not rejected:
+        return labels
+
+    def counts(key: int, failure: Failure) -> bool:
+        return failure.detector.startswith(PERSON) or (key, *place_of(failure)) not in rejected
+
+    return [(key, tuple(one for one in failures if counts(key, one))) for key, failures in labels]
+
+
+def place_of(failure: Failure) -> tuple[str, int]:
+    """(type, step) of a failure as the tables have them: -1 for the whole trace."""
+    return failure.type.value, -1 if failure.step is None else failure.step
 
 
 def _decided_by_persons(connection: Connection, keys: Sequence[int]) -> set[int]:

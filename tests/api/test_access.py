@@ -127,6 +127,8 @@ def taken(way: Way) -> tuple[int, ...]:
         return (409,)  # v1 is live, no version was before it, and none is a canary
     if way.method == "POST" and way.template.startswith("/api/v1/runs"):
         return (200, 409)  # it is cancelled by the first of them
+    if way.template.endswith("/review/undo"):
+        return (200, 409)  # there may be nothing to take back
     settled = way.method == "PUT" and ("/reward" in way.template or "/scores/" in way.template)
     return (200, 409) if settled else (200,)
 

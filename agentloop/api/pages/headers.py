@@ -40,7 +40,9 @@ class PageHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                policy = headers.get("Referrer-Policy", "no-referrer")
                 headers.update(_HEADERS)
+                headers["Referrer-Policy"] = policy
                 is_asset = scope["path"].startswith(ASSETS) and message["status"] == 200
                 headers["Cache-Control"] = FOREVER if is_asset else "no-store"
             await send(message)

@@ -7,9 +7,13 @@ ASSETS = "/assets/"
 SIGN_IN = "/signin"
 SIGN_OUT = "/signout"
 REVIEW = "/review"
+DOCS = "/docs"
+SHARE = "/share"
+SHARED = "/shared/"
+"""What a read-only link begins with."""
 ENTER = "/enter"
 """Where a one-time token becomes a session."""
-OPEN_PAGES = frozenset({SIGN_IN, ENTER, "/docs"})
+OPEN_PAGES = frozenset({SIGN_IN, ENTER, DOCS})
 """Pages that show no data."""
 _OTHERS = ("/v1/", "/api/", "/e/")
 _OTHER = frozenset({"/v1", "/api", "/e", "/healthz", "/readyz", "/metrics", "/openapi.json"})
@@ -22,4 +26,4 @@ def is_page(path: str) -> bool:
 
 def is_open_page(path: str) -> bool:
     """Whether anybody may open a page."""
-    return path in OPEN_PAGES or path.startswith(ASSETS)
+    return path in OPEN_PAGES or path.startswith((ASSETS, SHARED))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from agentloop.api.pages.assets import asset_routes
+from agentloop.api.pages.documentation import documentation_pages
 from agentloop.api.pages.home import home_routes
+from agentloop.api.pages.review import review_pages
+from agentloop.api.pages.sharing import sharing_pages
 from agentloop.api.pages.signing_in import sign_in_routes
 from agentloop.api.pages.site import PageSite
 from agentloop.api.sessions import BrowserSessions
 
-PAGES = (home_routes,)
+PAGES = (home_routes, review_pages, sharing_pages, documentation_pages)
 """One function a page, which makes its routes."""
 
 

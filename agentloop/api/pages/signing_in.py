@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 
 from agentloop.api.pages.paths import ENTER, SIGN_IN, SIGN_OUT
 from agentloop.api.pages.site import Form, PageSite, read_form
-from agentloop.api.sessions import BrowserSessions, cookie_name, cookie_of, is_same_site
+from agentloop.api.sessions import SIGN_IN_S, BrowserSessions, cookie_name, cookie_of, is_same_site
 
 SEE_OTHER = 303
 
@@ -20,41 +20,63 @@ def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
 
     @routes.get(ENTER)
     def enter(
-        request: Request, token: Annotated[str, Query(max_length=100)] = "", next: Annotated[str, Query()] = "/"
+        request: Request,
+        token: Annotated[str, Query(max_length=100)] = "",
+        next: Annotated[str, Query(max_length=4000)] = "/",
     ) -> Response:
         cookie = sessions.enter(token)
         if cookie is None:
             why = "this address was used before or is not of this service; start it again for a new one"
             return site.draw_error(request, 403, why)
-        return _enter(request, cookie, next)
+        response = _enter(request, cookie, next)
+        if request.headers.get("sec-fetch-site") != "cross-site":
+            return response
+        # A browser that comes from another site sends no strict cookie along a redirect, but from this page it does.
+        page = site.draw(request, "enter.html.j2", next=_local(next))
+        page.headers["set-cookie"] = response.headers["set-cookie"]
+        return page
+
+    async def end(request: Request) -> None:
+        cookie = cookie_of(request.scope)
+        if cookie is not None:
+            await sessions.end(cookie)
+
+    async def form(request: Request, target: str, status: int = 200, problem: str = "") -> Response:
+        has_keys = await request.state.guard.needs_key()
+        values = {"next": target, "problem": problem, "has_keys": has_keys}
+        page = site.draw(request, "signin.html.j2", status=status, **values)
+        # Otherwise a browser would send `Origin: null` with the form, which another site can send, too.
+        page.headers["Referrer-Policy"] = "same-origin"
+        return page
 
     @routes.get(SIGN_IN)
-    def ask(request: Request, next: Annotated[str, Query(max_length=4000)] = "/") -> Response:
-        return site.draw(request, "signin.html.j2", next=_local(next), problem="")
+    async def ask(request: Request, next: Annotated[str, Query(max_length=4000)] = "/") -> Response:
+        return await form(request, _local(next))
 
     @routes.post(SIGN_IN)
     async def sign_in(request: Request) -> Response:
-        if not is_same_site(request.scope):
+        if not is_same_site(request.scope) or request.headers.get("origin") == "null":
             return site.draw_error(request, 403, "another site sent this form; sign in on this page")
         fields = await read_form(request)
         target = _local(fields.get("next", "/"))
         address = request.client.host if request.client else ""
         if not sessions.may_try(address):
-            values = {"next": target, "problem": "Too many tries. Wait a minute and try again."}
-            return site.draw(request, "signin.html.j2", status=429, **values)
+            page = await form(request, target, 429, "Too many tries. Wait a minute and try again.")
+            page.headers["Retry-After"] = str(int(SIGN_IN_S))
+            return page
         key = await request.state.guard.key(fields.get("key", "").strip())
         if key is None:
             problem = "This key is unknown or revoked. `agentloop keys ls` lists the valid ones."
-            return site.draw(request, "signin.html.j2", status=401, next=target, problem=problem)
+            return await form(request, target, 401, problem)
+        await end(request)  # a browser has one session
         return _enter(request, await sessions.begin_with(key), target)
 
     @routes.post(SIGN_OUT)
     async def sign_out(request: Request, form: Form) -> Response:
-        cookie = cookie_of(request.scope)
-        if cookie is not None:
-            await sessions.end(cookie)
+        await end(request)
         response = RedirectResponse(SIGN_IN, SEE_OTHER)
-        response.delete_cookie(cookie_name(request.scope))
+        is_tls = request.scope["scheme"] == "https"  # a browser ignores a `__Host-` cookie that is not secure
+        response.delete_cookie(cookie_name(request.scope), httponly=True, samesite="strict", secure=is_tls)
         return response
 
     return routes

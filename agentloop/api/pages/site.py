@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
@@ -66,6 +66,8 @@ class PageSite:
     """The project whose files belong to the store; None if there are none."""
     is_read_only: bool = False
     """No page changes anything."""
+    trust: Collection[str] = ()
+    """Sources whose word counts even on traces that they made."""
     own_types: Mapping[str, str] = field(default_factory=dict)
     """Definitions of the project's own failure types."""
     navigation: tuple[NavigationItem, ...] = NAVIGATION

@@ -425,5 +425,15 @@ CREATE TABLE reservation (
 	ends_at DATETIME NOT NULL, 
 	PRIMARY KEY (project, trace_id)
 );
+CREATE TABLE label_rejection (
+	trace_key BIGINT NOT NULL, 
+	type VARCHAR NOT NULL, 
+	step INTEGER NOT NULL, 
+	"by" VARCHAR NOT NULL, 
+	labels JSON NOT NULL, 
+	given_at DATETIME NOT NULL, 
+	PRIMARY KEY (trace_key, type, step, "by")
+);
+CREATE INDEX trace_disputed ON trace (project, "key") WHERE reward_state = 'disputed';
 INSERT INTO body_text(body_text, rank) VALUES ('automerge', 16);
 INSERT INTO alembic_version (version_num) VALUES ('0011');

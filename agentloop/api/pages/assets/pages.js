@@ -25,13 +25,13 @@ function step(selector, by) {
   const next = all[here < 0 ? (by > 0 ? 0 : all.length - 1) : Math.min(Math.max(here + by, 0), all.length - 1)];
   all.forEach((one) => one.classList.remove("here"));
   next.classList.add("here");
-  const link = next.matches("a, button, input, summary") ? next : next.querySelector("a");
+  const link = next.matches("a, button, input, summary") ? next : next.querySelector("a, input[type=text]");
   if (link) link.focus({ preventScroll: true });
   next.scrollIntoView({ block: "nearest" });
 }
 
 function press(event) {
-  const typing = event.target.closest("input, textarea, select, [contenteditable]");
+  const typing = event.target.closest("input:not([type=radio], [type=checkbox]), textarea, select, [contenteditable]");
   if (event.ctrlKey || event.metaKey || event.altKey || !areKeysOn()) return;
   if (typing) {
     if (event.key === "Escape") typing.blur();
@@ -43,13 +43,18 @@ function press(event) {
     if (PLACES[key]) location.assign(PLACES[key]);
     return;
   }
-  const named = [...document.querySelectorAll("[data-key]")].find((one) => one.dataset.key.split(" ").includes(key));
+  if (key === "Enter" && event.target.closest("a, button, summary")) return;
+  const named = [...document.querySelectorAll(".here [data-key], [data-key]")].sort((a, b) => !!b.closest(".here") - !!a.closest(".here"))
+    .find((one) => one.dataset.key.split(" ").includes(key));
   if (key === "g") leads = true;
   else if (key === "j" || key === "k") step("[data-row]", key === "j" ? 1 : -1);
   else if (key === "o") document.querySelector("[data-row].here a")?.click();
   else if (!named) return;
-  else if (named.matches("input, textarea, select")) named.focus();
-  else named.click();
+  else if (named.matches("input:not([type=radio], [type=checkbox]), textarea, select")) named.focus();
+  else {
+    named.click();
+    if (named.type === "radio") step("[data-row]", 1); // on to the next question
+  }
   event.preventDefault();
 }
 

@@ -1,4 +1,4 @@
-"""Schema 11: sessions of browsers, who looked at which trace, and who reviews it now."""
+"""Schema 11: sessions of browsers, who looked at which trace, who reviews it now, and which labels people reject."""
 
 from __future__ import annotations
 
@@ -28,3 +28,14 @@ def upgrade() -> None:
         sa.Column("by", sa.String, nullable=False),
         sa.Column("ends_at", sa.DateTime(timezone=True), nullable=False),
     )
+    op.create_table(
+        "label_rejection",
+        sa.Column("trace_key", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("type", sa.String, primary_key=True),
+        sa.Column("step", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("by", sa.String, primary_key=True),
+        sa.Column("labels", sa.JSON, nullable=False),
+        sa.Column("given_at", sa.DateTime(timezone=True), nullable=False),
+    )
+    disputed = sa.text("reward_state = 'disputed'")
+    op.create_index("trace_disputed", "trace", ["project", "key"], sqlite_where=disputed, postgresql_where=disputed)

@@ -1,0 +1,165 @@
+"""Review: what a person is asked about, one trace a screen, and the answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from agentloop.api.pages.paths import REVIEW
+from agentloop.api.pages.site import Form, PageSite, Viewer
+from agentloop.api.parameters import TraceId
+from agentloop.api.verdicts import refuse_own_word
+from agentloop.errors import ConfigError, StateError
+from agentloop.judge.reviews import LabelPlace, Review, give_review
+from agentloop.store.reviews import ReviewRequest
+from agentloop.types import FailureType
+from agentloop.views.review import ReviewItem, review_item, review_queue
+
+SAMPLE = 20
+"""Scored traces that the queue offers as a check of the verifiers."""
+MAX_LINES = 100
+"""Traces that the page of the queue lists."""
+_LABEL = re.compile(r"label:([a-z_.]+):(\d*)")
+Sample = Annotated[int, Query(ge=0, le=200)]
+Undo = Annotated[str, Query(max_length=64)]
+
+
+def review_pages(site: PageSite) -> APIRouter:
+    """The pages."""
+    routes = APIRouter(include_in_schema=False)
+    store = site.store
+
+    @routes.get(REVIEW)
+    def show_queue(request: Request, viewer: Viewer, sample: Sample = SAMPLE, undo: Undo = "") -> Response:
+        queue = review_queue(store, viewer.project, viewer.by, sample=sample)
+        return site.draw(request, "review.html.j2", queue=queue, sample=sample, undo=undo, max_lines=MAX_LINES)
+
+    @routes.get(f"{REVIEW}/next")
+    def show_next(viewer: Viewer, sample: Sample = SAMPLE, after: Undo = "", undo: Undo = "") -> Response:
+        queue = store.review_queue(viewer.project, viewer.by, sample=sample)
+        return _to(_next(site, viewer, queue, after), sample, undo)
+
+    @routes.get(f"{REVIEW}/{{trace_id}}")
+    def show_item(
+        request: Request, viewer: Viewer, trace_id: TraceId, sample: Sample = SAMPLE, undo: Undo = ""
+    ) -> Response:
+        item = review_item(store, viewer.project, trace_id, viewer.by)
+        held = store.reserve(viewer.project, item.trace_id, viewer.by)
+        if held.by != viewer.by:
+            why = f"{held.by} reviews this trace until {held.ends_at:%H:%M} UTC; take the next one on the page Review"
+            return site.draw_error(request, 409, why)
+        return _draw(site, request, item, sample, undo=undo)
+
+    @routes.post(f"{REVIEW}/{{trace_id}}")
+    def answer(request: Request, viewer: Viewer, trace_id: TraceId, form: Form, sample: Sample = SAMPLE) -> Response:
+        refuse_own_word(store, site.trust, viewer.project, trace_id, viewer.key_id)
+        item = review_item(store, viewer.project, trace_id, viewer.by)
+        queue = store.review_queue(viewer.project, viewer.by, sample=sample)
+        try:
+            held = store.reserve(viewer.project, trace_id, viewer.by)
+            if held.by != viewer.by:
+                raise StateError(f"your ten minutes were over and {held.by} reviews this trace now; nothing was stored")
+            give_review(store, viewer.project, trace_id, _review(item, form), by=viewer.by)
+        except (ConfigError, StateError) as error:
+            status = 409 if isinstance(error, StateError) else 422
+            return _draw(site, request, item, sample, problem=str(error), form=form, status=status)
+        store.release(viewer.project, trace_id, viewer.by)
+        return _to(_next(site, viewer, queue, trace_id), sample, trace_id)
+
+    @routes.post(f"{REVIEW}/{{trace_id}}/skip")
+    def skip(viewer: Viewer, trace_id: TraceId, form: Form, sample: Sample = SAMPLE) -> Response:
+        store.release(viewer.project, trace_id, viewer.by)
+        queue = store.review_queue(viewer.project, viewer.by, sample=sample)
+        return _to(_next(site, viewer, queue, trace_id), sample)
+
+    @routes.post(f"{REVIEW}/{{trace_id}}/undo")
+    def undo(viewer: Viewer, trace_id: TraceId, form: Form, sample: Sample = SAMPLE) -> Response:
+        refuse_own_word(store, site.trust, viewer.project, trace_id, viewer.key_id)
+        store.take_back(viewer.project, trace_id, by=viewer.by)
+        return _to(trace_id, sample)
+
+    return routes
+
+
+def _draw(
+    site: PageSite,
+    request: Request,
+    item: ReviewItem,
+    sample: int,
+    *,
+    undo: str = "",
+    problem: str = "",
+    form: dict[str, str] | None = None,
+    status: int = 200,
+) -> Response:
+    """The page of one trace. form: what the person entered, if it could not be stored."""
+    kinds = [kind.value for kind in FailureType]
+    values = {"item": item, "sample": sample, "undo": undo, "problem": problem, "form": form or {}, "kinds": kinds}
+    return site.draw(request, "review_item.html.j2", status=status, **values)
+
+
+def _to(trace_id: str | None, sample: int, undo: str = "") -> Response:
+    """A redirect to a trace, or to the queue if there is none."""
+    query = {name: value for name, value in (("sample", sample), ("undo", undo)) if value not in ("", SAMPLE)}
+    path = f"{REVIEW}/{trace_id}" if trace_id else REVIEW
+    return RedirectResponse(f"{path}?{urlencode(query)}".rstrip("?"), 303)
+
+
+def _next(site: PageSite, viewer: Viewer, queue: Sequence[ReviewRequest], after: str) -> str | None:
+    """The first trace behind `after`, else the first of all, that nobody else reviews; None without one."""
+    held = site.store.reservations(viewer.project)
+    free = [one.trace_id for one in queue if one.trace_id not in held or held[one.trace_id].by == viewer.by]
+    ids = [one.trace_id for one in queue]
+    place = ids.index(after) + 1 if after in ids else 0
+    behind = [trace_id for trace_id in ids[place:] if trace_id in free]
+    return next((trace_id for trace_id in (*behind, *free) if trace_id != after), None)
+
+
+def _review(item: ReviewItem, form: dict[str, str]) -> Review:
+    """The answer of a form. Raises ConfigError with the field that is missing or wrong."""
+    rejected = []
+    for name, answer in form.items():
+        match = _LABEL.fullmatch(name)
+        if match and match[1] in FailureType.__members__.values() and answer == "no":
+            rejected.append(LabelPlace(type=FailureType(match[1]), step=int(match[2]) if match[2] else None))
+    kind, step = form.get("type", ""), form.get("step", "").strip()
+    if kind and kind not in FailureType.__members__.values():
+        raise ConfigError(f"failure {kind[:50]!r}: choose one of the list")
+    if step and not (step.isascii() and step.isdigit() and len(step) < 10):
+        raise ConfigError(f"step {step[:50]!r}: give the number of a step, or leave it out")
+    label = _confirmed(item, form)
+    if kind:
+        label = LabelPlace(type=FailureType(kind), step=int(step) if step else None)
+    return Review(reward=_reward(item, form), why=form.get("why", ""), rejected=tuple(rejected), label=label)
+
+
+def _confirmed(item: ReviewItem, form: dict[str, str]) -> LabelPlace | None:
+    """The critical label, if the person agrees with it."""
+    for label in item.labels:
+        name = f"label:{label.type.value}:{'' if label.step is None else label.step}"
+        if label.critical and form.get(name) == "yes":
+            return LabelPlace(type=label.type, step=label.step)
+    return None
+
+
+def _reward(item: ReviewItem, form: dict[str, str]) -> float:
+    """What the trace is worth: a number, or yes or no to the question, or to the reward that it has."""
+    words = form.get("worth", "").strip().replace(",", ".")
+    if words:
+        try:
+            return float(words)
+        except ValueError:
+            raise ConfigError(f"worth {words[:50]!r}: give a number from 0 to 1") from None
+    choice = form.get("reward")
+    if choice not in ("yes", "no"):
+        raise ConfigError("reward: say yes or no, or give a number from 0 to 1")
+    if item.reward is None:
+        return 1.0 if choice == "yes" else 0.0
+    if choice == "yes":
+        return item.reward
+    return 0.0 if item.reward >= 0.5 else 1.0

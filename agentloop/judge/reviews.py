@@ -1,0 +1,58 @@
+"""A person's answer about one trace: what it is worth, which labels are wrong, and what is right instead.
+
+Everything is stored by the calls that the API and `agentloop judge` use, so it counts for training, gates and mining.
+"""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict
+
+from agentloop.errors import ConfigError
+from agentloop.judge.labels import put_label
+from agentloop.judge.revisions import check_name, resolve
+from agentloop.store.store import Store
+from agentloop.types import FailureType, Frozen, Verdict
+
+
+class LabelPlace(Frozen):
+    """A failure's type and step; no step means the whole trace."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: FailureType
+    step: int | None = None
+
+
+class Review(Frozen):
+    """What a person says about a trace."""
+
+    reward: float
+    """What it is worth, in [0, 1]."""
+    why: str
+    """What that rests on."""
+    rejected: tuple[LabelPlace, ...] = ()
+    """Labels that are wrong."""
+    label: LabelPlace | None = None
+    """The failure that decided the outcome."""
+
+
+def give_review(store: Store, project: str, trace_id: str, review: Review, *, by: str) -> Verdict:
+    """Store a person's answer; the same again changes nothing. Returns the verdict as it stands now.
+
+    If every critical label is rejected and the person names none, the failure of the trace is `unclassified`. Raises
+    NoSuchTrace, StateError for a trace that the infrastructure broke, and ConfigError for an invalid answer.
+    """
+    check_name(by)
+    label = review.label
+    n_steps = store.row(project, trace_id).n_steps
+    if label is not None and label.step is not None and not 0 <= label.step < n_steps:
+        raise ConfigError(f"step {label.step}: trace {trace_id} has steps 0 to {n_steps - 1}; leave it out if unsure")
+    resolve(store, project, trace_id, review.reward, by=by, why=review.why)
+    for place in review.rejected:
+        store.reject_label(project, trace_id, place.type, place.step, by=by, why=review.why)
+    is_failure = review.reward < 1.0 and bool(review.rejected)
+    if label is None and is_failure and store.verdict(project, trace_id).critical is None:
+        label = LabelPlace(type=FailureType.unclassified)
+    if label is not None:
+        put_label(store, project, trace_id, label.type, label.step, by=by, note=review.why)
+    return store.verdict(project, trace_id)
