@@ -31,6 +31,7 @@ from agentloop.store.figures import FigureRows
 from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
 from agentloop.store.lease import lease
+from agentloop.store.looks import Looks
 from agentloop.store.migrations import migrate
 from agentloop.store.past import read_verdict, verdicts_of
 from agentloop.store.proposals import Proposals
@@ -66,6 +67,7 @@ class Store(
     UnitRows,
     Snapshots,
     SessionRecords,
+    Looks,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 
