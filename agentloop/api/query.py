@@ -31,7 +31,7 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     routes.include_router(trace_routes(store, folder))
     routes.include_router(trace_list_routes(store))
     routes.include_router(step_routes(store))
-    routes.include_router(failure_routes(store))
+    routes.include_router(failure_routes(store, folder))
     for judging in (feedback_routes, verdict_routes):
         routes.include_router(judging(store, trust))
     routes.include_router(sent_feedback(store, trust))

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
+from agentloop.api.pages.recent import RecentViews
 from agentloop.api.pages.site import PageSite
 from agentloop.api.parameters import Cursor, Filter, Project
 from agentloop.api.trace_lists import After, SortBy, Start
 from agentloop.errors import FilterError
 from agentloop.store.looks import MAX_COUNT, MAX_NEW
 from agentloop.store.query import parse
-from agentloop.store.store import Store
 from agentloop.views.trace_list import FacetList, TraceList, completions, facet_list, new_traces, term, trace_list
 
 LIMIT = 50
 MAX_SELECTED = 100
-FRESH_S = 10.0
-"""Seconds for which facets are shown again before they are counted anew."""
 SEE_OTHER = 303
 _Selected = Annotated[list[str], Query(max_length=MAX_SELECTED)]
 
@@ -57,30 +55,10 @@ class SortLink(NamedTuple):
     """Of `aria-sort`; empty if the list is not sorted by it."""
 
 
-class FacetCache:
-    """Facets of a few filters, as they were at most FRESH_S ago."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._facets: dict[tuple[str, str], tuple[float, str, FacetList]] = {}
-
-    def facets(self, filter: str, project: str, newest: str) -> FacetList:
-        """The facets of a filter. newest: cursor of the newest trace; facets of earlier ones are counted anew."""
-        now = time.monotonic()
-        counted_at, of, facets = self._facets.get((project, filter), (0.0, "", None))
-        if facets is not None and of == newest and now - counted_at < FRESH_S:
-            return facets
-        facets = facet_list(self._store, filter, project=project)
-        if len(self._facets) >= 100:  # filters that somebody invents must not fill the memory
-            self._facets.clear()
-        self._facets[project, filter] = (now, newest, facets)
-        return facets
-
-
 def trace_list_pages(site: PageSite) -> APIRouter:
     """The page, and its parts that it polls."""
     routes = APIRouter(include_in_schema=False)
-    cache = FacetCache(site.store)
+    recent: RecentViews[FacetList] = RecentViews()
 
     @routes.get("/traces")
     def traces(
@@ -93,7 +71,8 @@ def trace_list_pages(site: PageSite) -> APIRouter:
         except FilterError as error:
             values = {"state": state, "page": None, "problem": str(error), "marked": _marked(filter, error.at)}
             return site.draw(request, "traces.html.j2", status=400, **values)
-        facets = cache.facets(filter, project, page.newest)
+        counts = partial(facet_list, site.store, filter, project=project)
+        facets = recent.get((project, filter), page.newest, counts)
         return site.draw(request, "traces.html.j2", problem="", state=state, page=page, **_links(state, page, facets))
 
     @routes.get("/list/new")
