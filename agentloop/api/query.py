@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
+from agentloop.api.costs import cost_routes
 from agentloop.api.failures import failure_routes
 from agentloop.api.policies import policy_routes
 from agentloop.api.sent_feedback import sent_feedback
@@ -32,6 +33,7 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     routes.include_router(trace_list_routes(store))
     routes.include_router(step_routes(store))
     routes.include_router(failure_routes(store, folder))
+    routes.include_router(cost_routes(store))
     for judging in (feedback_routes, verdict_routes):
         routes.include_router(judging(store, trust))
     routes.include_router(sent_feedback(store, trust))

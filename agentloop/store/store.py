@@ -23,6 +23,7 @@ from agentloop.store import unit_tables as unit_tables  # its tables are part of
 from agentloop.store.audits import AuditRecords
 from agentloop.store.behaviour import Behaviour
 from agentloop.store.claims import Claims, WorkerCard
+from agentloop.store.cost_sums import CostSums
 from agentloop.store.database import Database
 from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
 from agentloop.store.failures import Failures
@@ -68,6 +69,7 @@ class Store(
     Snapshots,
     SessionRecords,
     Looks,
+    CostSums,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 

@@ -69,7 +69,7 @@ def trace_list_pages(site: PageSite) -> APIRouter:
         try:
             page = trace_list(site.store, filter, project=project, cursor=cursor, sort=sort, start=start, limit=LIMIT)
         except FilterError as error:
-            values = {"state": state, "page": None, "problem": str(error), "marked": _marked(filter, error.at)}
+            values = {"state": state, "page": None, "problem": str(error), "at_character": error.at}
             return site.draw(request, "traces.html.j2", status=400, **values)
         counts = partial(facet_list, site.store, filter, project=project)
         facets = recent.get((project, filter), page.newest, counts)
@@ -117,7 +117,6 @@ def _links(state: Mapping[str, Any], page: TraceList, facets: FacetList) -> dict
     elif page.next is not None:
         older = address(state, cursor=page.next, start="")
     return {
-        "marked": None,
         "counted": _counted(page, sorted_=bool(state["sort"])),
         "older": older,
         "first": address(state, cursor="", start=""),
@@ -165,7 +164,3 @@ def _sort_link(state: Mapping[str, Any], name: str) -> SortLink:
     direction = {f"-{name}": "descending", name: "ascending"}.get(state["sort"], "")
     return SortLink(name, address(state, sort=following, cursor="", start=""), direction)
 
-
-def _marked(filter: str, at: int) -> tuple[str, str, str]:
-    """The filter before, at and after a character, counted from 1; a space stands for its end."""
-    return filter[: at - 1], filter[at - 1 : at] or " ", filter[at:]
