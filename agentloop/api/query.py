@@ -13,6 +13,7 @@ from fastapi import APIRouter
 
 from agentloop.api.costs import cost_routes
 from agentloop.api.failures import failure_routes
+from agentloop.api.home import home_routes
 from agentloop.api.policies import policy_routes
 from agentloop.api.sent_feedback import sent_feedback
 from agentloop.api.steps import step_routes
@@ -34,6 +35,7 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     routes.include_router(step_routes(store))
     routes.include_router(failure_routes(store, folder))
     routes.include_router(cost_routes(store))
+    routes.include_router(home_routes(store))
     for judging in (feedback_routes, verdict_routes):
         routes.include_router(judging(store, trust))
     routes.include_router(sent_feedback(store, trust))

@@ -123,6 +123,12 @@ class Looks:
         with self._database.read() as connection:
             return connection.execute(select(func.max(_KEY)).where(col(TraceRow.project) == project)).scalar() or 0
 
+    def newest(self, project: str, *, limit: int) -> list[Any]:
+        """The newest traces with the columns LIGHT."""
+        query = select(*_LIGHT).where(col(TraceRow.project) == project).order_by(_KEY.desc()).limit(limit)
+        with self._database.read() as connection:
+            return list(connection.execute(query))
+
     def newer(self, filter: str, *, project: str, after: str, limit: int = 50) -> list[Any]:
         """Traces that were stored after the cursor `after`, oldest first, with the columns LIGHT.
 

@@ -20,6 +20,7 @@ from sqlmodel import SQLModel, col, select
 from agentloop.errors import NoSuchTrace, StoreError
 from agentloop.store import find, retention, steps, traces
 from agentloop.store import unit_tables as unit_tables  # its tables are part of the schema
+from agentloop.store.attention import Attention
 from agentloop.store.audits import AuditRecords
 from agentloop.store.behaviour import Behaviour
 from agentloop.store.claims import Claims, WorkerCard
@@ -70,6 +71,7 @@ class Store(
     SessionRecords,
     Looks,
     CostSums,
+    Attention,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 

@@ -139,6 +139,11 @@ def new_traces(store: Store, filter: str = "", *, project: str, after: str, limi
     return NewTraces(traces=traces, n=n, newest=newest)
 
 
+def newest_traces(store: Store, *, project: str, limit: int) -> tuple[TraceLine, ...]:
+    """The newest traces, the newest first."""
+    return _lines(store.newest(project, limit=limit))
+
+
 def facet_list(store: Store, filter: str = "", *, project: str) -> FacetList:
     """The facets of a filter. Raises ConfigError."""
     facets = store.facets(filter, project=project)

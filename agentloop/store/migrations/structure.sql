@@ -425,5 +425,6 @@ CREATE TABLE reservation (
 	ends_at DATETIME NOT NULL, 
 	PRIMARY KEY (project, trace_id)
 );
+CREATE INDEX trace_disputed ON trace (project, "key") WHERE reward_state = 'disputed';
 INSERT INTO body_text(body_text, rank) VALUES ('automerge', 16);
 INSERT INTO alembic_version (version_num) VALUES ('0011');

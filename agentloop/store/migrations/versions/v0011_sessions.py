@@ -28,3 +28,10 @@ def upgrade() -> None:
         sa.Column("by", sa.String, nullable=False),
         sa.Column("ends_at", sa.DateTime(timezone=True), nullable=False),
     )
+    op.create_index(
+        "trace_disputed",
+        "trace",
+        ["project", "key"],
+        sqlite_where=sa.text("reward_state = 'disputed'"),
+        postgresql_where=sa.text("reward_state = 'disputed'"),
+    )
