@@ -20,9 +20,11 @@ from sqlmodel import SQLModel, col, select
 from agentloop.errors import NoSuchTrace, StoreError
 from agentloop.store import find, retention, steps, traces
 from agentloop.store import unit_tables as unit_tables  # its tables are part of the schema
+from agentloop.store.attention import Attention
 from agentloop.store.audits import AuditRecords
 from agentloop.store.behaviour import Behaviour
 from agentloop.store.claims import Claims, WorkerCard
+from agentloop.store.cost_sums import CostSums
 from agentloop.store.database import Database
 from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
 from agentloop.store.failures import Failures
@@ -31,6 +33,7 @@ from agentloop.store.figures import FigureRows
 from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
 from agentloop.store.lease import lease
+from agentloop.store.looks import Looks
 from agentloop.store.migrations import migrate
 from agentloop.store.past import read_verdict, verdicts_of
 from agentloop.store.proposals import Proposals
@@ -68,6 +71,9 @@ class Store(
     Snapshots,
     SessionRecords,
     Reviews,
+    Looks,
+    CostSums,
+    Attention,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 

@@ -86,6 +86,7 @@ _DISPUTED = text("reward_state = 'disputed'")
 _OURS = text("stage IS NOT NULL")
 _LINKED = text("episode_id IS NOT NULL")
 """An episode of a loop has one trace; several traces of other sources may name the same episode."""
+_DISPUTED = text("reward_state = 'disputed'")
 
 
 class TraceRow(TraceSummary, table=True):
@@ -104,6 +105,7 @@ class TraceRow(TraceSummary, table=True):
         Index("trace_disputed", "project", "key", sqlite_where=_DISPUTED, postgresql_where=_DISPUTED),
         Index("trace_by_source", "source"),
         Index("trace_by_age", "stored_at"),
+        Index("trace_disputed", "project", "key", sqlite_where=_DISPUTED, postgresql_where=_DISPUTED),
     )
 
     body: bytes | None = Field(default=None, sa_column=Column(LargeBinary))

@@ -39,3 +39,10 @@ def upgrade() -> None:
     )
     disputed = sa.text("reward_state = 'disputed'")
     op.create_index("trace_disputed", "trace", ["project", "key"], sqlite_where=disputed, postgresql_where=disputed)
+    op.create_index(
+        "trace_disputed",
+        "trace",
+        ["project", "key"],
+        sqlite_where=sa.text("reward_state = 'disputed'"),
+        postgresql_where=sa.text("reward_state = 'disputed'"),
+    )
