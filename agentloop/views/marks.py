@@ -27,13 +27,15 @@ MIN_FRAGMENT = 4
 """Minimum characters of a line of a quote that is looked for by itself."""
 EVIDENCE, HIT = "evidence", "hit"
 """Kinds of marks: a failure's quote, and what a reader searches."""
-_DROPPED = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]+")
+_DROPPED = re.compile(
+    r"[\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]+"
+)
 """Spacing and invisible characters: they do not matter in a quote."""
 _FENCE = re.compile(r"^\| ", re.MULTILINE)
 """How a line begins that a judge copied with its frame."""
 _LINE_OF = re.compile(r"^\[(?:step \d+|[a-z]+)\] (?:result(?: \(failed\))?: |call \S+ ?)?|^answer: ")
 """How a line begins that a judge copied from a transcript (`judge/transcript.py`)."""
-_ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|.)', re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|\s+', re.DOTALL)
 _ONE_TEXT = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*"((?:[^"\\]|\\.)*)"\s*\}\s*', re.DOTALL)
 MAX_LEVELS = 32
@@ -109,7 +111,7 @@ def readable(text: str) -> Rewritten:
 
     Only spacing and escapes change, so numbers and keys stay as they were written.
     """
-    if not text.lstrip()[:1] in ("{", "["):
+    if text.lstrip()[:1] not in ("{", "["):
         return Rewritten(text, ())
     try:
         json.loads(text)
@@ -198,24 +200,24 @@ def _indented(text: str) -> Rewritten:
     level = 0
     at = 0
     for match in _TOKEN.finditer(text):
-        token = match[0]
+        sign = match[0]
         before = after = ""
-        if token[0] in "{[":
+        if sign[0] in "{[":
             level += 1
             after = _line(level)
-        elif token[0] in "}]":
+        elif sign[0] in "}]":
             level -= 1
             before = _line(level)
-        elif token == ",":
+        elif sign == ",":
             after = _line(level)
-        elif token == ":":
+        elif sign == ":":
             after = " "
         parts.append(text[at : match.start()])
         at = match.end()
-        if token.isspace():
+        if sign.isspace():
             edits.append((match.start(), match.end(), 0))
             continue
-        parts += (before, token, after)
+        parts += (before, sign, after)
         if before:
             edits.append((match.start(), match.start(), len(before)))
         if after:

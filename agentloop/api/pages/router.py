@@ -8,9 +8,10 @@ from agentloop.api.pages.assets import asset_routes
 from agentloop.api.pages.home import home_routes
 from agentloop.api.pages.signing_in import sign_in_routes
 from agentloop.api.pages.site import PageSite
+from agentloop.api.pages.trace import trace_page_routes
 from agentloop.api.sessions import BrowserSessions
 
-PAGES = (home_routes,)
+PAGES = (home_routes, trace_page_routes)
 """One function a page, which makes its routes."""
 
 
