@@ -96,6 +96,10 @@ class Outline:
     duration_s: float
     is_spans: bool
     """The trace consists of spans; otherwise of steps."""
+    numbers: dict[int, int] = field(default_factory=dict)
+    """Number of the first body of an item -> position, of a trace whose messages are bodies."""
+    answers: dict[int, int] = field(default_factory=dict)
+    """Number of the body of a step's own message -> position."""
     by_id: dict[str, int] = field(init=False)
     """Id -> position."""
     by_step: dict[int, int] = field(init=False)
@@ -175,7 +179,27 @@ def outline_of(head: TraceHead) -> Outline:
     items.append(OutlineItem(END, END, 0))
     timed = [item for item in items if item.start_s is not None]
     last = max((item.start_s + item.duration_s for item in timed if item.start_s is not None), default=0.0)
-    return Outline(items, max(last, document.get("duration_s") or 0.0), is_spans=False)
+    outline = Outline(items, max(last, document.get("duration_s") or 0.0), is_spans=False)
+    if head.keys is not None:
+        _number(outline, document)
+    return outline
+
+
+def _number(outline: Outline, document: Mapping[str, Any]) -> None:
+    """Note the bodies of each item: those of an item follow each other."""
+    runs: dict[str, Mapping[str, Any]] = {"": document}
+    for position, item in enumerate(outline.items):
+        if item.sub not in runs:
+            above, _, number = item.sub.rpartition(".")
+            runs[item.sub] = runs[above]["children"][int(number)]["trace"]
+        run = runs[item.sub]
+        if item.kind == STEP:
+            step = run["steps"][item.n]
+            own = step["completion"]["message"]["$"]
+            outline.answers[own] = position
+            outline.numbers[next((each["$"] for each in (*step["heard"], *step.get("context", ()))), own)] = position
+        elif item.kind in (START, AGENT) and run["messages"]:
+            outline.numbers[run["messages"][0]["$"]] = position
 
 
 def timeline(items: Iterable[OutlineItem]) -> Timeline:

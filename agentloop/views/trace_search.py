@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from agentloop.store.bodies import unpack_keys
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow
 from agentloop.types import Frozen
@@ -126,9 +128,7 @@ def _positions_with_text(
         spans = store.spans_with(row, keys) if keys else {}
         return sorted(labelled | _first_spans(outline, spans))
     return sorted(
-        labelled
-        | {*_positions(store, row, outline, contents, has_text, [needle])}
-        | _at_the_end(contents, outline, words)
+        labelled | {*_positions(store, row, outline, contents, has_text, [needle])} | _at_the_end(row, outline, words)
     )
 
 
@@ -143,9 +143,8 @@ def _first_spans(outline: Outline, spans: Mapping[str, Sequence[int]]) -> set[in
     return positions
 
 
-def _at_the_end(contents: TraceContents, outline: Outline, words: str) -> set[int]:
-    run = contents.head.document
-    texts = (run.get("answer") or "", run.get("error") or "")
+def _at_the_end(row: TraceRow, outline: Outline, words: str) -> set[int]:
+    texts = (row.answer or "", row.error or "")
     return {outline.by_id[END]} if any(words in text.lower() for text in texts) else set()
 
 
@@ -163,16 +162,17 @@ def _positions(
 
     answers_only: only messages of the agent itself count.
     """
-    head = contents.head
-    if head.keys is None:
-        return [n for n, parts in _parts(outline, head.document, answers_only=answers_only) if any(map(matches, parts))]
+    if row.bodies is None:
+        document = contents.head.document
+        return [n for n, parts in _parts(outline, document, answers_only=answers_only) if any(map(matches, parts))]
     keys = store.bodies_with(row, _in_bytes(needles, matches))
-    numbers = {n for n, key in enumerate(head.keys) if key in keys}
-    return [
-        n
-        for n, parts in _parts(outline, head.document, answers_only=answers_only)
-        if any(part["$"] in numbers for part in parts)
-    ]
+    if not keys:
+        return []
+    numbers = [n for n, key in enumerate(unpack_keys(row.bodies)) if key in keys]
+    if answers_only:
+        return sorted({outline.answers[n] for n in numbers if n in outline.answers})
+    firsts = sorted(outline.numbers)
+    return sorted({outline.numbers[firsts[bisect_right(firsts, n) - 1]] for n in numbers})
 
 
 def _in_bytes(needles: Sequence[bytes], matches: Matches) -> Callable[[bytes], bool]:
