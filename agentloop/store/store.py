@@ -43,6 +43,7 @@ from agentloop.store.reviews import Reviews
 from agentloop.store.sessions import SessionRecords
 from agentloop.store.shared import SharedBodies
 from agentloop.store.snapshots import Snapshots
+from agentloop.store.span_outline import Outlines
 from agentloop.store.span_pages import SpanPage, read_spans, span_ids
 from agentloop.store.spans import NOBODY, put_spans
 from agentloop.store.stages import Stages
@@ -74,6 +75,7 @@ class Store(
     Looks,
     CostSums,
     Attention,
+    Outlines,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 

@@ -19,6 +19,10 @@ from agentloop.api.sessions import BrowserSessions
 
 PAGES = (home_routes, review_pages, sharing_pages, documentation_pages)
 PAGES = (home_pages, trace_list_pages, failure_pages, cost_pages)
+from agentloop.api.pages.trace import trace_page_routes
+from agentloop.api.sessions import BrowserSessions
+
+PAGES = (home_routes, trace_page_routes)
 """One function a page, which makes its routes."""
 
 
