@@ -1,4 +1,4 @@
-"""Schema 11: sessions of browsers, who looked at which trace, and who reviews it now."""
+"""Schema 11: what pages need: sessions, who looked at or reviews a trace, results of gates, outcomes by task."""
 
 from __future__ import annotations
 
@@ -27,4 +27,12 @@ def upgrade() -> None:
         *(sa.Column(name, sa.String, primary_key=True) for name in ("project", "trace_id")),
         sa.Column("by", sa.String, nullable=False),
         sa.Column("ends_at", sa.DateTime(timezone=True), nullable=False),
+    )
+    op.add_column("evidence", sa.Column("result", sa.LargeBinary))
+    op.create_index(
+        "trace_by_outcome",
+        "trace",
+        ["project", "purpose", "policy_version", "task_id", "reward_state", "reward"],
+        sqlite_where=sa.text("task_id IS NOT NULL AND superseded IS NULL"),
+        postgresql_where=sa.text("task_id IS NOT NULL AND superseded IS NULL"),
     )
