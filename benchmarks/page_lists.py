@@ -11,22 +11,15 @@ if a bound is missed. --at keeps the store (a file, or a URL of PostgreSQL) and 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import random
-import statistics
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import orjson
 from sqlalchemy import text
 
 from agentloop.store.store import Store
-from agentloop.testing import postgresql
 from agentloop.types import Span
 
 PER_TRACE = 10
@@ -73,12 +66,12 @@ def fill(store: Store, n_traces: int) -> None:
     kind = f"CASE key % {len(TYPES)} {kinds} END"
     versions = f"UPDATE trace SET policy_version = 1 + (key - 1) * {N_VERSIONS} / {n_traces}"
     labels = (
-        "INSERT INTO label (trace_key, detector, type, step, evidence, confidence, critical, given_at) "  # noqa: S608
+        "INSERT INTO label (trace_key, detector, type, step, evidence, confidence, critical, given_at) "
         f"SELECT key, 'rules@1', {kind}, 3, 'the answer ' || (key % 40) || ' is not in the file', 0.9, "
         "TRUE, stored_at FROM trace WHERE reward < 1"
     )
     with store.transaction() as connection:
-        for statement in (versions, f"UPDATE trace SET failure = {kind} WHERE reward < 1", labels):  # noqa: S608
+        for statement in (versions, f"UPDATE trace SET failure = {kind} WHERE reward < 1", labels):
             connection.execute(text(statement))
 
 

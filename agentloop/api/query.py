@@ -36,12 +36,10 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     routes.include_router(trace_list_routes(store))
     routes.include_router(step_routes(store))
     routes.include_router(trace_view_routes(store))
-    routes.include_router(failure_routes(store))
-    for judging in (feedback_routes, verdict_routes, review_routes):
     routes.include_router(failure_routes(store, folder))
     routes.include_router(cost_routes(store))
     routes.include_router(home_routes(store))
-    for judging in (feedback_routes, verdict_routes):
+    for judging in (feedback_routes, verdict_routes, review_routes):
         routes.include_router(judging(store, trust))
     routes.include_router(sent_feedback(store, trust))
     routes.include_router(policy_routes(store, folder))

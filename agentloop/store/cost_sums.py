@@ -73,7 +73,7 @@ class CostSums:
         )
         query = query.where(col(TraceRow.project) == project, *conditions(filter, dialect))
         if after:
-            query = query.where(_KEY > after)
+            query = query.where(after < _KEY)
         with self._database.read() as connection:
             rows = connection.execute(query.group_by(value)).all()
         return [CostSum(row[0], *map(int, row[1:6]), float(row[6]), int(row[7])) for row in rows]

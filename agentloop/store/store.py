@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from datetime import datetime
 from pathlib import Path
 from secrets import token_bytes
@@ -30,6 +31,7 @@ from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
 from agentloop.store.failures import Failures
 from agentloop.store.feedback import Feedbacks
 from agentloop.store.figures import FigureRows
+from agentloop.store.gate_rows import GateRows
 from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
 from agentloop.store.lease import lease
@@ -49,6 +51,7 @@ from agentloop.store.spans import NOBODY, put_spans
 from agentloop.store.stages import Stages
 from agentloop.store.statements import insert_rows
 from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceSummary
+from agentloop.store.task_outcomes import TaskOutcomes
 from agentloop.store.traffic import Traffic
 from agentloop.store.units import UnitRows
 from agentloop.store.versions import VersionRows
@@ -76,6 +79,8 @@ class Store(
     CostSums,
     Attention,
     Outlines,
+    GateRows,
+    TaskOutcomes,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 
@@ -123,6 +128,14 @@ class Store(
         except BaseException:
             self.close()
             raise
+
+    def in_project(self, project: str) -> Store:
+        """The same store for another project (tenant); whoever opened it closes it."""
+        if project == self.project:
+            return self
+        other = copy(self)
+        other.project = project
+        return other
 
     def close(self) -> None:
         """Closes the database connection."""
