@@ -3,7 +3,8 @@
 AgentLoopError
 ├── ConfigError (ValueError)            a setting, path or task the user can mend        exit 2
 │   ├── PluginError                     a part that was named but cannot be loaded
-│   └── FormatError                     a file or record that is not what its format says
+│   ├── FormatError                     a file or record that is not what its format says
+│   └── FilterError                     a filter that cannot be read, with the position of the error
 ├── StateError (ValueError)             a move that the state table does not allow       exit 1
 │   ├── NoSuchVersion (LookupError)     a policy version that the project does not have
 │   └── NoSuchWork (LookupError)        a run, unit or worker that the store does not have   exit 2
@@ -60,6 +61,15 @@ class PluginError(ConfigError):
 
 class FormatError(ConfigError):
     """A file, or a record in it, that cannot be read; the message names file, record and field."""
+
+
+class FilterError(ConfigError):
+    """A filter that cannot be read."""
+
+    def __init__(self, message: str, at: int) -> None:
+        """at: position of the error in the filter, from 1."""
+        super().__init__(message)
+        self.at = at
 
 
 class StateError(AgentLoopError, ValueError):

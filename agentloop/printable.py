@@ -23,6 +23,7 @@ _SEQUENCE = re.compile(
     r"|\x1b[ -/]*[0-OQ-WYZ\\`-~]"  # the short ones, such as a reset
 )
 """ECMA-48's control sequences. A string sequence without an end is not one: `clean` shows the text that follows."""
+_REMOVED = re.compile(f"{_SEQUENCE.pattern}|{_HIDDEN_CHARACTER.pattern}")
 
 
 def clean(text: str) -> str:
@@ -34,6 +35,13 @@ def clean(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return _HIDDEN_CHARACTER.sub("", _SEQUENCE.sub("", text))
+
+
+def removals(text: str) -> list[tuple[int, int]]:
+    """The ranges (first position, first one after it) of `text` that `clean` removes, in order."""
+    if text.isascii() and text.isprintable():
+        return []
+    return [match.span() for match in _REMOVED.finditer(text)]
 
 
 def escape_json(document: str) -> str:

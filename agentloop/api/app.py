@@ -33,6 +33,7 @@ from agentloop.api.ingest import Ingest
 from agentloop.api.local import LocalToken, token_file
 from agentloop.api.metrics import Counted, Metrics
 from agentloop.api.pages.headers import PageHeaders
+from agentloop.api.pages.paths import is_page
 from agentloop.api.pages.router import page_routes
 from agentloop.api.pages.site import PageSite
 from agentloop.api.query import router
@@ -153,6 +154,10 @@ def _place(location: tuple[Any, ...]) -> str:
 def _http_error(request: Request, error: Exception) -> Response:
     """An error of the framework: unknown route, wrong method, unreadable body."""
     http_error = cast(HTTPException, error)
-    response = refusal(request.scope, http_error.status_code, http_error.detail)
+    why = http_error.detail
+    path = request.url.path
+    if http_error.status_code == 404 and is_page(path):
+        why = f"no page at {path}; the navigation leads to every page"
+    response = refusal(request.scope, http_error.status_code, why)
     response.headers.update(http_error.headers or {})
     return response

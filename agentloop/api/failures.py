@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from agentloop.api.mined import case_origins
 from agentloop.api.parameters import MAX_PAGE, Filter, Limit, Project
 from agentloop.failures.analysis.pareto import By, Survey
 from agentloop.failures.analysis.survey import survey
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
+from agentloop.views.failure_overview import FailureOverview, failure_overview
+
+Since = Annotated[int | None, Query(ge=0, lt=2**31, description="Only clusters new since this version.")]
 
 
 class Asked(BaseModel):
@@ -21,8 +26,8 @@ class Asked(BaseModel):
     why: str = Field(description="disputed, waiting, or sampled")
 
 
-def failure_routes(store: Store) -> APIRouter:
-    """The routes of failures and of the review queue."""
+def failure_routes(store: Store, folder: Path | None) -> APIRouter:
+    """The routes of failures and of the review queue. folder: see `make_app`."""
     routes = APIRouter()
 
     @routes.get("/failures")
@@ -30,12 +35,20 @@ def failure_routes(store: Store) -> APIRouter:
         project: Project,
         filter: Filter = "",
         by: By = "type",
-        since: Annotated[int | None, Query(ge=0, lt=2**31, description="Only clusters new since this version.")] = None,
+        since: Since = None,
         labels: Annotated[bool, Query(description="All labels, of successes and unscored traces, too.")] = False,
         limit: Limit = 20,
     ) -> Survey:
         """What fails most, in clusters of alike failures, and how it changed with the policy versions."""
         return survey(store, filter, project=project, by=by, since=since, every=labels, limit=limit)
+
+    @routes.get("/failure-overview")
+    def show_overview(project: Project, filter: Filter = "", by: By = "type", since: Since = None) -> FailureOverview:
+        """What fails most among the 5,000 newest failures, and what became of each cluster."""
+        home = folder if project == store.project else None
+        return failure_overview(
+            store, filter, project=project, by=by, since=since, folder=home, cases=case_origins(home)
+        )
 
     @routes.get("/queue")
     def list_queue(project: Project, sample: Annotated[int, Query(ge=0, le=MAX_PAGE)] = 0) -> list[Asked]:

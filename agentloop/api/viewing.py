@@ -5,6 +5,7 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 from agentloop.api.app import make_viewer
 from agentloop.api.pages.paths import ENTER
@@ -35,4 +36,4 @@ def view(store: Store, folder: Path | None, target: str, *, opens: bool, say: Ca
 
 def entry(sessions: BrowserSessions, target: str = "/") -> str:
     """A path with a new one-time token that leads to the page `target`."""
-    return f"{ENTER}?token={sessions.print_token()}&next={target}"
+    return f"{ENTER}?token={sessions.print_token()}&next={quote(target)}"

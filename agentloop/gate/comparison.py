@@ -277,6 +277,7 @@ def run_gate(
             else:
                 stopped = start(_roll_out(prepared, fold, run, store, display))
             result = _with_reason(result_of(fold), stopped, prepared.no_baseline)
+            run.put_result(result)
             if result.verdict in FINAL:
                 run.end(result.verdict.value)
             outcomes = list(run.outcomes)

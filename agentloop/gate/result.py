@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agentloop.gate.fold import Fold
-from agentloop.gate.outcomes import GateResult, Header, Outcome, Settings
+from agentloop.gate.outcomes import GateResult, Header, Look, Outcome, Settings
 from agentloop.gate.replay import arrange
 from agentloop.gate.summary import summarise
+from agentloop.store.evidence import StoredLook
 
 
 def result_of(under_way: Fold) -> GateResult:
@@ -33,3 +35,23 @@ def fold(
         state.add(outcome)
     state.close()
     return summarise(state)
+
+
+def pack_result(result: GateResult) -> bytes:
+    """The result as the store has it: without looks, which have rows of their own."""
+    suites = tuple(suite.model_copy(update={"looks": ()}) for suite in result.suites)
+    return zlib.compress(result.model_copy(update={"suites": suites}).model_dump_json().encode())
+
+
+def unpack_result(packed: bytes, looks: Mapping[str, tuple[Look, ...]]) -> GateResult:
+    """The result in the store, with its looks. looks: by suite."""
+    result = GateResult.model_validate_json(zlib.decompress(packed))
+    suites = tuple(suite.model_copy(update={"looks": looks.get(suite.name, ())}) for suite in result.suites)
+    return result.model_copy(update={"suites": suites})
+
+
+def stored_looks(result: GateResult) -> Iterator[StoredLook]:
+    """The rows of the looks of a result."""
+    for suite in result.suites:
+        for number, look in enumerate(suite.looks):
+            yield StoredLook(suite.name, number, look.n, look.e_fail, look.e_pass, look.mean, look.low, look.high)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from agentloop.errors import ConfigError
 from agentloop.gate.fold import Fold
-from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines, stored_outcome
+from agentloop.gate.outcomes import GateResult, Header, Outcome, Side, outcome_lines, stored_outcome
+from agentloop.gate.result import pack_result
 from agentloop.gate.schedule import Trial
 from agentloop.input_files import parse_json
 from agentloop.output_files import write_text
@@ -54,6 +55,7 @@ class Run:
         about: dict[str, object] = {
             "header": header.model_dump(mode="json"),
             "bank": content_hash("".join(outcome_lines(None, bank))),
+            "banked": _rewards(bank),
         }
         with ExitStack() as held:
             held.enter_context(store.lock(_question(folder, header, about, made_of)))
@@ -68,6 +70,8 @@ class Run:
             self._evidence.restate(about)
         if self._evidence.about["bank"] != about["bank"]:
             raise ConfigError(f"{self._path}: begun with another bank; {ANEW}")
+        if self._evidence.result is not None:
+            self._evidence.put_result(None)  # of where it stopped before
         stored = [(one.position, Outcome.model_validate_json(one.body)) for one in self._evidence.outcomes()]
         self.outcomes = [*bank, *(outcome for position, outcome in stored if position is not None)]
         """All that count, the bank first."""
@@ -98,6 +102,10 @@ class Run:
         rows = [self._rows.row(outcome, None) for outcome in outcomes]
         self._evidence.add(rows)
         self._waiting |= {(row.task_id, row.side, row.trial) for row in rows}
+
+    def put_result(self, result: GateResult) -> None:
+        """What it came to so far, for whoever looks at it."""
+        self._evidence.put_result(pack_result(result))
 
     def end(self, verdict: str) -> None:
         """The verdict stands: the same question asked again begins a new gate."""
@@ -146,6 +154,15 @@ class _Rows:
         suite, suite_hash = self._suites.get(outcome.task_id, ("", ""))
         version = self._versions.get((suite, outcome.policy), 0)
         return stored_outcome(outcome, position, suite, suite_hash, version)
+
+
+def _rewards(bank: Sequence[Outcome]) -> dict[str, list[float]]:
+    """Task -> rewards in the bank, for whoever looks at the gate."""
+    rewards: dict[str, list[float]] = {}
+    for outcome in bank:
+        if outcome.reward is not None:
+            rewards.setdefault(outcome.task_id, []).append(outcome.reward)
+    return rewards
 
 
 def trial_of(outcome: Outcome) -> Trial:

@@ -13,6 +13,7 @@ from agentloop.costs.totals import price
 from agentloop.failures.taxonomy import OURS
 from agentloop.gate.outcomes import Outcome, Side, SuitePart, stored_outcome
 from agentloop.gate.promotion import MAX_INFRA, Comparison
+from agentloop.gate.result import pack_result, stored_looks
 from agentloop.gate.trials import outcome_of
 from agentloop.loop.project import Project
 from agentloop.mining.failed_tasks import Pinned, pin
@@ -116,7 +117,9 @@ def store_evidence(
             stored_outcome(one, n, project.suite.name, project.suite.hash, numbers[one.policy])
             for n, one in enumerate(comparison.outcomes)
         ]
-        evidence.add(rows)
+        result = comparison.end()
+        evidence.add(rows, list(stored_looks(result)))
+        evidence.put_result(pack_result(result))
     return evidence
 
 

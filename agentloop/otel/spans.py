@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentloop.errors import FormatError
@@ -47,6 +47,31 @@ def trace_of(spans: Sequence[Span]) -> Trace:
         if node is not main:
             members.setdefault(node.run or main, []).append(node)
     return _run(main, members, nodes[0].span.trace_id)
+
+
+def own_calls(nodes: Sequence[Node], is_answered: Callable[[Node], bool]) -> list[Node]:
+    """The call behind each step of `trace_of`, in order, without reading what any call contains.
+
+    nodes: of `tree_of`, whose spans need no heads. is_answered: whether a call with an error has an answer all the
+    same; it is asked only of those with an error. A broken last step counts even if nothing is known of its answer.
+    """
+    main = _main([node for node in nodes if node.is_run and node.run is None and node.span.kind == "agent"])
+    members: dict[Node | None, list[Node]] = {}
+    for node in nodes:
+        if node is not main:
+            members.setdefault(node.run or main, []).append(node)
+    own = members.get(main, [])
+    acting = [node for node in own if _acts(node)]
+    nested = [node for node in own if node.is_run]
+    while not acting and len(nested) == 1:  # a run that contains only another run
+        own = members.get(nested[0], [])
+        acting = [node for node in own if _acts(node)]
+        nested = [node for node in own if node.is_run]
+    calls = [node for node in sorted(acting, key=_order(acting)) if node.span.kind == "chat"]
+    answered = [node for node in calls if node.span.error is None or is_answered(node)]
+    if calls and (not answered or answered[-1] is not calls[-1]):
+        answered.append(calls[-1])
+    return answered
 
 
 def _main(tops: Sequence[Node]) -> Node | None:

@@ -136,6 +136,10 @@ class Registry:
         """The proofs about exactly this version, oldest first."""
         return self._store.proofs(version.sha256)
 
+    def newest_proofs(self) -> dict[str, Proof]:
+        """Identity of a version -> its newest proof."""
+        return self._store.newest_proofs()
+
     def put_moves(self, moves: Sequence[Move]) -> None:
         """Carry out moves in one transaction; see `Store.put_moves`."""
         self._store.put_moves(moves)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sqlalchemy import func
+from sqlalchemy import select as sa_select
 from sqlmodel import col, select
 
 from agentloop.store.database import Database
@@ -25,6 +27,20 @@ class VersionAttempt(NamedTuple):
     n_prompt_tokens: int
     n_completion_tokens: int
     cost_usd: float | None
+
+
+class VersionSum(NamedTuple):
+    """The attempts of a version for one purpose, summed."""
+
+    purpose: str | None
+    """None for traces of other origin, such as live traffic."""
+    n_attempts: int
+    n_priced: int
+    """Attempts with a known price."""
+    cost_usd: float | None
+    """Of those; None if there are none."""
+    n_prompt_tokens: int
+    n_completion_tokens: int
 
 
 _COLUMNS = tuple(col(getattr(TraceRow, name)) for name in VersionAttempt._fields)
@@ -49,6 +65,23 @@ class Behaviour:
         )
         with self._database.read() as connection:
             return [VersionAttempt(*row) for row in connection.execute(query.order_by(col(TraceRow.key)))]
+
+    def version_sums(self, number: int) -> list[VersionSum]:
+        """Costs and tokens of a version's attempts, by purpose."""
+        cost = col(TraceRow.cost_usd)
+        sums = (
+            func.count(),
+            func.count(cost),
+            func.sum(cost),
+            func.sum(col(TraceRow.n_prompt_tokens)),
+            func.sum(col(TraceRow.n_completion_tokens)),
+        )
+        query = sa_select(col(TraceRow.purpose), *sums).where(
+            col(TraceRow.project) == self.project, col(TraceRow.policy_version) == number
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query.group_by(col(TraceRow.purpose)).order_by(func.count().desc()))
+            return [VersionSum(purpose, n, n_priced, cost, int(a), int(b)) for purpose, n, n_priced, cost, a, b in rows]
 
     def models_of(self, number: int) -> set[str]:
         """Names that the models of a version gave themselves in its traces."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import JSON, BigInteger, Column, Connection, Index, delete, func, select, update
+from sqlalchemy import JSON, BigInteger, Column, Connection, Index, LargeBinary, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Field, Session, SQLModel, col
 
@@ -42,6 +42,8 @@ class EvidenceRow(SQLModel, table=True):
     """The header of its file, which names suites, policies and settings."""
     verdict: str | None = None
     """None while it can continue."""
+    result: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
+    """Its `GateResult` without looks, as compressed JSON; None until it first stops, and in rows of earlier releases."""
     started_at: datetime
 
 
@@ -129,6 +131,8 @@ class EvidenceLog:
         self.id = row.id
         self.about = row.about
         self.verdict = row.verdict
+        self.result = row.result
+        self.started_at = row.started_at
         self._database = database
         self._project = row.project
         self._mine = {"project": row.project, "evidence": row.id}
@@ -173,6 +177,11 @@ class EvidenceLog:
         """Changes the description, if the run may continue with it."""
         self.about = about
         self._change(within, about=about)
+
+    def put_result(self, result: bytes | None, *, within: Connection | None = None) -> None:
+        """Stores what a report shows (`EvidenceRow.result`); the run may continue."""
+        self.result = result
+        self._change(within, result=result)
 
     def end(self, verdict: str, *, within: Connection | None = None) -> None:
         """Sets the verdict. The run does not continue after this."""

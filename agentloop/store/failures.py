@@ -8,7 +8,7 @@ one step is read for each failed trace with several tools.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -83,6 +83,15 @@ class Failures:
     """The part of the store that a survey of failures reads."""
 
     _database: Database
+    _after: int = 0
+    """Traces with larger keys are read."""
+
+    def failures_after(self, key: int) -> Failures:
+        """The same for the traces that were stored after the one with that key; 0 means all."""
+        newer = Failures()
+        newer._database = self._database
+        newer._after = key
+        return newer
 
     def population(self, filter: str = "", *, project: str | None = None) -> Population:
         """Counts outcomes. Ignores terms of `filter` that select failures. Raises ConfigError."""
@@ -148,6 +157,32 @@ class Failures:
                 return
             after = last
 
+    def begin_of_failures(self, filter: str, *, project: str, newest: int) -> int:
+        """The key after which the newest failed traces are, `newest` at most; 0 if there are no others.
+
+        Raises ConfigError.
+        """
+        query = select(col(TraceRow.key)).where(*self._about(filter, project), _failed)
+        query = query.order_by(col(TraceRow.key).desc()).offset(newest).limit(1)
+        with self._database.read() as connection:
+            return connection.execute(query).scalar() or 0
+
+    def passed(self, tasks: Collection[str], *, project: str) -> dict[str, str]:
+        """Task -> id of the newest trace that passed it; missing where none did."""
+        newest = select(func.max(col(TraceRow.key))).where(
+            col(TraceRow.project) == project, col(TraceRow.task_id).in_(tasks), _won, col(TraceRow.superseded).is_(None)
+        )
+        query = select(col(TraceRow.task_id), col(TraceRow.id)).where(
+            col(TraceRow.key).in_(newest.group_by(col(TraceRow.task_id)))
+        )
+        with self._database.read() as connection:
+            return {task: trace_id for task, trace_id in connection.execute(query) if task is not None}
+
+    def newest_verdict(self) -> int:
+        """Key of the newest verdict of any project; it changes with every verdict."""
+        with self._database.read() as connection:
+            return connection.execute(select(func.max(col(VerdictRow.key)))).scalar() or 0
+
     def _about(self, filter: str, project: str | None) -> list[ColumnElement[bool]]:
         return self._of(without_outcomes(filter), project)
 
@@ -156,6 +191,8 @@ class Failures:
         wanted = conditions(filter, self._database.engine.dialect.name)
         if project is not None:
             wanted.append(col(TraceRow.project) == project)
+        if self._after:
+            wanted.append(col(TraceRow.key) > self._after)
         keys = {term.key for term in parse(filter) if not term.negated}
         if "purpose" not in keys:
             wanted.append(func.coalesce(col(TraceRow.purpose), "") != Purpose.fork.value)

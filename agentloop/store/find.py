@@ -36,7 +36,7 @@ def find(database: Database, project: str | None, filter: str, cursor: str | Non
         raise ConfigError(f"limit: {limit} is not between 1 and {MAX_PAGE}")
     query = _where(database, select(*LISTED), project, filter)
     if cursor is not None:
-        query = query.where(col(TraceRow.key) < _key(cursor))
+        query = query.where(col(TraceRow.key) < key_of(cursor))
     with database.read() as connection:
         rows: Any = connection.execute(query.order_by(col(TraceRow.key).desc()).limit(limit + 1)).mappings().all()
     traces = [TraceSummary.model_construct(**row) for row in rows[:limit]]
@@ -99,7 +99,8 @@ def _where(database: Database, query: Any, project: str | None, filter: str) -> 
     return query if project is None else query.where(col(TraceRow.project) == project)
 
 
-def _key(cursor: str) -> int:
+def key_of(cursor: str) -> int:
+    """The key of a trace that a cursor names. Raises ConfigError."""
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
         raise ConfigError(f"cursor: {cursor!r} is none of this store; leave it out to begin with the newest trace")
     return int(cursor)

@@ -30,10 +30,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, NoReturn
 
-from sqlalchemy import ColumnElement, and_, exists, false, func, not_, or_, select
+from sqlalchemy import ColumnElement, Select, and_, exists, false, func, not_, or_, select
 from sqlmodel import col
 
-from agentloop.errors import ConfigError, did_you_mean
+from agentloop.errors import FilterError, did_you_mean
 from agentloop.store import fulltext
 from agentloop.store.tables import FacetRow, LabelRow, ScoreRow, SpanRow, TraceBodyRow, TraceRow
 
@@ -66,6 +66,10 @@ _NUMBERS = {
     "duration": TraceRow.duration_s, "cost": TraceRow.cost_usd,
     "tokens": col(TraceRow.n_prompt_tokens) + col(TraceRow.n_completion_tokens),
 }  # fmt: skip
+_BY_PROJECT = ("id", "session", "episode", "stage", "failure")
+"""Keys whose indexes begin with the project."""
+_NO_TIME = datetime.min.replace(tzinfo=UTC)
+"""For terms that do not speak of a time."""
 _TIMES = {"started": None, "since": ">=", "until": "<"}
 KEYS = (*_NAMES, *_FACETS, "label", *_NUMBERS, "score.NAME", "error", *_TIMES, "text")
 """Every key there is."""
@@ -80,7 +84,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Condition]] = {
 
 
 class Term(NamedTuple):
-    """One condition as it was written; `at` is its position, from 1."""
+    """One condition as it was written; `at` and `value_at` are the positions of it and of its value, from 1."""
 
     negated: bool
     key: str
@@ -88,14 +92,21 @@ class Term(NamedTuple):
     value: str
     quoted: bool
     at: int
+    value_at: int
+
+
+class KeyRange(NamedTuple):
+    """Some traces, by their keys: from `first` up to, but without, `end`."""
+
+    first: int
+    end: int
 
 
 def parse(text: str) -> list[Term]:
-    """The terms of a filter. Raises ConfigError that names the word, its position, and the keys there are."""
+    """The terms of a filter. Raises FilterError that names the word, its position, and the keys there are."""
     if len(text) > MAX_CHARACTERS:
-        raise ConfigError(f"filter: {len(text)} characters, at most {MAX_CHARACTERS} are allowed")
-    if "\0" in text or (not text.isascii() and text != text.encode(errors="replace").decode()):
-        raise ConfigError("filter: has a character that is none (NUL or half of a surrogate pair)")
+        _refuse_at(MAX_CHARACTERS + 1, f"{len(text)} characters, at most {MAX_CHARACTERS} are allowed")
+    _check_characters(text)
     terms = []
     at = 0
     while at < len(text):
@@ -110,20 +121,57 @@ def parse(text: str) -> list[Term]:
         terms.append(_term(match, at + 1))
         at = rest
     if len(terms) > MAX_TERMS:
-        raise ConfigError(f"filter: {len(terms)} terms, at most {MAX_TERMS} are allowed")
+        _refuse_at(terms[MAX_TERMS].at, f"{len(terms)} terms, at most {MAX_TERMS} are allowed")
     n_values = sum(1 if term.quoted or term.key == "text" else term.value.count(",") + 1 for term in terms)
     if n_values > MAX_VALUES:
-        raise ConfigError(f"filter: {n_values:,} values, at most {MAX_VALUES} are allowed; ask in parts")
+        longest = max(terms, key=lambda term: term.value.count(","))
+        _refuse_at(longest.at, f"{n_values:,} values, at most {MAX_VALUES} are allowed; ask in parts")
     return terms
 
 
-def conditions(text: str, dialect: str, *, now: datetime | None = None) -> list[Condition]:
-    """Conditions that a row of `trace` must all fulfil for the filter to hold. Raises ConfigError like `parse`."""
+def conditions(
+    text: str, dialect: str, *, now: datetime | None = None, keys: KeyRange | None = None
+) -> list[Condition]:
+    """Conditions that a row of `trace` must all fulfil for the filter to hold. Raises FilterError like `parse`.
+
+    keys: only traces in this range are selected, so other tables are read no further.
+    """
     wanted = []
     for term in parse(text):
-        condition = _condition(term, dialect, now or datetime.now(UTC))
+        condition = _condition(term, dialect, now or datetime.now(UTC), keys)
         wanted.append(not_(func.coalesce(condition, false())) if term.negated else condition)
     return wanted
+
+
+def candidates(term: Term, dialect: str, project: str) -> Select[tuple[int]] | None:
+    """Keys of all traces for which a term can hold, read from an index; None for a term that no index answers.
+
+    They may belong to other projects.
+    """
+    if term.negated or "*" in term.value:
+        return None
+    key = term.key
+    if key in _BY_PROJECT:
+        return select(col(TraceRow.key)).where(col(TraceRow.project) == project, _condition(term, dialect, _NO_TIME))
+    is_equal = term.op in (":", "=")
+    if is_equal and key in ("task", "source", "version"):
+        return select(col(TraceRow.key)).where(_condition(term, dialect, _NO_TIME))
+    return _keys_elsewhere(term, dialect)
+
+
+def is_in_order(term: Term) -> bool:
+    """Whether the index that answers `candidates` has them in the order of their keys."""
+    one_value = term.quoted or "," not in term.value
+    return (
+        one_value
+        and term.op in (":", "=")
+        and term.key in (*_FACETS, "label", "failure", "session", "version", "task", "source")
+    )
+
+
+def is_counted(term: Term) -> bool:
+    """Whether one index has exactly the traces of one project for which a term holds."""
+    return not term.negated and "*" not in term.value and term.key in _BY_PROJECT
 
 
 def _term(match: re.Match[str], at: int) -> Term:
@@ -133,8 +181,9 @@ def _term(match: re.Match[str], at: int) -> Term:
     if key is None:
         if quoted is None:
             _refuse(match[0], at, "no key", f"; to search for the word, write text:{value.lstrip('-:=<>') or '…'}")
-        return Term(bool(match["minus"]), "text", ":", value, True, at)
-    term = Term(bool(match["minus"]), key, match["op"], value, quoted is not None, at)
+        return Term(bool(match["minus"]), "text", ":", value, True, at, at)
+    value_at = at + match.end("op") - match.start()
+    term = Term(bool(match["minus"]), key, match["op"], value, quoted is not None, at, value_at)
     is_key = (key in KEYS and key != "score.NAME") or (key.startswith("score.") and len(key) > len("score."))
     if not is_key:
         _refuse(key, at, "no such key", f" (known: {', '.join(KEYS)}){did_you_mean(key, KEYS)}")
@@ -145,27 +194,43 @@ def _term(match: re.Match[str], at: int) -> Term:
     return term
 
 
-def _condition(term: Term, dialect: str, now: datetime) -> Condition:
+def _condition(term: Term, dialect: str, now: datetime, keys: KeyRange | None = None) -> Condition:
     key = term.key
     if key in _NAMES:
         return _named(col(_NAMES[key]), term, dialect)
-    if key in _FACETS:
-        named = _named(col(FacetRow.value), term, dialect)
-        return col(TraceRow.key).in_(select(col(FacetRow.trace_key)).where(col(FacetRow.name) == key, named))
-    if key == "label":
-        return col(TraceRow.key).in_(select(col(LabelRow.trace_key)).where(_named(col(LabelRow.type), term, dialect)))
-    if key == "text":
-        bodies = fulltext.matching(dialect, term.value)
-        return col(TraceRow.key).in_(select(col(TraceBodyRow.trace_key)).where(col(TraceBodyRow.body_key).in_(bodies)))
     if key == "error":
         return _error(term)
     if key in _TIMES:
         return _started(term, now)
     if key in _NUMBERS:
         return _COMPARE[term.op](_NUMBERS[key], _number(term))
-    of_verifier = col(ScoreRow.verifier) == key.removeprefix("score.")
-    compared = _COMPARE[term.op](col(ScoreRow.value), _number(term))
-    return col(TraceRow.key).in_(select(col(ScoreRow.trace_key)).where(of_verifier, compared))
+    elsewhere = _keys_elsewhere(term, dialect, keys)
+    assert elsewhere is not None  # noqa: S101
+    return col(TraceRow.key).in_(elsewhere)
+
+
+def _keys_elsewhere(term: Term, dialect: str, keys: KeyRange | None = None) -> Select[tuple[int]] | None:
+    """Keys of the traces for which a term holds that another table answers; None for any other term."""
+    key = term.key
+    if key in _FACETS:
+        table: Any = FacetRow
+        holds = and_(col(FacetRow.name) == key, _named(col(FacetRow.value), term, dialect))
+    elif key == "label":
+        table = LabelRow
+        holds = _named(col(LabelRow.type), term, dialect)
+    elif key == "text":
+        table = TraceBodyRow
+        holds = col(TraceBodyRow.body_key).in_(fulltext.matching(dialect, term.value))
+    elif key.startswith("score."):
+        table = ScoreRow
+        of_verifier = col(ScoreRow.verifier) == key.removeprefix("score.")
+        holds = and_(of_verifier, _COMPARE[term.op](col(ScoreRow.value), _number(term)))
+    else:
+        return None
+    query = select(col(table.trace_key)).where(holds)
+    if keys is None:
+        return query
+    return query.where(col(table.trace_key) >= keys.first, col(table.trace_key) < keys.end)
 
 
 def _error(term: Term) -> Condition:
@@ -202,7 +267,7 @@ def _says(column: Any, term: Term) -> Condition:
 def _values(term: Term) -> list[str]:
     values = [term.value] if term.quoted else [value for value in term.value.split(",") if value]
     if not values:
-        _refuse(term.value, term.at, "no value")
+        _refuse(term.value, term.value_at, "no value")
     return values
 
 
@@ -225,7 +290,7 @@ def _number(term: Term) -> float | int:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        _refuse(term.value, term.at, f"{term.key} needs a number")
+        _refuse(term.value, term.value_at, f"{term.key} needs a number")
     return int(number) if number.is_integer() and abs(number) < 2**31 else number
 
 
@@ -233,7 +298,7 @@ def _time(term: Term, now: datetime) -> datetime:
     try:
         return time_of(term.value, now)
     except (ValueError, OverflowError):
-        _refuse(term.value, term.at, f"{term.key} needs a time: {TIMES}")
+        _refuse(term.value, term.value_at, f"{term.key} needs a time: {TIMES}")
 
 
 def time_of(text: str, now: datetime) -> datetime:
@@ -245,6 +310,18 @@ def time_of(text: str, now: datetime) -> datetime:
     return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 
+def _check_characters(text: str) -> None:
+    if text.isascii() and "\0" not in text:
+        return
+    for at, character in enumerate(text, 1):
+        if character == "\0" or "\ud800" <= character <= "\udfff":
+            _refuse_at(at, f"no character at {at} (NUL or half of a surrogate pair)")
+
+
 def _refuse(word: str, at: int, why: str, more: str = "") -> NoReturn:
     excerpt = word if len(word) <= 40 else word[:39] + "…"
-    raise ConfigError(f"filter: {excerpt!r} at character {at}: {why}{more}")
+    _refuse_at(at, f"{excerpt!r} at character {at}: {why}{more}")
+
+
+def _refuse_at(at: int, why: str) -> NoReturn:
+    raise FilterError(f"filter: {why}", at)

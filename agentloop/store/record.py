@@ -45,6 +45,26 @@ class Record:
         with self._database.session(write=True, within=within) as session:
             session.merge(row)
 
+    def reports(self, suite_hash: str) -> dict[int, EvalReport]:
+        """Version -> its report for exactly this suite."""
+        query = select(EvalRow).where(EvalRow.project == self.project, EvalRow.suite_hash == suite_hash)
+        with self._database.session() as session:
+            rows = session.exec(query.order_by(col(EvalRow.policy_version)))
+            return {row.policy_version: EvalReport.model_validate(row.body) for row in rows}
+
+    def reports_of(self, policy_version: int) -> list[EvalReport]:
+        """The reports on a version, one for each state of a suite."""
+        query = select(EvalRow).where(EvalRow.project == self.project, EvalRow.policy_version == policy_version)
+        with self._database.session() as session:
+            return [EvalReport.model_validate(row.body) for row in session.exec(query)]
+
+    def measured_suites(self) -> dict[str, int]:
+        """Suite hash -> the newest version with a report for it."""
+        newest = func.max(col(EvalRow.policy_version))
+        query = select(EvalRow.suite_hash, newest).where(EvalRow.project == self.project)
+        with self._database.session() as session:
+            return {suite_hash: number for suite_hash, number in session.exec(query.group_by(col(EvalRow.suite_hash)))}
+
     def report(self, suite_hash: str, policy_version: int) -> EvalReport | None:
         """The report on a version for exactly this suite."""
         with self._database.session() as session:

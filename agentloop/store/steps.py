@@ -7,7 +7,8 @@ and read as plain JSON; only the steps asked for become objects, and only their 
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import Connection
@@ -46,22 +47,39 @@ class StepPage(Frozen):
     sub_agents: tuple[SubAgent, ...]
 
 
+class TraceHead(NamedTuple):
+    """A trace with steps as plain JSON, whose messages and results may be references to bodies."""
+
+    document: dict[str, Any]
+    keys: tuple[int, ...] | None
+    """Row keys of the bodies by their numbers; None if the document contains them."""
+    resolve: Callable[[dict[str, Any]], None]
+    """Puts the bodies of a part in the place of the references: an object with `messages`, `steps` and `children`."""
+
+
+def read_head(row: TraceRow, bodies: Callable[[Iterable[int]], dict[int, bytes]]) -> TraceHead:
+    """The trace in `row`, which has steps of its own. bodies: reads bodies by their keys."""
+    if row.body is None:
+        raise ValueError(f"trace {row.id} consists of spans")
+    if row.bodies is None:
+        document = orjson.loads(zlib.decompress(row.body).partition(b"\n")[0])
+        return TraceHead(document, None, lambda part: None)
+    keys = unpack_keys(row.bodies)
+
+    def resolve(part: dict[str, Any]) -> None:
+        by_key = bodies({keys[n] for n in documents.references(part)})
+        documents.resolve(part, lambda n: by_key[keys[n]])
+
+    return TraceHead(orjson.loads(decompress(row.body))["trace"], keys, resolve)
+
+
 def read_steps(connection: Connection, row: TraceRow, start: int, limit: int, sub: str = "") -> StepPage:
     """A page of the trace in `row`, which has steps of its own. sub: of `SubAgent`; empty for the trace itself.
 
     Raises NoSuchTrace if it has no such sub-agent.
     """
-    if row.body is None:
-        raise ValueError(f"trace {row.id} consists of spans")
-    if row.bodies is None:
-        return _page(orjson.loads(zlib.decompress(row.body).partition(b"\n")[0]), row.id, start, limit, sub)
-    keys = unpack_keys(row.bodies)
-
-    def resolve(part: dict[str, Any]) -> None:
-        by_key = load(connection, {keys[n] for n in documents.references(part)})
-        documents.resolve(part, lambda n: by_key[keys[n]])
-
-    return _page(orjson.loads(decompress(row.body))["trace"], row.id, start, limit, sub, resolve)
+    head = read_head(row, lambda keys: load(connection, keys))
+    return _page(head.document, row.id, start, limit, sub, head.resolve)
 
 
 def steps_of(trace: Trace, start: int, limit: int, sub: str = "") -> StepPage:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from datetime import datetime
 from pathlib import Path
 from secrets import token_bytes
@@ -20,17 +21,21 @@ from sqlmodel import SQLModel, col, select
 from agentloop.errors import NoSuchTrace, StoreError
 from agentloop.store import find, retention, steps, traces
 from agentloop.store import unit_tables as unit_tables  # its tables are part of the schema
+from agentloop.store.attention import Attention
 from agentloop.store.audits import AuditRecords
 from agentloop.store.behaviour import Behaviour
 from agentloop.store.claims import Claims, WorkerCard
+from agentloop.store.cost_sums import CostSums
 from agentloop.store.database import Database
 from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
 from agentloop.store.failures import Failures
 from agentloop.store.feedback import Feedbacks
 from agentloop.store.figures import FigureRows
+from agentloop.store.gate_rows import GateRows
 from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
 from agentloop.store.lease import lease
+from agentloop.store.looks import Looks
 from agentloop.store.migrations import migrate
 from agentloop.store.past import read_verdict, verdicts_of
 from agentloop.store.proposals import Proposals
@@ -40,11 +45,13 @@ from agentloop.store.reviews import Reviews
 from agentloop.store.sessions import SessionRecords
 from agentloop.store.shared import SharedBodies
 from agentloop.store.snapshots import Snapshots
+from agentloop.store.span_outline import Outlines
 from agentloop.store.span_pages import SpanPage, read_spans, span_ids
 from agentloop.store.spans import NOBODY, put_spans
 from agentloop.store.stages import Stages
 from agentloop.store.statements import insert_rows
 from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceSummary
+from agentloop.store.task_outcomes import TaskOutcomes
 from agentloop.store.traffic import Traffic
 from agentloop.store.units import UnitRows
 from agentloop.store.versions import VersionRows
@@ -68,6 +75,12 @@ class Store(
     Snapshots,
     SessionRecords,
     Reviews,
+    Looks,
+    CostSums,
+    Attention,
+    Outlines,
+    GateRows,
+    TaskOutcomes,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 
@@ -115,6 +128,14 @@ class Store(
         except BaseException:
             self.close()
             raise
+
+    def in_project(self, project: str) -> Store:
+        """The same store for another project (tenant); whoever opened it closes it."""
+        if project == self.project:
+            return self
+        other = copy(self)
+        other.project = project
+        return other
 
     def close(self) -> None:
         """Closes the database connection."""

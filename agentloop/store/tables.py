@@ -86,6 +86,9 @@ _DISPUTED = text("reward_state = 'disputed'")
 _OURS = text("stage IS NOT NULL")
 _LINKED = text("episode_id IS NOT NULL")
 """An episode of a loop has one trace; several traces of other sources may name the same episode."""
+_OF_TASK = text("task_id IS NOT NULL AND superseded IS NULL")
+_OUTCOME = ("project", "purpose", "policy_version", "task_id", "reward_state", "reward")
+"""The columns that the matrix of tasks reads, so that it reads no whole rows (`task_outcomes.py`)."""
 
 
 class TraceRow(TraceSummary, table=True):
@@ -104,6 +107,7 @@ class TraceRow(TraceSummary, table=True):
         Index("trace_disputed", "project", "key", sqlite_where=_DISPUTED, postgresql_where=_DISPUTED),
         Index("trace_by_source", "source"),
         Index("trace_by_age", "stored_at"),
+        Index("trace_by_outcome", *_OUTCOME, sqlite_where=_OF_TASK, postgresql_where=_OF_TASK),
     )
 
     body: bytes | None = Field(default=None, sa_column=Column(LargeBinary))

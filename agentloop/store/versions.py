@@ -11,7 +11,7 @@ from sqlmodel import col
 
 from agentloop.errors import StateError
 from agentloop.store.database import Database
-from agentloop.store.proofs import put_proofs, read_proofs
+from agentloop.store.proofs import put_proofs, read_newest_proofs, read_proofs
 from agentloop.store.tables import DecisionRow, MoveRow, PolicyRow, SpanRow, TraceRow, columns
 from agentloop.types import Decision, Move, PolicyVersion, Proof
 
@@ -117,6 +117,11 @@ class VersionRows:
         """The proofs about the version with the identity `candidate`, the oldest first, including those of moves."""
         with self._database.read() as connection:
             return read_proofs(connection, self.project, candidate)
+
+    def newest_proofs(self) -> dict[str, Proof]:
+        """Identity of a version -> its newest proof."""
+        with self._database.read() as connection:
+            return read_newest_proofs(connection, self.project)
 
     def _put_decision(self, connection: Connection, decision: Decision) -> None:
         body = decision.model_dump(mode="json")

@@ -56,7 +56,8 @@ def version_lines(registry: Registry) -> list[VersionLine]:
     canary_share = next((_share(moves, v) for v in versions if v.state is PolicyState.canary), 0.0)
     if is_in_shadow(moves):
         canary_share = 0.0
-    return [_line(registry, version, moves, canary_share) for version in versions]
+    proofs = registry.newest_proofs()
+    return [_line(version, proofs.get(version.sha256), moves, canary_share) for version in versions]
 
 
 def version_line(registry: Registry, ref: str) -> VersionLine:
@@ -65,21 +66,20 @@ def version_line(registry: Registry, ref: str) -> VersionLine:
     return next(line for line in version_lines(registry) if line.number == number)
 
 
-def _line(registry: Registry, version: PolicyVersion, moves: Sequence[Move], canary_share: float) -> VersionLine:
+def _line(version: PolicyVersion, proof: Proof | None, moves: Sequence[Move], canary_share: float) -> VersionLine:
     own = [move for move in moves if move.version == version.number]
     share = None
     if version.state is PolicyState.live:
         share = 1 - canary_share
     elif version.state is PolicyState.canary:
         share = canary_share
-    proofs = registry.proofs(version)
     since = own[-1].at if own else version.created_at
     promotions = [move for move in own if move.after is PolicyState.live and move.before is not None]
     is_override = bool(promotions) and promotions[-1].is_override
     return VersionLine(
         **version.model_dump(),
         share=share,
-        proof=proofs[-1] if proofs else None,
+        proof=proof,
         is_override=is_override,
         since=since,
     )

@@ -10,6 +10,7 @@ from statistics import fmean
 
 from agentloop.config.layout import artifact_folder
 from agentloop.registry.contents import Contents, read_contents
+from agentloop.registry.folders import FILES
 from agentloop.registry.versions import Registry
 from agentloop.store.behaviour import VersionAttempt
 from agentloop.store.store import Store
@@ -18,6 +19,10 @@ from agentloop.types.overlay import TextFailure
 
 PASSES = 0.5
 """Mean reward from which a task counts as passed when looking for flipped tasks."""
+
+
+MAX_FILES, MAX_FILE = 500, 256 << 10
+"""Files that are compared, and the bytes of one whose lines are."""
 
 
 class SettingChange(Frozen):
@@ -82,8 +87,8 @@ class PerCall(Frozen):
         return self.cost_usd is not None or self.prompt_tokens + self.completion_tokens > 0
 
 
-class VersionDiff(Frozen):
-    """The changes from one version to another, and their effects."""
+class ContentDiff(Frozen):
+    """The changes from one version to another."""
 
     before: int
     after: int
@@ -92,8 +97,15 @@ class VersionDiff(Frozen):
     settings: tuple[SettingChange, ...]
     texts: tuple[TextChange, ...]
     lessons: tuple[TextChange, ...]
+    files: tuple[TextChange, ...] = ()
+    """Files of the agent's program, by path; without lines for a file that is no text, or a large one."""
     evidence: tuple[FailureEvidence, ...]
     """Evidence by frequency."""
+
+
+class VersionDiff(ContentDiff):
+    """The changes from one version to another, and their effects."""
+
     tasks: tuple[TaskChange, ...]
     """Tasks on which both were measured: flips first, then by the size of the change."""
     failures: dict[str, tuple[float, float]]
@@ -115,24 +127,39 @@ class VersionDiff(Frozen):
 def version_diff(store: Store, project: Path, before: str, after: str) -> VersionDiff:
     """The diff from one version to another, by name (`v3`, `live`). Raises NoSuchVersion, ConfigError for a broken
     folder."""
-    registry = Registry(store)
-    versions = (registry.named(before), registry.named(after))
-    first, second = (read_contents(version, project) for version in versions)
-    attempts = [store.version_attempts(version.number) for version in versions]
+    contents = content_diff(store, project, before, after)
+    attempts = [store.version_attempts(number) for number in (contents.before, contents.after)]
     shared = {attempt.task_id for attempt in attempts[0]} & {attempt.task_id for attempt in attempts[1]}
     old, new = ([attempt for attempt in each if attempt.task_id in shared] for each in attempts)
-    parts = (versions[0].parts, versions[1].parts)
     return VersionDiff(
-        before=versions[0].number,
-        after=versions[1].number,
-        parts=tuple(sorted(name for name in {*parts[0], *parts[1]} if parts[0].get(name) != parts[1].get(name))),
-        settings=tuple(_settings(first.settings, second.settings)),
-        texts=tuple(_texts(first.overlay, second.overlay, _written_from(registry, project, *versions))),
-        lessons=tuple(_lessons(first.overlay, second.overlay)),
-        evidence=tuple(_evidence(store, second)),
+        **contents.model_dump(),
         tasks=tuple(_tasks(old, new)),
         failures=_failures(old, new),
         calls=(_per_call(old), _per_call(new)),
+    )
+
+
+def content_diff(store: Store, project: Path | None, before: str, after: str) -> ContentDiff:
+    """What changed from one version to another, by name. Raises like `version_diff`.
+
+    project: None if the files of versions are not available; then only the names of changed parts are.
+    """
+    registry = Registry(store)
+    versions = (registry.named(before), registry.named(after))
+    hashes = (versions[0].parts, versions[1].parts)
+    changed = sorted(name for name in {*hashes[0], *hashes[1]} if hashes[0].get(name) != hashes[1].get(name))
+    numbers = {"before": versions[0].number, "after": versions[1].number}
+    if project is None:
+        return ContentDiff(**numbers, parts=tuple(changed), settings=(), texts=(), lessons=(), evidence=())
+    first, second = (read_contents(version, project) for version in versions)
+    return ContentDiff(
+        **numbers,
+        parts=tuple(changed),
+        settings=tuple(_settings(first.settings, second.settings)),
+        texts=tuple(_texts(first.overlay, second.overlay, _written_from(registry, project, *versions))),
+        lessons=tuple(_lessons(first.overlay, second.overlay)),
+        files=tuple(_files(*(_folder_of_files(version, project) for version in versions))),
+        evidence=tuple(_evidence(store, second)),
     )
 
 
@@ -140,6 +167,33 @@ def changed_lines(before: str, after: str) -> tuple[str, ...]:
     """Lines of a unified diff with one line of context, without its headers."""
     lines = unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1)
     return tuple(line for line in list(lines)[2:] if not line.startswith("@@"))
+
+
+def _folder_of_files(version: PolicyVersion, project: Path) -> Path | None:
+    return None if version.artifact is None else artifact_folder(project, version.artifact) / FILES
+
+
+def _files(before: Path | None, after: Path | None) -> Iterator[TextChange]:
+    """The files that differ, by path; of very many, the first MAX_FILES are compared."""
+    old, new = _file_paths(before), _file_paths(after)
+    for name in sorted({*old, *new})[:MAX_FILES]:
+        contents = [paths[name].read_bytes() if name in paths else b"" for paths in (old, new)]
+        if contents[0] == contents[1] and (name in old) == (name in new):
+            continue
+        try:
+            if max(map(len, contents)) > MAX_FILE:
+                raise ValueError
+            lines = changed_lines(*(content.decode() for content in contents))
+        except ValueError:  # UnicodeDecodeError is one
+            lines = ()
+        yield TextChange(name=name, lines=lines)
+
+
+def _file_paths(folder: Path | None) -> dict[str, Path]:
+    if folder is None or not folder.is_dir():
+        return {}
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
 def _settings(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[SettingChange]:

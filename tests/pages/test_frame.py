@@ -34,3 +34,12 @@ def test_question_mark_opens_the_list_of_keys_and_a_switch_turns_keys_off(browse
         page.locator("body").focus()
         page.keyboard.press("?")
         assert page.locator("#keys").get_attribute("open") is not None
+
+
+def test_an_unknown_path_is_a_page_that_says_so(browser: Browser, tmp_path: Path) -> None:
+    with showing(tmp_path / "store.db") as shown, opened(browser, shown.entry()) as tab:
+        answer = tab.page.goto(f"{shown.url}/nowhere")
+        assert answer is not None
+        assert answer.status == 404
+        assert tab.page.inner_text("h1") == "no page at /nowhere"
+        assert tab.page.locator("nav a").first.is_visible()

@@ -154,7 +154,7 @@ def test_pages_go_on_where_they_ended_while_traces_arrive(store: Store) -> None:
     ("filter", "message"),
     [
         ("tool:a failur:b", r"^filter: 'failur' at character 8: no such key \(known: id, .*did you mean 'failure'\?$"),
-        ("reward<abc", r"^filter: 'abc' at character 1: reward needs a number$"),
+        ("reward<abc", r"^filter: 'abc' at character 8: reward needs a number$"),
         ("reward<nan", r"reward needs a number"),
         ("x reward:1", r"^filter: 'x' at character 1: no key; to search for the word, write text:x$"),
         ("tool<3", r"tool has no order; write tool:3"),

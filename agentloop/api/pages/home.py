@@ -1,19 +1,54 @@
-"""The first page: what needs attention, then the latest runs."""
+"""The first page: what needs attention, then the latest runs and traces."""
 
 from __future__ import annotations
+
+from functools import partial
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from agentloop.api.pages.recent import RecentViews
 from agentloop.api.pages.site import PageSite
+from agentloop.api.parameters import Project
+from agentloop.views.home import Concern, ConcernKind, NewClusters, home_view, live_version, new_clusters
+
+CLUSTERS_FRESH_S = 60.0
+"""Seconds for which new clusters are shown again: they take hundreds of milliseconds to find."""
+_PLACES = {
+    ConcernKind.new_failures: ("New failures", "/failures?since={}"),
+    ConcernKind.disputed: ("Disputed", "/review"),
+    ConcernKind.failed_gate: ("Gate", "/gates/{}"),
+    ConcernKind.losing_canary: ("Canary", "/versions/{}"),
+    ConcernKind.stalled_run: ("Loop", "/runs/{}"),
+    ConcernKind.dead_units: ("Dead units", "/runs/{}"),
+}
+"""Kind -> its name, and the page that it leads to."""
 
 
-def home_routes(site: PageSite) -> APIRouter:
+def home_pages(site: PageSite) -> APIRouter:
     """The page."""
     routes = APIRouter(include_in_schema=False)
+    recent: RecentViews[tuple[NewClusters | None]] = RecentViews(CLUSTERS_FRESH_S)
 
     @routes.get("/")
-    def home(request: Request) -> Response:
-        return site.draw(request, "home.html.j2")
+    def home(request: Request, project: Project) -> Response:
+        live = live_version(site.store, project)
+        clusters = None
+        if live is not None:
+            find = partial(new_clusters, site.store, project=project, since=live)
+            [clusters] = recent.get(project, live, lambda: (find(),))
+        view = home_view(site.store, project=project, clusters=clusters)
+        may_review = request.state.session.may("judge")
+        concerns = [(*_place(concern, may_review=may_review), concern.words) for concern in view.concerns]
+        return site.draw(request, "home.html.j2", view=view, concerns=concerns)
 
     return routes
+
+
+def _place(concern: Concern, *, may_review: bool) -> tuple[str, str]:
+    """The name of a concern's kind, and its page."""
+    name, path = _PLACES[concern.kind]
+    if concern.kind is ConcernKind.disputed and not may_review:
+        path = "/traces?filter=state%3Adisputed"
+    return name, path.format(quote(concern.subject, safe=""))

@@ -17,12 +17,11 @@ from agentloop.failures.analysis.clusters import Alike, Clusters, Tally
 from agentloop.failures.analysis.pareto import BY, NONE, Change, Cluster, Example, ParetoBar, Rate, Survey, Trend
 from agentloop.failures.analysis.remedies import remedy
 from agentloop.intervals import wilson
-from agentloop.store.failures import FailureLabel
-from agentloop.store.store import Store
+from agentloop.store.failures import FailureLabel, Failures
 
 
 def survey(
-    store: Store,
+    store: Failures,
     filter: str = "",
     *,
     project: str | None = None,

@@ -1,4 +1,4 @@
-"""Schema 11: sessions of browsers, who looked at which trace, who reviews it now, and which labels people reject."""
+"""Schema 11: what pages need: sessions, who looked at or reviews a trace, rejected labels, results of gates."""
 
 from __future__ import annotations
 
@@ -39,3 +39,11 @@ def upgrade() -> None:
     )
     disputed = sa.text("reward_state = 'disputed'")
     op.create_index("trace_disputed", "trace", ["project", "key"], sqlite_where=disputed, postgresql_where=disputed)
+    op.add_column("evidence", sa.Column("result", sa.LargeBinary))
+    op.create_index(
+        "trace_by_outcome",
+        "trace",
+        ["project", "purpose", "policy_version", "task_id", "reward_state", "reward"],
+        sqlite_where=sa.text("task_id IS NOT NULL AND superseded IS NULL"),
+        postgresql_where=sa.text("task_id IS NOT NULL AND superseded IS NULL"),
+    )

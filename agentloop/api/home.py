@@ -1,0 +1,23 @@
+"""The route of the first page."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from agentloop.api.parameters import Project
+from agentloop.store.store import Store
+from agentloop.views.home import HomeView, home_view, live_version, new_clusters
+
+
+def home_routes(store: Store) -> APIRouter:
+    """The route over `store`."""
+    routes = APIRouter()
+
+    @routes.get("/home")
+    def show_home(project: Project) -> HomeView:
+        """What needs attention, and the latest runs and traces."""
+        live = live_version(store, project)
+        clusters = None if live is None else new_clusters(store, project=project, since=live)
+        return home_view(store, project=project, clusters=clusters)
+
+    return routes

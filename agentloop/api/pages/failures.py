@@ -1,0 +1,84 @@
+"""The page of failures: what fails most, in clusters, and what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from agentloop.api.failures import Since
+from agentloop.api.mined import case_origins
+from agentloop.api.pages.recent import RecentViews
+from agentloop.api.pages.site import PageSite
+from agentloop.api.parameters import Filter, Project
+from agentloop.errors import ConfigError, FilterError
+from agentloop.failures.analysis.pareto import BY, NONE, By, ParetoBar
+from agentloop.views.failure_overview import FailureOverview, failure_overview
+from agentloop.views.trace_list import term
+
+DIMENSIONS = ("type", "version", "tool", "task", "model", "source")
+"""Of BY, those that the page offers by name; the others can be in its address."""
+
+
+def failure_pages(site: PageSite) -> APIRouter:
+    """The page."""
+    routes = APIRouter(include_in_schema=False)
+    recent: RecentViews[FailureOverview] = RecentViews()
+
+    @routes.get("/failures")
+    def failures(
+        request: Request, project: Project, filter: Filter = "", by: By = "type", since: Since = None
+    ) -> Response:
+        state = {"filter": filter, "by": by, "since": "" if since is None else since}
+        folder = site.folder if project == site.store.project else None
+        cases = case_origins(folder)
+        stamp = (site.store.newest_key(project), site.store.newest_verdict(), len(cases))
+        build = partial(
+            failure_overview, site.store, filter, project=project, by=by, since=since, folder=folder, cases=cases
+        )
+        try:
+            overview = recent.get((project, filter, by, since), stamp, build)
+        except ConfigError as error:
+            at = error.at if isinstance(error, FilterError) else None
+            values = {"problem": str(error).replace("--since", "since"), "at_character": at, "overview": None}
+            return site.draw(request, "failures.html.j2", status=400, state=state, **values)
+        return site.draw(request, "failures.html.j2", problem="", state=state, **_values(overview, state))
+
+    return routes
+
+
+def _values(overview: FailureOverview, state: dict[str, Any]) -> dict[str, Any]:
+    survey = overview.survey
+    return {
+        "overview": overview,
+        "survey": survey,
+        "dimensions": [(by, address(state, by=by)) for by in _offered(survey.by)],
+        "rows": [(row, _traces_of(row, survey.by, state["filter"])) for row in survey.rows],
+        "largest": max((row.n for row in survey.rows), default=0),
+    }
+
+
+def _offered(by: str) -> Sequence[str]:
+    return DIMENSIONS if by in DIMENSIONS or by not in BY else (*DIMENSIONS, by)
+
+
+def address(state: dict[str, Any], **changes: Any) -> str:
+    """The address of the page in another state."""
+    query = {name: value for name, value in {**state, **changes}.items() if value not in ("", None)}
+    return f"/failures?{urlencode(query)}"
+
+
+def _traces_of(row: ParetoBar, by: str, filter: str) -> str | None:
+    """The address of the traces of a row; None if the filter language cannot name them."""
+    if row.value == NONE:
+        return None
+    words = [term("failure", row.value)]
+    if by == "group":
+        words = [f"failure:{row.value}.*"]
+    elif by != "type":
+        words = ["failure:*", term(by, row.value.removeprefix("v") if by == "version" else row.value)]
+    return f"/traces?{urlencode({'filter': ' '.join([filter, *words]).strip()})}"

@@ -1,0 +1,167 @@
+"""The list of traces: a filter with completion, facets, columns that sort, and what to do with selected traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from agentloop.api.pages.recent import RecentViews
+from agentloop.api.pages.site import PageSite
+from agentloop.api.parameters import Cursor, Filter, Project
+from agentloop.api.trace_lists import After, SortBy, Start
+from agentloop.errors import FilterError
+from agentloop.store.looks import MAX_COUNT, MAX_NEW
+from agentloop.store.query import parse
+from agentloop.views.trace_list import FacetList, TraceList, completions, facet_list, new_traces, term, trace_list
+
+LIMIT = 50
+MAX_SELECTED = 100
+SEE_OTHER = 303
+_Selected = Annotated[list[str], Query(max_length=MAX_SELECTED)]
+
+
+class Target(StrEnum):
+    """What to do with selected traces."""
+
+    compare = "compare"
+    review = "review"
+    export = "export"
+    mine = "mine"
+
+
+class FacetLink(NamedTuple):
+    """A value of a facet, and the address of the list with it as a term, or without it."""
+
+    value: str
+    n: int
+    share: float
+    """Of the traces that were counted."""
+    url: str
+    is_chosen: bool
+
+
+class SortLink(NamedTuple):
+    """A heading that sorts."""
+
+    label: str
+    url: str
+    direction: str
+    """Of `aria-sort`; empty if the list is not sorted by it."""
+
+
+def trace_list_pages(site: PageSite) -> APIRouter:
+    """The page, and its parts that it polls."""
+    routes = APIRouter(include_in_schema=False)
+    recent: RecentViews[FacetList] = RecentViews()
+
+    @routes.get("/traces")
+    def traces(
+        request: Request, project: Project, filter: Filter = "", cursor: Cursor = None, sort: SortBy = "",
+        start: Start = 0,
+    ) -> Response:  # fmt: skip
+        state = {"filter": filter, "sort": sort, "cursor": cursor or "", "start": start or ""}
+        try:
+            page = trace_list(site.store, filter, project=project, cursor=cursor, sort=sort, start=start, limit=LIMIT)
+        except FilterError as error:
+            values = {"state": state, "page": None, "problem": str(error), "at_character": error.at}
+            return site.draw(request, "traces.html.j2", status=400, **values)
+        counts = partial(facet_list, site.store, filter, project=project)
+        facets = recent.get((project, filter), page.newest, counts)
+        return site.draw(request, "traces.html.j2", problem="", state=state, page=page, **_links(state, page, facets))
+
+    @routes.get("/list/new")
+    def new(request: Request, project: Project, after: After, filter: Filter = "", seen: int = 0) -> Response:
+        found = new_traces(site.store, filter, project=project, after=after, limit=1)
+        if found.n == seen:
+            return Response(status_code=204)
+        more = "+" if found.n == MAX_NEW else ""
+        return site.draw(request, "traces_new.html.j2", n=found.n, more=more, after=after, filter=filter)
+
+    @routes.get("/list/completions")
+    def complete(request: Request, project: Project, filter: Filter = "") -> Response:
+        return site.draw(
+            request, "completions.html.j2", **completions(site.store, filter, project=project).model_dump()
+        )
+
+    @routes.get("/list/selected")
+    def selected(request: Request, to: Target, trace: _Selected = []) -> Response:  # noqa: B006
+        return _act(site, request, to, trace)
+
+    return routes
+
+
+def _act(site: PageSite, request: Request, target: Target, traces: list[str]) -> Response:
+    """Where the selected traces are compared, reviewed, exported or mined."""
+    if target is Target.compare and len(traces) != 2:
+        why = f"{len(traces)} traces are selected, and two can be compared; go back and select two"
+        return site.draw_error(request, 422, why)
+    if not traces:
+        return site.draw_error(request, 422, f"no trace is selected to {target}; go back and select some")
+    if target is Target.mine:
+        return site.draw(request, "mine.html.j2", traces=traces)
+    if target is Target.compare:
+        return RedirectResponse(f"/compare?{urlencode({'a': traces[0], 'b': traces[1]})}", SEE_OTHER)
+    query = urlencode({"filter": f"id:{','.join(traces)}"})
+    path = "/review" if target is Target.review else "/api/v1/export"
+    return RedirectResponse(f"{path}?{query}", SEE_OTHER)
+
+
+def _links(state: Mapping[str, Any], page: TraceList, facets: FacetList) -> dict[str, Any]:
+    older = None
+    if page.has_more:
+        older = address(state, start=int(state["start"] or 0) + LIMIT)
+    elif page.next is not None:
+        older = address(state, cursor=page.next, start="")
+    return {
+        "counted": _counted(page, sorted_=bool(state["sort"])),
+        "older": older,
+        "first": address(state, cursor="", start=""),
+        "facets": facets,
+        "groups": {key: list(_facet_links(state, key, facets)) for key in facets.values},
+        "sorts": {label: _sort_link(state, label) for label in ("reward", "steps", "tokens", "cost", "duration")},
+    }
+
+
+def address(state: Mapping[str, Any], **changes: Any) -> str:
+    """The address of the list in another state. Empty values are left out."""
+    query = {name: value for name, value in {**state, **changes}.items() if value != ""}
+    return f"/traces?{urlencode(query)}" if query else "/traces"
+
+
+def _counted(page: TraceList, *, sorted_: bool) -> str:
+    """How many traces of how many the page shows."""
+    shown = f"{len(page.traces):,}"
+    if page.n is not None:
+        return f"{shown} of {page.n:,} traces"
+    if page.n_looked is None:
+        return f"{shown} of more than {MAX_COUNT:,} traces"
+    if sorted_:
+        return f"{shown} of those found in {page.n_looked:,} traces"
+    return f"{shown} found in {page.n_looked:,} traces, the newest first"
+
+
+def _facet_links(state: Mapping[str, Any], key: str, facets: FacetList) -> Iterator[FacetLink]:
+    terms = parse(state["filter"])
+    for value, n in facets.values[key]:
+        chosen = next((one for one in terms if not one.negated and one.key == key and one.value == value), None)
+        words = [state["filter"], term(key, value)]
+        if chosen is not None:
+            starts = [*(one.at - 1 for one in terms), len(state["filter"])]
+            at = starts.index(chosen.at - 1)
+            words = [state["filter"][: starts[at]], state["filter"][starts[at + 1] :]]
+        changed = " ".join(word.strip() for word in words if word.strip())
+        url = address(state, filter=changed, cursor="", start="")
+        yield FacetLink(value, n, n / facets.n, url, chosen is not None)
+
+
+def _sort_link(state: Mapping[str, Any], name: str) -> SortLink:
+    """The largest first, then the smallest first, then as they came."""
+    following = {f"-{name}": name, name: ""}.get(state["sort"], f"-{name}")
+    direction = {f"-{name}": "descending", name: "ascending"}.get(state["sort"], "")
+    return SortLink(name, address(state, sort=following, cursor="", start=""), direction)

@@ -1,0 +1,55 @@
+"""Routes that list traces in bounded time: what the page of traces is drawn from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from agentloop.api.parameters import Cursor, Filter, Limit, Project
+from agentloop.store.store import Store
+from agentloop.views.trace_list import (
+    Completions,
+    FacetList,
+    NewTraces,
+    Sort,
+    TraceList,
+    completions,
+    facet_list,
+    new_traces,
+    trace_list,
+)
+
+Start = Annotated[int, Query(ge=0, le=10_000, description="Rows of a sorted list to skip.")]
+SortBy = Annotated[Sort, Query(description="Sorts what one look finds; `-` puts the largest first.")]
+After = Annotated[str, Query(max_length=100, description="A cursor: `newest` of an earlier answer.")]
+
+
+def trace_list_routes(store: Store) -> APIRouter:
+    """The routes over `store`."""
+    routes = APIRouter()
+
+    @routes.get("/trace-list")
+    def list_traces(
+        project: Project, filter: Filter = "", cursor: Cursor = None, sort: SortBy = "", start: Start = 0,
+        limit: Limit = 50,
+    ) -> TraceList:  # fmt: skip
+        """Traces for which a filter holds, without their bodies, and how far the list looked for them."""
+        return trace_list(store, filter, project=project, cursor=cursor, sort=sort, start=start, limit=limit)
+
+    @routes.get("/new-traces")
+    def list_new_traces(project: Project, after: After, filter: Filter = "", limit: Limit = 50) -> NewTraces:
+        """Traces that were stored after a cursor, the oldest first."""
+        return new_traces(store, filter, project=project, after=after, limit=limit)
+
+    @routes.get("/facets")
+    def list_facets(project: Project, filter: Filter = "") -> FacetList:
+        """The most common values of the newest traces for which a filter holds, with their numbers."""
+        return facet_list(store, filter, project=project)
+
+    @routes.get("/completions")
+    def list_completions(project: Project, filter: Filter = "") -> Completions:
+        """How the beginning of a filter can go on."""
+        return completions(store, filter, project=project)
+
+    return routes

@@ -1,0 +1,54 @@
+"""Routes that read what the pages of a trace show: a window of its items, and a search within it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from agentloop.api.parameters import Project, TraceId
+from agentloop.store.store import Store
+from agentloop.views.outline import OUTLINES
+from agentloop.views.trace_page import MAX_ITEMS, MAX_ROWS, CallContext, TracePlace, TraceView, call_context, trace_view
+from agentloop.views.trace_search import MAX_QUERY, TraceHits, search
+
+MAX_INT = 2**31 - 1
+Place = Annotated[int | None, Query(ge=0, le=MAX_INT)]
+ItemId = Annotated[str, Query(max_length=200, description="Id of an item, such as a span's; see `items`.")]
+Words = Annotated[str, Query(max_length=MAX_QUERY, description="Words, whatever their case.")]
+
+
+def trace_view_routes(store: Store) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+
+    @routes.get("/traces/{trace_id}/view")
+    def view_trace(
+        project: Project,
+        trace_id: TraceId,
+        start: Place = None,
+        step: Place = None,
+        at: ItemId = "",
+        failure: Place = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = MAX_ITEMS,
+        q: Words = "",
+    ) -> TraceView:
+        """Some items of a trace as its page shows them, with the words of failures marked.
+
+        The first of failure, step, at and start that is sent says which items; without any, the first ones.
+        """
+        place = TracePlace(failure=failure, step=step, at=at, start=start, limit=limit, q=q)
+        return trace_view(store, project, trace_id, place)
+
+    @routes.get("/traces/{trace_id}/call")
+    def view_call(project: Project, trace_id: TraceId, at: ItemId) -> CallContext:
+        """All that was before the model in one of its calls, as far as it is recorded."""
+        return call_context(store, project, trace_id, at)
+
+    @routes.get("/traces/{trace_id}/search")
+    def search_trace(project: Project, trace_id: TraceId, q: Words = "", tool: Words = "") -> TraceHits:
+        """The items of a trace with a text or a tool."""
+        row = store.row(project, trace_id)
+        return search(store, row, OUTLINES.get(store, row), q, tool)
+
+    return routes

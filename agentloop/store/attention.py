@@ -1,0 +1,70 @@
+"""What needs a person's attention, counted from indexes and from the newest traces alone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import case, func, select, text
+from sqlmodel import col
+
+from agentloop.store.database import Database
+from agentloop.store.evidence import EvidenceRow
+from agentloop.store.tables import TraceRow
+
+N_GATES = 20
+"""Newest comparisons among which failed ones are looked for."""
+N_TRACES = 5000
+"""Newest traces from which a canary is compared with the live version."""
+FAILED = ("FAIL", "INFRA")
+
+
+class FailedGate(NamedTuple):
+    """A comparison of two versions that did not pass, for the candidate's or the infrastructure's fault."""
+
+    id: str
+    verdict: str
+    started_at: datetime
+
+
+class ArmCount(NamedTuple):
+    """Traces of one version among the newest ones."""
+
+    n: int
+    """With a reward."""
+    n_passed: int
+    """With a reward of 1."""
+
+
+class Attention:
+    """The part of the store that the first page reads."""
+
+    _database: Database
+
+    def n_disputed(self, project: str) -> int:
+        """Number of traces whose verifiers disagree."""
+        is_disputed = text("reward_state = 'disputed'")  # as the partial index has it
+        query = select(func.count()).select_from(TraceRow).where(col(TraceRow.project) == project, is_disputed)
+        with self._database.read() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def failed_gates(self, project: str) -> list[FailedGate]:
+        """Those among the newest comparisons of gates and loops that failed, the newest first."""
+        query = select(col(EvidenceRow.id), col(EvidenceRow.verdict), col(EvidenceRow.started_at)).where(
+            col(EvidenceRow.project) == project, col(EvidenceRow.kind).in_(("gate", "loop"))
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(col(EvidenceRow.started_at).desc()).limit(N_GATES)).all()
+        return [FailedGate(id, verdict, at) for id, verdict, at in rows if verdict in FAILED]
+
+    def arms(self, project: str, versions: tuple[int, ...]) -> dict[int, ArmCount]:
+        """Version -> its traces among the newest ones; a version without any is missing."""
+        newest = select(col(TraceRow.policy_version).label("version"), col(TraceRow.reward).label("reward")).where(
+            col(TraceRow.project) == project
+        )
+        newest_rows = newest.order_by(col(TraceRow.key).desc()).limit(N_TRACES).subquery()
+        version, reward = newest_rows.c.version, newest_rows.c.reward
+        query = select(version, func.count(), func.sum(case((reward >= 1.0, 1), else_=0)))
+        query = query.where(version.in_(versions), reward.is_not(None)).group_by(version)
+        with self._database.read() as connection:
+            return {number: ArmCount(int(n), int(n_passed)) for number, n, n_passed in connection.execute(query)}

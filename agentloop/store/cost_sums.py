@@ -1,0 +1,87 @@
+"""Sums of tokens and money over traces, from their light columns alone."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import case, func, select
+from sqlmodel import col
+
+from agentloop.store.database import Database
+from agentloop.store.query import conditions
+from agentloop.store.tables import TraceRow
+
+CostBy = Literal["version", "task", "model", "day"]
+MAX_SUMMED = 200_000
+"""Newest traces of a project that sums are about."""
+_KEY = col(TraceRow.key)
+_TOKENS = col(TraceRow.n_prompt_tokens) + col(TraceRow.n_completion_tokens)
+_VALUES: dict[str, Any] = {
+    "version": col(TraceRow.policy_version),
+    "task": col(TraceRow.task_id),
+    "model": col(TraceRow.model),
+}
+
+
+class CostSum(NamedTuple):
+    """Sums over the traces with one value."""
+
+    value: str | int | None
+    """None for traces without one."""
+    n: int
+    n_solved: int
+    """Traces with a reward of 1."""
+    n_prompt_tokens: int
+    n_completion_tokens: int
+    n_uncounted: int
+    """Traces whose tokens nobody counted."""
+    usd: float
+    """Of the traces whose cost is known."""
+    n_unknown: int
+    """Traces whose cost is unknown."""
+
+
+class CostSums:
+    """The part of the store that sums costs."""
+
+    _database: Database
+
+    def begin_of_sums(self, project: str) -> int:
+        """The key after which the traces are that sums are about; 0 for all."""
+        query = select(_KEY).where(col(TraceRow.project) == project).order_by(_KEY.desc())
+        with self._database.read() as connection:
+            return connection.execute(query.offset(MAX_SUMMED).limit(1)).scalar() or 0
+
+    def cost_sums(self, by: CostBy, filter: str = "", *, project: str, after: int = 0) -> list[CostSum]:
+        """Sums for each value, in no order. A trace belongs to its first model, and to the day (UTC) of its start.
+
+        Superseded attempts count, because they were paid for, too. after: only traces with larger keys. Raises
+        ConfigError.
+        """
+        dialect = self._database.engine.dialect.name
+        value = _day(dialect) if by == "day" else _VALUES[by]
+        is_solved = func.coalesce(col(TraceRow.reward) >= 1.0, False)
+        query = select(
+            value,
+            func.count(),
+            func.sum(case((is_solved, 1), else_=0)),
+            func.sum(col(TraceRow.n_prompt_tokens)),
+            func.sum(col(TraceRow.n_completion_tokens)),
+            func.sum(case((_TOKENS == 0, 1), else_=0)),
+            func.coalesce(func.sum(col(TraceRow.cost_usd)), 0.0),
+            func.sum(case((col(TraceRow.cost_usd).is_(None), 1), else_=0)),
+        )
+        query = query.where(col(TraceRow.project) == project, *conditions(filter, dialect))
+        if after:
+            query = query.where(after < _KEY)
+        with self._database.read() as connection:
+            rows = connection.execute(query.group_by(value)).all()
+        return [CostSum(row[0], *map(int, row[1:6]), float(row[6]), int(row[7])) for row in rows]
+
+
+def _day(dialect: str) -> Any:
+    """The day of a trace's start, else of its storing, as text."""
+    at = func.coalesce(col(TraceRow.started_at), col(TraceRow.stored_at))
+    if dialect == "sqlite":  # which stores UTC as text
+        return func.substr(at, 1, 10)
+    return func.to_char(func.timezone("UTC", at), "YYYY-MM-DD")

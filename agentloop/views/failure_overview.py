@@ -1,0 +1,133 @@
+"""What fails most, as the page of failures shows it: the survey of the newest failures, and what became of each
+cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from agentloop.config.layout import artifact_folder
+from agentloop.failures.analysis.pareto import By, Cluster, Survey
+from agentloop.failures.analysis.remedies import FOUND, remedy
+from agentloop.failures.analysis.survey import survey
+from agentloop.registry.folders import read_evidence, read_pairs
+from agentloop.registry.versions import Registry
+from agentloop.store.store import Store
+from agentloop.types import Frozen
+from agentloop.views.policies import VersionLine, version_lines
+
+MAX_FAILED = 5000
+"""Newest failed traces that are read."""
+
+
+class CaseOrigin(Frozen):
+    """A must-pass case of the project, and the failure from which it was mined."""
+
+    id: str
+    trace: str
+    failure: str
+    detector: str
+    tool: str | None
+
+
+class ChangeProposal(Frozen):
+    """A version that was made from traces of a cluster."""
+
+    version: int
+    state: str
+    n_traces: int
+    """Traces of the cluster that it was made from, of those that the cluster lists."""
+    proof: str
+    """Its newest proof in a few words; empty without one."""
+
+
+class ClusterFate(Frozen):
+    """What became of a cluster of failures."""
+
+    cases: tuple[str, ...]
+    """Ids of the must-pass cases that were mined from it, or from failures of its kind."""
+    proposals: tuple[ChangeProposal, ...]
+    passed: str | None
+    """Id of a trace that passed the task of the example; None where none did."""
+    finding: str
+    """What the detector found, in words; empty if the type says it all."""
+    remedy: str
+    """The next step."""
+
+
+class FailureOverview(Frozen):
+    """The page of failures."""
+
+    survey: Survey
+    fates: dict[str, ClusterFate]
+    """By id of a cluster."""
+    is_bounded: bool
+    """There are older failures than the 5,000 newest ones, which were read."""
+    versions: tuple[int, ...]
+    """Versions that `since` can name."""
+
+
+def failure_overview(
+    store: Store,
+    filter: str = "",
+    *,
+    project: str,
+    by: By = "type",
+    since: int | None = None,
+    folder: Path | None = None,
+    cases: Sequence[CaseOrigin] = (),
+) -> FailureOverview:
+    """folder: of the project whose versions the store has; None if there are no files of them. cases: of that folder.
+
+    Raises ConfigError for a wrong filter, or a version without traces on both sides of it.
+    """
+    begin = store.begin_of_failures(filter, project=project, newest=MAX_FAILED)
+    newest = store.failures_after(begin)
+    result = survey(newest, filter, project=project, by=by, since=since)
+    versions = [number for number in newest.n_by("version", filter, project=project) if number is not None]
+    examples = {cluster.example.task for cluster in result.clusters if cluster.example.task is not None}
+    passed = store.passed(examples, project=project)
+    made_from = _made_from(version_lines(Registry(store.versions_in(project))), folder)
+    fates = {}
+    for cluster in result.clusters:
+        fates[cluster.id] = ClusterFate(
+            cases=tuple(case.id for case in cases if _is_of(case, cluster)),
+            proposals=tuple(_proposals(cluster, made_from)),
+            passed=passed.get(cluster.example.task or ""),
+            finding=FOUND.get(cluster.detector, ""),
+            remedy=remedy(cluster.type),
+        )
+    return FailureOverview(survey=result, fates=fates, is_bounded=begin > 0, versions=tuple(sorted(versions)[1:]))
+
+
+def _is_of(case: CaseOrigin, cluster: Cluster) -> bool:
+    is_same_kind = (case.failure, case.detector, case.tool) == (cluster.type, cluster.detector, cluster.tool)
+    return is_same_kind or case.trace in cluster.traces
+
+
+def _made_from(versions: Sequence[VersionLine], folder: Path | None) -> dict[int, tuple[VersionLine, frozenset[str]]]:
+    """Number of a version -> the version, and the traces that it was made from."""
+    made_from = {}
+    for version in versions:
+        if folder is not None and version.artifact is not None:
+            made_from[version.number] = (version, _traces_of(artifact_folder(folder, version.artifact)))
+    return made_from
+
+
+@lru_cache(32)  # the folder of a version never changes
+def _traces_of(folder: Path) -> frozenset[str]:
+    """Traces that a version was made from; none for one that was pruned, or whose files were changed by hand."""
+    try:
+        return frozenset([*(each.trace_id for each in read_evidence(folder)), *(id for id, _ in read_pairs(folder))])
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def _proposals(
+    cluster: Cluster, made_from: Mapping[int, tuple[VersionLine, frozenset[str]]]
+) -> Iterator[ChangeProposal]:
+    for number, (version, traces) in made_from.items():
+        n = sum(trace in traces for trace in cluster.traces)
+        if n:
+            yield ChangeProposal(version=number, state=version.state.value, n_traces=n, proof=version.proof_words)

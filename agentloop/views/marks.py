@@ -1,0 +1,276 @@
+"""Quoted words in a text: found wherever and however spaced they stand, and shown marked.
+
+Evidence is accepted however it is spaced (`judge/fence.py`), and texts are shown without control characters and with
+their JSON indented, so the words of a quote rarely stand in a text exactly as they were quoted. A position in a text is
+therefore followed through every change that is made to show it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from agentloop.printable import clean, removals
+from agentloop.types import Frozen
+
+MAX_PLACES = 20
+"""Places of one quote that are marked in one text."""
+MAX_WHOLE = 64 * 1024
+"""Characters up to which a text is changed as a whole before it is cut; of a longer one only what is shown."""
+AROUND = 300
+"""Characters shown around a mark in a text that is cut."""
+MIN_FRAGMENT = 4
+"""Minimum characters of a line of a quote that is looked for by itself."""
+EVIDENCE, HIT = "evidence", "hit"
+"""Kinds of marks: a failure's quote, and what a reader searches."""
+_DROPPED = re.compile(
+    r"[\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]+"
+)
+"""Spacing and invisible characters: they do not matter in a quote."""
+_FENCE = re.compile(r"^\| ", re.MULTILINE)
+"""How a line begins that a judge copied with its frame."""
+_LINE_OF = re.compile(r"^\[(?:step \d+|[a-z]+)\] (?:result(?: \(failed\))?: |call \S+ ?)?|^answer: ")
+"""How a line begins that a judge copied from a transcript (`judge/transcript.py`)."""
+_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|\s+', re.DOTALL)
+_ONE_TEXT = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*"((?:[^"\\]|\\.)*)"\s*\}\s*', re.DOTALL)
+MAX_LEVELS = 32
+"""Levels of JSON that are indented further and further; deeper ones stand at this one."""
+
+
+class Place(NamedTuple):
+    """A range of a text: its first position, and the first one after it."""
+
+    start: int
+    end: int
+
+
+class TextPart(Frozen):
+    """A part of a text as it is shown."""
+
+    text: str = ""
+    mark: str = ""
+    """EVIDENCE or HIT; empty for text that is not marked."""
+    n_hidden: int = 0
+    """Characters that are left out here; such a part has no text."""
+
+
+class Rewritten(NamedTuple):
+    """A text as it is shown, and the ranges of the original that were replaced in it."""
+
+    text: str
+    edits: Sequence[tuple[int, int, int]]
+    """(start, end, number of characters in their place), in order."""
+
+    def place(self, original: Place) -> Place:
+        """Where a range of the original stands."""
+        return Place(self._at(original.start, is_end=False), self._at(original.end, is_end=True))
+
+    def _at(self, position: int, *, is_end: bool) -> int:
+        starts = [start for start, _, _ in self.edits]
+        shifts = list(accumulate((new - (end - start) for start, end, new in self.edits), initial=0))
+        n = bisect_right(starts, position - 1 if is_end else position)
+        if n and position < self.edits[n - 1][1]:  # inside of what was replaced
+            start, _, new = self.edits[n - 1]
+            return start + shifts[n - 1] + (new if is_end else 0)
+        return position + shifts[n]
+
+
+def places(text: str, quote: str) -> list[Place]:
+    """Where the words of `quote` stand in `text`, at most MAX_PLACES. Spacing and line breaks do not matter."""
+    words = quote.strip()
+    if not words:
+        return []
+    exact = _exact(text, words)
+    if exact:
+        return exact
+    for variant in dict.fromkeys((words, _FENCE.sub("", words))):
+        squashed = _DROPPED.sub("", variant)
+        if squashed and squashed in (dense := _DROPPED.sub("", text)):
+            return _spread(text, [Place(at.start, at.end) for at in _exact(dense, squashed)])
+    return []
+
+
+def fragments(quote: str) -> list[str]:
+    """The lines of a quote without what a transcript puts before them: for a quote over several messages."""
+    lines = (_LINE_OF.sub("", line).strip() for line in _FENCE.sub("", quote).splitlines())
+    return [line for line in lines if len(line) >= MIN_FRAGMENT]
+
+
+def cleaned(text: str) -> Rewritten:
+    """A text without what `printable.clean` removes."""
+    return Rewritten(clean(text), [(start, end, 0) for start, end in removals(text)])
+
+
+def readable(text: str) -> Rewritten:
+    """JSON indented, or the only text in an object without its JSON; any other text unchanged.
+
+    Only spacing and escapes change, so numbers and keys stay as they were written.
+    """
+    if text.lstrip()[:1] not in ("{", "["):
+        return Rewritten(text, ())
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return Rewritten(text, ())
+    single = _ONE_TEXT.fullmatch(text)
+    return _unescaped(text, Place(*single.span(1))) if single else _indented(text)
+
+
+def view_of(text: str, quotes: Iterable[tuple[str, str]], limit: int, *, is_json: bool = False) -> tuple[TextPart, ...]:
+    """A text as it is shown, with the words of quotes marked, and all of them among what is shown.
+
+    quotes: (words, kind of mark). limit: characters after which the rest is left out. is_json: see `readable`.
+    """
+    marks = list(quotes)
+    if len(text) > MAX_WHOLE:
+        at = [(place, kind) for words, kind in marks for place in places(text, words)]
+        return tuple(_cut(text, at, limit, is_clean=False))
+    readable_text = readable(text) if is_json else Rewritten(text, ())
+    clean_text = cleaned(readable_text.text)
+    at = []
+    for words, kind in marks:
+        here = places(clean_text.text, clean(words))
+        if not here:
+            here = [clean_text.place(readable_text.place(place)) for place in places(text, words)]
+        at += [(place, kind) for place in here]
+    return tuple(_cut(clean_text.text, at, limit, is_clean=True))
+
+
+def _exact(text: str, words: str) -> list[Place]:
+    exact: list[Place] = []
+    at = text.find(words)
+    while at >= 0 and len(exact) < MAX_PLACES:
+        exact.append(Place(at, at + len(words)))
+        at = text.find(words, at + len(words))
+    return exact
+
+
+def _spread(text: str, dense: Sequence[Place]) -> list[Place]:
+    """Ranges of a text without spacing, as ranges of the text."""
+    spread = []
+    wanted = iter(dense)
+    place = next(wanted)
+    start = -1
+    n = 0
+    at = 0
+    for gap in [*((m.start(), m.end()) for m in _DROPPED.finditer(text)), (len(text), len(text))]:
+        length = gap[0] - at
+        while True:
+            if start < 0 and place.start < n + length:
+                start = at + place.start - n
+            if start < 0 or place.end > n + length:
+                break
+            spread.append(Place(start, at + place.end - n))
+            start = -1
+            following = next(wanted, None)
+            if following is None:
+                return spread
+            place = following
+        n += length
+        at = gap[1]
+    return spread
+
+
+def _unescaped(text: str, value: Place) -> Rewritten:
+    """The value of the only text of an object."""
+    edits = [(0, value.start, 0)]
+    raw = text[value.start : value.end]
+    half = None
+    for match in _ESCAPE.finditer(raw):
+        start, end = (value.start + position for position in match.span())
+        if half is not None and start == half[1] and match[0][1:3].lower() in ("ud", "uD"):
+            edits[-1] = (half[0], end, 1)  # two escapes of one character
+            half = None
+            continue
+        is_half = match[0][1] == "u" and match[0][2:4].lower() in ("d8", "d9", "da", "db")
+        half = (start, end) if is_half else None
+        edits.append((start, end, 1))
+    edits.append((value.end, len(text), 0))
+    return Rewritten(json.loads(f'"{raw}"', strict=False), edits)
+
+
+def _indented(text: str) -> Rewritten:
+    parts: list[str] = []
+    edits: list[tuple[int, int, int]] = []
+    level = 0
+    at = 0
+    for match in _TOKEN.finditer(text):
+        sign = match[0]
+        before = after = ""
+        if sign[0] in "{[":
+            level += 1
+            after = _line(level)
+        elif sign[0] in "}]":
+            level -= 1
+            before = _line(level)
+        elif sign == ",":
+            after = _line(level)
+        elif sign == ":":
+            after = " "
+        parts.append(text[at : match.start()])
+        at = match.end()
+        if sign.isspace():
+            edits.append((match.start(), match.end(), 0))
+            continue
+        parts += (before, sign, after)
+        if before:
+            edits.append((match.start(), match.start(), len(before)))
+        if after:
+            edits.append((match.end(), match.end(), len(after)))
+    parts.append(text[at:])
+    return Rewritten("".join(parts), edits)
+
+
+def _line(level: int) -> str:
+    return "\n" + "  " * min(level, MAX_LEVELS)
+
+
+def _cut(text: str, marks: Sequence[tuple[Place, str]], limit: int, *, is_clean: bool) -> Iterable[TextPart]:
+    """The parts that are shown: the text if it is short, else its beginning, its end and what surrounds the marks."""
+    shown_ranges = [Place(0, len(text))]
+    if len(text) > limit:
+        around = [Place(max(place.start - AROUND, 0), min(place.end + AROUND, len(text))) for place, _ in marks]
+        ends = [Place(0, limit * 3 // 4), Place(len(text) - limit // 4, len(text))]
+        shown_ranges = _merged([*ends, *around])
+    at = 0
+    for window in shown_ranges:
+        if window.start > at:
+            yield TextPart(n_hidden=window.start - at)
+        yield from _marked(text, window, marks, is_clean=is_clean)
+        at = window.end
+    if at < len(text):
+        yield TextPart(n_hidden=len(text) - at)
+
+
+def _marked(text: str, window: Place, marks: Sequence[tuple[Place, str]], *, is_clean: bool) -> Iterable[TextPart]:
+    at = window.start
+    for place, kind in sorted(marks):
+        start = max(place.start, at)
+        end = min(place.end, window.end)
+        if start >= end or start >= window.end:
+            continue
+        if start > at:
+            yield TextPart(text=_clean(text[at:start], is_clean=is_clean))
+        yield TextPart(text=_clean(text[start:end], is_clean=is_clean), mark=kind)
+        at = end
+    if at < window.end:
+        yield TextPart(text=_clean(text[at : window.end], is_clean=is_clean))
+
+
+def _clean(text: str, *, is_clean: bool) -> str:
+    return text if is_clean else clean(text)
+
+
+def _merged(ranges: Iterable[Place]) -> list[Place]:
+    merged: list[Place] = []
+    for place in sorted(ranges):
+        if merged and place.start <= merged[-1].end:
+            merged[-1] = Place(merged[-1].start, max(merged[-1].end, place.end))
+        else:
+            merged.append(place)
+    return merged

@@ -1,0 +1,209 @@
+"""Lists of traces as the page of traces shows them: a part of the list, its facets, and how a filter can go on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from agentloop.store.looks import LIGHT, SORTS
+from agentloop.store.query import KEYS
+from agentloop.store.store import Store
+from agentloop.types import Frozen
+
+Sort = Literal[
+    "", "reward", "-reward", "steps", "-steps", "tokens", "-tokens", "cost", "-cost", "duration", "-duration"
+]
+MAX_COMPLETIONS = 50
+_TAIL = re.compile(r"(?P<minus>-?)(?P<word>[^\s\"]*)$")
+_KEY_AND_VALUE = re.compile(r"(?P<key>[^\s\":=<>]+)(?P<op>[:=])(?P<quote>\"?)(?P<value>[^\"]*)$")
+_FIXED_VALUES = {
+    "error": ("true", "false"),
+    "since": ("1h", "24h", "7d", "30d"),
+    "until": ("24h", "7d"),
+    "started": (),
+}  # fmt: skip
+_OPERATORS = {**dict.fromkeys(SORTS, ("<", ">")), "spans": (">",), "tools": (">",), "errors": (">",)}
+
+
+class TraceLine(Frozen):
+    """A trace without its bodies. None: unknown."""
+
+    id: str
+    key: int
+    """Increases in the order in which traces were first stored; a cursor is one."""
+    source: str
+    name: str | None
+    """Of the root span."""
+    agent: str | None
+    model: str | None
+    """The first one."""
+    stage: str | None
+    purpose: str | None
+    task_id: str | None
+    policy_version: int | None
+    stop_reason: str | None
+    reward_state: str
+    reward: float | None
+    failure: str | None
+    """Type of the critical failure."""
+    n_steps: int
+    n_tool_calls: int
+    n_errors: int
+    n_tokens: int | None
+    """Prompts and answers; None where nobody counted them."""
+    cost_usd: float | None
+    started_at: datetime | None
+    duration_s: float | None
+    stored_at: datetime
+    """Time of the last addition."""
+
+
+class TraceList(Frozen):
+    """A part of a list of traces, the newest first unless it is sorted."""
+
+    traces: tuple[TraceLine, ...]
+    n: int | None
+    """Number of all traces for which the filter holds; None where only a scan would count them."""
+    n_looked: int | None
+    """Number of traces that were looked at for this part; None if an index found them all."""
+    next: str | None
+    """Cursor of older traces; None at the end."""
+    has_more: bool
+    """A sorted list: the same traces have more rows, from `start` plus the limit on."""
+    newest: str
+    """Cursor of the newest trace of the project, whether the filter holds for it or not."""
+
+
+class FacetValue(NamedTuple):
+    """A value and the number of traces with it."""
+
+    value: str
+    n: int
+
+
+class FacetList(Frozen):
+    """The most common values of the traces for which a filter holds."""
+
+    n: int
+    """Number of these traces."""
+    n_looked: int | None
+    """Number of the newest traces that were looked at; None if all were."""
+    values: dict[str, tuple[FacetValue, ...]]
+    """By key of the filter language: failure, version, task, source, model."""
+
+
+class Completions(Frozen):
+    """Whole filters that begin with what was typed."""
+
+    filters: tuple[str, ...]
+
+
+class NewTraces(Frozen):
+    """Traces that were stored after a cursor, the oldest first."""
+
+    traces: tuple[TraceLine, ...]
+    n: int
+    """Number of these traces for which the filter holds, 1,000 at most."""
+    newest: str
+    """Cursor of the newest one in `traces`; the given one without any."""
+
+
+def trace_list(
+    store: Store,
+    filter: str = "",
+    *,
+    project: str,
+    cursor: str | None = None,
+    sort: Sort = "",
+    start: int = 0,
+    limit: int = 50,
+) -> TraceList:
+    """A part of the list. sort: sorts what one look finds, of which `start` rows are skipped. Raises ConfigError."""
+    newest = store.newest_key(project)
+    look = store.look(filter, project=project, cursor=cursor, sort=sort, start=start, limit=limit)
+    return TraceList(
+        traces=_lines(look.rows),
+        n=look.n,
+        n_looked=look.n_looked,
+        next=None if look.next is None else str(look.next),
+        has_more=look.more,
+        newest=str(newest),
+    )
+
+
+def new_traces(store: Store, filter: str = "", *, project: str, after: str, limit: int = 50) -> NewTraces:
+    """Traces stored after the cursor `after`. Raises ConfigError."""
+    traces = _lines(store.newer(filter, project=project, after=after, limit=limit))
+    n = store.n_newer(filter, project=project, after=after)
+    newest = str(traces[-1].key) if traces else after
+    return NewTraces(traces=traces, n=n, newest=newest)
+
+
+def newest_traces(store: Store, *, project: str, limit: int) -> tuple[TraceLine, ...]:
+    """The newest traces, the newest first."""
+    return _lines(store.newest(project, limit=limit))
+
+
+def facet_list(store: Store, filter: str = "", *, project: str) -> FacetList:
+    """The facets of a filter. Raises ConfigError."""
+    facets = store.facets(filter, project=project)
+    values = {key: tuple(FacetValue(*pair) for pair in pairs) for key, pairs in facets.values.items()}
+    return FacetList(n=facets.n, n_looked=facets.n_looked, values=values)
+
+
+def completions(store: Store, text: str, *, project: str) -> Completions:
+    """How the filter `text` can go on: keys first, then values of the key among the newest traces."""
+    last = _KEY_AND_VALUE.search(text)
+    if last is not None and _is_open(text[: last.start("quote")]):
+        values = _values(store, last["key"], project)
+        begins = last["value"].casefold()
+        chosen = [value for value in values if value.casefold().startswith(begins)]
+        head = text[: last.start("quote")]
+        return Completions(filters=tuple(head + _quoted(value) for value in chosen[:MAX_COMPLETIONS]))
+    tail = _TAIL.search(text)
+    if tail is None or not _is_open(text[: tail.start()]):
+        return Completions(filters=())
+    head = text[: tail.start("word")]
+    keys = [word for key in KEYS for word in _key_words(key) if word.startswith(tail["word"])]
+    return Completions(filters=tuple(head + word for word in keys))
+
+
+def _is_open(head: str) -> bool:
+    """Whether no quoted text is still open at the end of `head`."""
+    return head.replace('\\"', "").count('"') % 2 == 0
+
+
+def _key_words(key: str) -> tuple[str, ...]:
+    if key == "score.NAME":
+        return ("score.",)
+    return tuple(f"{key}{op}" for op in _OPERATORS.get(key, (":",)))
+
+
+def _values(store: Store, key: str, project: str) -> Sequence[str]:
+    if key in _FIXED_VALUES:
+        return _FIXED_VALUES[key]
+    return store.values_of("failure" if key == "label" else key, project=project)
+
+
+def _quoted(value: str) -> str:
+    if re.fullmatch(r'[^\s",\\]+', value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def term(key: str, value: str) -> str:
+    """The term of a filter for one value of a key."""
+    return f"{key}:{_quoted(value)}"
+
+
+def _lines(rows: Sequence[Any]) -> tuple[TraceLine, ...]:
+    return tuple(_line(row._mapping) for row in rows)
+
+
+def _line(row: Any) -> TraceLine:
+    values = {name: row[name] for name in LIGHT if name in TraceLine.model_fields}
+    values["n_tokens"] = row["n_prompt_tokens"] + row["n_completion_tokens"] or None
+    values["duration_s"] = row["duration_s"] or None
+    return TraceLine.model_construct(**values)

@@ -1,0 +1,455 @@
+"""One trace as a page shows it: its facts, its failures with where their words stand, and a window of its items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from pydantic import Field
+
+from agentloop.errors import NoSuchTrace
+from agentloop.printable import clean
+from agentloop.store.past import Past
+from agentloop.store.store import Store
+from agentloop.store.tables import TraceRow, TraceSummary
+from agentloop.types import Failure, Frozen, Score
+from agentloop.views.item_contents import ItemContent, TraceContents
+from agentloop.views.marks import EVIDENCE, HIT, places, view_of
+from agentloop.views.outline import CHAT, COMPACTED, OUTLINES, STEP, Outline, OutlineItem, timeline
+from agentloop.views.trace_items import (
+    Quotes,
+    ShownMessage,
+    ShownText,
+    TraceItem,
+    context_messages,
+    is_quoted,
+    items_of,
+)
+
+MAX_ITEMS = 50
+"""Items of a window whose contents are shown."""
+MAX_ROWS = 200
+"""Items of a window of the tree alone."""
+BEFORE = 5
+"""Items shown before the one that was asked for."""
+MAX_SCOPE = 60
+"""Items after a failure's step that are searched for its words: sub-agents, results that are items themselves."""
+MAX_BARS = 400
+"""Bars of the time line of a whole trace; those that touch are one."""
+FOCUS = "focus"
+"""Kind of the mark of the failure that was asked for."""
+MAX_EVIDENCE = 400
+"""Characters shown of a quote in the margin."""
+
+
+class TracePlace(Frozen):
+    """Which part of a trace is asked for. The first that is set decides; without any, it is the beginning."""
+
+    failure: int | None = None
+    """Number of a failure, from 1."""
+    step: int | None = None
+    """Index of a step."""
+    at: str = ""
+    """Id of an item."""
+    start: int | None = None
+    """Position of the first item."""
+    limit: int = Field(default=MAX_ITEMS, ge=1, le=MAX_ROWS)
+    q: str = ""
+    """A text that is marked as well."""
+
+
+class MarkedFailure(Frozen):
+    """A failure with where its words stand."""
+
+    number: int
+    """From 1, in the order of the margin: the critical one first."""
+    type: str
+    step: int | None
+    position: int | None
+    """Of the item that it names; None for the whole trace."""
+    evidence: str
+    detector: str
+    confidence: float
+    critical: bool
+
+
+class VerifierScore(Frozen):
+    """What a verifier said, with the words of failures marked."""
+
+    verifier: str
+    version: str
+    value: float | None
+    source: str | None
+    text: ShownText | None
+    """Why, or the error."""
+
+
+class Judgement(Frozen):
+    """One line of the history of verdicts."""
+
+    given_at: datetime
+    by: str
+    why: str
+    state: str
+    reward: float | None
+
+
+class Visitor(Frozen):
+    """Who looked at the trace, and when last."""
+
+    by: str
+    at: datetime
+
+
+class TimeBar(Frozen):
+    """A time in which something happened, as a share of the width from 0 to 1."""
+
+    at: float
+    width: float
+
+
+class TimeMark(Frozen):
+    """Something to see on the time line: a failure, a shortened context, a folded gap."""
+
+    at: float
+    kind: str
+    item: str = ""
+    number: int = 0
+    """Of a failure."""
+    seconds: float = 0.0
+    """Of a folded gap."""
+
+
+class Ancestor(Frozen):
+    """An item around the first one of a window."""
+
+    id: str
+    label: str
+
+
+class TraceView(Frozen):
+    """A trace with a window of its items."""
+
+    summary: TraceSummary
+    task: str
+    """The beginning of what was asked."""
+    is_spans: bool
+    n_items: int
+    start: int
+    """Position of the first item of the window."""
+    items: tuple[TraceItem, ...]
+    ancestors: tuple[Ancestor, ...]
+    bars: tuple[TimeBar, ...]
+    """Of the items of the window, in their order."""
+    overview: tuple[TimeBar, ...]
+    """Of the whole trace."""
+    marks: tuple[TimeMark, ...]
+    duration_s: float
+    failures: tuple[MarkedFailure, ...]
+    scores: tuple[VerifierScore, ...]
+    history: tuple[Judgement, ...]
+    visitors: tuple[Visitor, ...]
+    target: str | None
+    """Id of the item that was asked for."""
+
+    @property
+    def end(self) -> int:
+        """Position after the window."""
+        return self.start + len(self.items)
+
+    @property
+    def target_position(self) -> int | None:
+        """Position of the item that was asked for."""
+        return next((item.position for item in self.items if item.id == self.target), None)
+
+
+class CallContext(Frozen):
+    """All that was before the model in one of its calls."""
+
+    item: str
+    label: str
+    messages: tuple[ShownMessage, ...]
+    """The last ones."""
+    n_more: int
+    """How many came before them."""
+
+
+class _Window(NamedTuple):
+    """The positions that are shown, and the one that was asked for."""
+
+    positions: range
+    target: int | None
+
+
+def trace_view(store: Store, project: str, trace_id: str, place: TracePlace) -> TraceView:
+    """A part of a trace. Raises NoSuchTrace for an unknown trace, step, item or failure."""
+    row = store.row(project, trace_id)
+    outline = OUTLINES.get(store, row)
+    verdict = store.verdict(project, trace_id)
+    contents = TraceContents(store, row, outline)
+    reader = _FailureReader(outline, contents, verdict.failures, verdict.scores)
+    window = _window(outline, reader, trace_id, place)
+    listed = [(position, outline.items[position]) for position in window.positions]
+    read = contents.read(list(window.positions))
+    quotes, numbers = reader.marks(window, place, dict(zip(window.positions, read, strict=True)))
+    items = items_of(listed, read, quotes, numbers)
+    return TraceView(
+        summary=summary_of(row),
+        task=_task(contents, outline, items),
+        is_spans=outline.is_spans,
+        n_items=len(outline.items),
+        start=window.positions.start,
+        items=tuple(items),
+        ancestors=tuple(
+            Ancestor(id=item.id, label=item.label or f"step {item.n}")
+            for item in (outline.ancestors(window.positions.start) if window.positions else ())
+        ),
+        bars=tuple(_window_bars([item for _, item in listed])),
+        overview=tuple(_overview(outline)),
+        marks=tuple(_time_marks(outline, reader.failures)),
+        duration_s=row.duration_s or outline.duration_s,
+        failures=reader.failures,
+        scores=tuple(reader.verifiers(place)),
+        history=tuple(
+            Judgement(
+                given_at=past.given_at, by=past.by, why=past.why, state=past.verdict.state, reward=past.verdict.reward
+            )
+            for past in store.history(project, trace_id)
+        ),
+        visitors=tuple(Visitor(by=visit.by, at=visit.at) for visit in store.visits(project, trace_id)),
+        target=None if window.target is None else outline.items[window.target].id,
+    )
+
+
+def call_context(store: Store, project: str, trace_id: str, item_id: str) -> CallContext:
+    """The messages before the model at a step or at a span of a call. Raises NoSuchTrace for any other item."""
+    row = store.row(project, trace_id)
+    outline = OUTLINES.get(store, row)
+    item = outline.items[outline.position(item_id, trace_id)]
+    if item.kind not in (STEP, CHAT):
+        raise NoSuchTrace(f"part {item_id!r} of trace {trace_id!r} is no call of a model; open a step of it")
+    messages, n_more = TraceContents(store, row, outline).context(outline.by_id[item_id])
+    label = item.label if item.step is None else f"step {item.step}"
+    return CallContext(item=item_id, label=label or item_id, messages=context_messages(messages), n_more=n_more)
+
+
+def _judgement(past: Past) -> Judgement:
+    verdict = past.verdict
+    return Judgement(given_at=past.given_at, by=past.by, why=past.why, state=verdict.state, reward=verdict.reward)
+
+
+def summary_of(row: TraceRow) -> TraceSummary:
+    """What is known of a trace without its bodies."""
+    return TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"}))
+
+
+class _FailureReader:
+    """The failures of a trace, and which of its items contain their words."""
+
+    def __init__(
+        self, outline: Outline, contents: TraceContents, failures: Sequence[Failure], scores: Sequence[Score]
+    ) -> None:
+        self._outline = outline
+        self._contents = contents
+        self._scores = scores
+        ordered = sorted(failures, key=lambda failure: (not failure.critical, failure.step is None, failure.step or 0))
+        self._quotes = [failure.evidence for failure in ordered]
+        self.failures = tuple(
+            MarkedFailure(
+                number=n,
+                type=failure.type.value,
+                step=failure.step,
+                position=None if failure.step is None else outline.by_step.get(failure.step),
+                evidence=_evidence(failure.evidence),
+                detector=failure.detector,
+                confidence=failure.confidence,
+                critical=failure.critical,
+            )
+            for n, failure in enumerate(ordered, start=1)
+        )
+
+    def locate(self, failure: MarkedFailure) -> int | None:
+        """Position of the item with its words; of its step where no item has them; None if neither is known."""
+        words = self._quotes[failure.number - 1]
+        if not words:
+            return failure.position
+        near = list(self._scope(failure))
+        pairs = list(zip(near, self._contents.read(near), strict=True))
+        for position, content in pairs if failure.position is not None else reversed(pairs):
+            if is_quoted(content, words):
+                return position
+        if failure.position is not None or any(places(text, words) for text in _said(self._scores)):
+            return failure.position
+        return self._anywhere(words)
+
+    def marks(
+        self, window: _Window, place: TracePlace, contents: Mapping[int, ItemContent]
+    ) -> tuple[dict[int, Quotes], dict[int, tuple[int, ...]]]:
+        """(position -> what is marked there, position -> numbers of the failures beside it) in a window."""
+        quotes: dict[int, list[tuple[str, str]]] = {position: [] for position in window.positions}
+        numbers: dict[int, list[int]] = {position: [] for position in window.positions}
+        for failure in self.failures:
+            is_asked = failure.number == place.failure
+            beside = failure.position
+            if is_asked and window.target is not None and beside is None:
+                beside = window.target
+            if beside in numbers:
+                numbers[beside].append(failure.number)
+            for position in self._places(failure, contents, window.target if is_asked else None):
+                quotes[position].insert(
+                    0 if is_asked else len(quotes[position]), self._quote(failure, is_asked=is_asked)
+                )
+        if place.q:
+            for each in quotes.values():
+                each.append((place.q, HIT))
+        return dict(quotes), {position: tuple(each) for position, each in numbers.items()}
+
+    def _quote(self, failure: MarkedFailure, *, is_asked: bool) -> tuple[str, str]:
+        return self._quotes[failure.number - 1], _kind(is_asked=is_asked)
+
+    def _places(self, failure: MarkedFailure, contents: Mapping[int, ItemContent], target: int | None) -> list[int]:
+        """Positions in a window at which the words of a failure are marked: in what it names, else around that."""
+        words = self._quotes[failure.number - 1]
+        if not words:
+            return []
+        around = [*self._scope(failure), *([] if target is None else [target])]
+        quoting = [
+            position
+            for position in dict.fromkeys(around)
+            if position in contents and is_quoted(contents[position], words)
+        ]
+        if failure.position is None:
+            return quoting
+        inside = range(failure.position, self._outline.end_of(failure.position))
+        own = [position for position in quoting if position in inside]
+        return own or quoting or [position for position in inside[:1] if position in contents]
+
+    def verifiers(self, place: TracePlace) -> Iterator[VerifierScore]:
+        """What each verifier said."""
+        quotes = [(words, _kind(is_asked=n == place.failure)) for n, words in enumerate(self._quotes, start=1) if words]
+        for score in self._scores:
+            said = score.error or score.why
+            parts = view_of(said, quotes, 4000)
+            text = ShownText(part=f"score.{score.verifier}", parts=parts, n_characters=len(said)) if said else None
+            yield VerifierScore(
+                verifier=score.verifier, version=score.version, value=score.value, source=score.source, text=text
+            )
+
+    def _scope(self, failure: MarkedFailure) -> Sequence[int]:
+        """Positions where its words are expected, in order; those of a whole trace at its ends."""
+        items = self._outline.items
+        if failure.position is None:
+            return sorted({0, *range(max(len(items) - 4, 0), len(items))}) if items else []
+        following = self._outline.by_step.get((failure.step or 0) + 1)
+        end = following + 1 if following is not None else self._outline.end_of(failure.position) + 1
+        return range(failure.position, min(end, failure.position + MAX_SCOPE, len(items)))
+
+    def _anywhere(self, words: str) -> int | None:
+        """The last item with these words."""
+        items = self._outline.items
+        for end in range(len(items), 0, -MAX_ROWS):
+            positions = list(range(max(end - MAX_ROWS, 0), end))
+            contents = self._contents.read(positions)
+            for position, content in zip(reversed(positions), reversed(contents), strict=True):
+                if is_quoted(content, words):
+                    return position
+        return None
+
+
+def _said(scores: Sequence[Score]) -> Iterator[str]:
+    for score in scores:
+        yield from (score.error or "", score.why)
+
+
+def _kind(*, is_asked: bool) -> str:
+    return FOCUS if is_asked else EVIDENCE
+
+
+def _evidence(words: str) -> str:
+    text = clean(words)
+    return text if len(text) <= MAX_EVIDENCE else f"{text[:MAX_EVIDENCE]}…"
+
+
+def _window(outline: Outline, reader: _FailureReader, trace_id: str, place: TracePlace) -> _Window:
+    n = len(outline.items)
+    target: int | None = None
+    if place.failure is not None:
+        if not 1 <= place.failure <= len(reader.failures):
+            raise NoSuchTrace(f"trace {trace_id!r} has no failure {place.failure}; it has {len(reader.failures)}")
+        target = reader.locate(reader.failures[place.failure - 1])
+    elif place.step is not None:
+        if place.step not in outline.by_step:
+            raise NoSuchTrace(f"trace {trace_id!r} has no step {place.step}; {_steps(outline)}")
+        target = outline.by_step[place.step]
+    elif place.at:
+        target = outline.position(place.at, trace_id)
+    start = place.start or 0
+    if target is not None:
+        start = target - BEFORE if n > place.limit else 0
+    start = max(min(start, n - 1), 0)
+    return _Window(range(start, min(start + place.limit, n)), target)
+
+
+def _steps(outline: Outline) -> str:
+    if not outline.by_step:
+        return "it has no steps"
+    return f"its steps are {min(outline.by_step)} to {max(outline.by_step)}"
+
+
+def _task(contents: TraceContents, outline: Outline, items: Sequence[TraceItem]) -> str:
+    """The first words of a user, from what the page shows anyway or from the first item."""
+    if not outline.items:
+        return ""
+    first = items[0] if items and items[0].position == 0 else None
+    if outline.is_spans and first is None:
+        return ""
+    if first is None:
+        content = contents.read([0])[0]
+        texts = [message.content for message in content.heard if message.role == "user"]
+    else:
+        shown = next((each for each in items if any(m.role == "user" for m in each.heard)), first)
+        texts = ["".join(part.text for part in message.text.parts) for message in shown.heard if message.role == "user"]
+    return clean(" ".join(texts[0].split())[:300]) if texts else ""
+
+
+def _window_bars(items: Sequence[OutlineItem]) -> Iterator[TimeBar]:
+    times = timeline(items)
+    for item in items:
+        if item.start_s is None:
+            yield TimeBar(at=0.0, width=0.0)
+            continue
+        start = times.at(item.start_s)
+        yield TimeBar(at=round(start, 4), width=round(times.at(item.start_s + item.duration_s) - start, 4))
+
+
+def _overview(outline: Outline) -> Iterator[TimeBar]:
+    """What happened when in the whole trace; bars that touch are one."""
+    times = timeline(outline.items)
+    columns: set[int] = set()
+    for item in outline.items:
+        if item.start_s is not None and not item.is_parent:
+            first = round(times.at(item.start_s) * MAX_BARS)
+            last = round(times.at(item.start_s + item.duration_s) * MAX_BARS)
+            columns.update(range(first, last + 1))
+    start: int | None = None
+    for column in range(MAX_BARS + 2):
+        if column in columns and start is None:
+            start = column
+        elif column not in columns and start is not None:
+            yield TimeBar(at=start / MAX_BARS, width=(column - start) / MAX_BARS)
+            start = None
+
+
+def _time_marks(outline: Outline, failures: Sequence[MarkedFailure]) -> Iterator[TimeMark]:
+    times = timeline(outline.items)
+    for at, seconds in times.gaps[:MAX_ROWS]:
+        yield TimeMark(at=at, kind="gap", seconds=seconds)
+    compacted = [item for item in outline.items if COMPACTED in item.marks and item.start_s is not None]
+    for item in compacted[:MAX_ROWS]:
+        yield TimeMark(at=times.at(item.start_s or 0.0), kind=COMPACTED, item=item.id)
+    for failure in failures[:MAX_ROWS]:
+        if failure.position is not None:
+            item = outline.items[failure.position]
+            if item.start_s is not None:
+                yield TimeMark(at=times.at(item.start_s), kind="failure", item=item.id, number=failure.number)
