@@ -169,10 +169,10 @@ class Looks:
         """Values of a key of the filter language among the newest 5,000 traces, the most common first."""
         with self._database.read() as connection:
             keys = _Wanted(connection, "", project).range_before(1 << 62)
-            in_range = (_KEY >= keys.first, _KEY < keys.end, col(TraceRow.project) == project)
+            in_range = (keys.first <= _KEY, keys.end > _KEY, col(TraceRow.project) == project)
             if key in _IN_FACETS:
                 value: Any = col(FacetRow.value)
-                query = select(value).join(TraceRow, _KEY == col(FacetRow.trace_key))
+                query = select(value).join(TraceRow, col(FacetRow.trace_key) == _KEY)
                 query = query.where(col(FacetRow.name) == key, col(FacetRow.trace_key) >= keys.first)
             elif key in _COLUMNS:
                 value = _COLUMNS[key]
@@ -211,8 +211,8 @@ class _Wanted:
         """The conditions in a range of keys."""
         return [
             col(TraceRow.project) == self._project,
-            _KEY >= keys.first,
-            _KEY < keys.end,
+            keys.first <= _KEY,
+            keys.end > _KEY,
             *conditions(self._filter, self._dialect, keys=keys),
         ]
 
@@ -240,7 +240,7 @@ class _Wanted:
 
     def range_after(self, after: int) -> KeyRange:
         """The next PART traces after a key."""
-        query = select(_KEY).where(col(TraceRow.project) == self._project, _KEY > after).order_by(_KEY)
+        query = select(_KEY).where(col(TraceRow.project) == self._project, after < _KEY).order_by(_KEY)
         last = self._connection.execute(query.offset(PART - 1).limit(1)).scalar()
         return KeyRange(after + 1, (1 << 62) if last is None else last + 1)
 
@@ -248,7 +248,7 @@ class _Wanted:
         """The part of the list below `end`, where `few` has all candidates."""
         matching = [*self.exact(), _KEY.in_(few)]
         n = self._connection.execute(select(func.count()).select_from(TraceRow).where(*matching)).scalar_one()
-        query = select(*_LIGHT).where(*matching, _KEY < end).order_by(*order)
+        query = select(*_LIGHT).where(*matching, end > _KEY).order_by(*order)
         rows = list(self._connection.execute(query.offset(start).limit(limit + 1)))
         is_more = len(rows) > limit
         is_by_key = len(order) == 1
@@ -294,7 +294,7 @@ class _Wanted:
         return n if n <= MAX_COUNT else None
 
     def _n_between(self, keys: KeyRange) -> int:
-        mine = (col(TraceRow.project) == self._project, _KEY >= keys.first, _KEY < keys.end)
+        mine = (col(TraceRow.project) == self._project, keys.first <= _KEY, keys.end > _KEY)
         return int(self._connection.execute(select(func.count()).select_from(TraceRow).where(*mine)).scalar_one())
 
 

@@ -12,7 +12,9 @@ from agentloop.store.query import KEYS
 from agentloop.store.store import Store
 from agentloop.types import Frozen
 
-Sort = Literal["", "reward", "-reward", "steps", "-steps", "tokens", "-tokens", "cost", "-cost", "duration", "-duration"]
+Sort = Literal[
+    "", "reward", "-reward", "steps", "-steps", "tokens", "-tokens", "cost", "-cost", "duration", "-duration"
+]
 MAX_COMPLETIONS = 50
 _TAIL = re.compile(r"(?P<minus>-?)(?P<word>[^\s\"]*)$")
 _KEY_AND_VALUE = re.compile(r"(?P<key>[^\s\":=<>]+)(?P<op>[:=])(?P<quote>\"?)(?P<value>[^\"]*)$")

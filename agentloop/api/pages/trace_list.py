@@ -85,7 +85,9 @@ def trace_list_pages(site: PageSite) -> APIRouter:
 
     @routes.get("/list/completions")
     def complete(request: Request, project: Project, filter: Filter = "") -> Response:
-        return site.draw(request, "completions.html.j2", **completions(site.store, filter, project=project).model_dump())
+        return site.draw(
+            request, "completions.html.j2", **completions(site.store, filter, project=project).model_dump()
+        )
 
     @routes.get("/list/selected")
     def selected(request: Request, to: Target, trace: _Selected = []) -> Response:  # noqa: B006
@@ -163,4 +165,3 @@ def _sort_link(state: Mapping[str, Any], name: str) -> SortLink:
     following = {f"-{name}": name, name: ""}.get(state["sort"], f"-{name}")
     direction = {f"-{name}": "descending", name: "ascending"}.get(state["sort"], "")
     return SortLink(name, address(state, sort=following, cursor="", start=""), direction)
-
