@@ -226,13 +226,13 @@ class _Wanted:
                     return sorted({key or 0 for key in rows}, reverse=True)
         return None
 
-    def range_before(self, end: int, n: int = PART) -> KeyRange:
-        """The newest `n` traces with keys below `end`; it begins with 0 where there are no others.
+    def range_before(self, end: int, n_parts: int = 1) -> KeyRange:
+        """The newest traces with keys below `end`, PART for each part; it begins with 0 where there are no others.
 
-        If an index has the traces of a term in order, they are the newest `n` of that term.
+        If an index has the traces of a term in order, they are the newest ones of that term.
         """
         newest = self._keys.where(self._key < end).order_by(self._key.desc())
-        first = self._connection.execute(newest.offset(n - 1).limit(1)).scalar() or 0
+        first = self._connection.execute(newest.offset(n_parts * PART - 1).limit(1)).scalar() or 0
         if self._key is not _KEY:
             last = self._connection.execute(newest.limit(1)).scalar()
             end = first if last is None else last + 1
@@ -257,7 +257,7 @@ class _Wanted:
 
     def ordered(self, end: int, order: list[Any], start: int, limit: int) -> ListPart:
         """What one look finds, sorted."""
-        keys = self.range_before(end, 2 * PART)
+        keys = self.range_before(end, n_parts=2)
         query = select(*_LIGHT).where(*self.within(keys)).order_by(*order).offset(start).limit(limit + 1)
         rows = list(self._connection.execute(query))
         n_looked = self._n_between(keys)
