@@ -44,7 +44,7 @@ def failure_routes(store: Store, folder: Path | None) -> APIRouter:
 
     @routes.get("/failure-overview")
     def show_overview(project: Project, filter: Filter = "", by: By = "type", since: Since = None) -> FailureOverview:
-        """What fails most among the 5,000 newest failures, and what became of each cluster."""
+        """What fails most among the 3,000 newest failures, and what became of each cluster."""
         home = folder if project == store.project else None
         return failure_overview(
             store, filter, project=project, by=by, since=since, folder=home, cases=case_origins(home)

@@ -38,7 +38,7 @@ def trace_list_routes(store: Store) -> APIRouter:
         return trace_list(store, filter, project=project, cursor=cursor, sort=sort, start=start, limit=limit)
 
     @routes.get("/new-traces")
-    def list_new_traces(project: Project, after: After, filter: Filter = "", limit: Limit = 50) -> NewTraces:
+    def list_new_traces(project: Project, after: After = "0", filter: Filter = "", limit: Limit = 50) -> NewTraces:
         """Traces that were stored after a cursor, the oldest first."""
         return new_traces(store, filter, project=project, after=after, limit=limit)
 

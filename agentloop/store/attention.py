@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import case, func, select, text
 from sqlmodel import col
@@ -59,7 +59,7 @@ class Attention:
 
     def arms(self, project: str, versions: tuple[int, ...]) -> dict[int, ArmCount]:
         """Version -> its traces among the newest ones; a version without any is missing."""
-        newest = select(col(TraceRow.policy_version).label("version"), col(TraceRow.reward).label("reward")).where(
+        newest: Any = select(col(TraceRow.policy_version).label("version"), col(TraceRow.reward).label("reward")).where(
             col(TraceRow.project) == project
         )
         newest_rows = newest.order_by(col(TraceRow.key).desc()).limit(N_TRACES).subquery()

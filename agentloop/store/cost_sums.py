@@ -35,10 +35,10 @@ class CostSum(NamedTuple):
     n_completion_tokens: int
     n_uncounted: int
     """Traces whose tokens nobody counted."""
-    usd: float
-    """Of the traces whose cost is known."""
     n_unknown: int
     """Traces whose cost is unknown."""
+    usd: float
+    """Of the traces whose cost is known."""
 
 
 class CostSums:
@@ -68,15 +68,15 @@ class CostSums:
             func.sum(col(TraceRow.n_prompt_tokens)),
             func.sum(col(TraceRow.n_completion_tokens)),
             func.sum(case((_TOKENS == 0, 1), else_=0)),
-            func.coalesce(func.sum(col(TraceRow.cost_usd)), 0.0),
             func.sum(case((col(TraceRow.cost_usd).is_(None), 1), else_=0)),
+            func.coalesce(func.sum(col(TraceRow.cost_usd)), 0.0),
         )
         query = query.where(col(TraceRow.project) == project, *conditions(filter, dialect))
         if after:
             query = query.where(after < _KEY)
         with self._database.read() as connection:
             rows = connection.execute(query.group_by(value)).all()
-        return [CostSum(row[0], *map(int, row[1:6]), float(row[6]), int(row[7])) for row in rows]
+        return [CostSum._make((value, *map(int, counts), float(usd))) for value, *counts, usd in rows]
 
 
 def _day(dialect: str) -> Any:

@@ -61,7 +61,7 @@ _COLUMNS = _FACETS | {
 _IN_FACETS = ("tool", "model", "agent")
 
 
-class Look(NamedTuple):
+class ListPart(NamedTuple):
     """A part of a list."""
 
     rows: list[Any]
@@ -101,7 +101,7 @@ class Looks:
         sort: str = "",
         start: int = 0,
         limit: int = 50,
-    ) -> Look:
+    ) -> ListPart:
         """Traces of a project for which `filter` holds.
 
         cursor: `next` of an earlier part. sort: of SORTS; only what one look finds is sorted, and `start` skips
@@ -226,13 +226,13 @@ class _Wanted:
                     return sorted({key or 0 for key in rows}, reverse=True)
         return None
 
-    def range_before(self, end: int, n: int = PART) -> KeyRange:
-        """The newest `n` traces with keys below `end`; it begins with 0 where there are no others.
+    def range_before(self, end: int, n_parts: int = 1) -> KeyRange:
+        """The newest traces with keys below `end`, PART for each part; it begins with 0 where there are no others.
 
-        If an index has the traces of a term in order, they are the newest `n` of that term.
+        If an index has the traces of a term in order, they are the newest ones of that term.
         """
         newest = self._keys.where(self._key < end).order_by(self._key.desc())
-        first = self._connection.execute(newest.offset(n - 1).limit(1)).scalar() or 0
+        first = self._connection.execute(newest.offset(n_parts * PART - 1).limit(1)).scalar() or 0
         if self._key is not _KEY:
             last = self._connection.execute(newest.limit(1)).scalar()
             end = first if last is None else last + 1
@@ -244,7 +244,7 @@ class _Wanted:
         last = self._connection.execute(query.offset(PART - 1).limit(1)).scalar()
         return KeyRange(after + 1, (1 << 62) if last is None else last + 1)
 
-    def exactly(self, few: Sequence[int], end: int, order: list[Any], start: int, limit: int) -> Look:
+    def exactly(self, few: Sequence[int], end: int, order: list[Any], start: int, limit: int) -> ListPart:
         """The part of the list below `end`, where `few` has all candidates."""
         matching = [*self.exact(), _KEY.in_(few)]
         n = self._connection.execute(select(func.count()).select_from(TraceRow).where(*matching)).scalar_one()
@@ -253,17 +253,17 @@ class _Wanted:
         is_more = len(rows) > limit
         is_by_key = len(order) == 1
         following = rows[limit - 1].key if is_more and is_by_key else None
-        return Look(rows[:limit], n, None, following, is_more and not is_by_key)
+        return ListPart(rows[:limit], n, None, following, is_more and not is_by_key)
 
-    def ordered(self, end: int, order: list[Any], start: int, limit: int) -> Look:
+    def ordered(self, end: int, order: list[Any], start: int, limit: int) -> ListPart:
         """What one look finds, sorted."""
-        keys = self.range_before(end, 2 * PART)
+        keys = self.range_before(end, n_parts=2)
         query = select(*_LIGHT).where(*self.within(keys)).order_by(*order).offset(start).limit(limit + 1)
         rows = list(self._connection.execute(query))
         n_looked = self._n_between(keys)
-        return Look(rows[:limit], self._n_all(), n_looked, keys.first or None, len(rows) > limit)
+        return ListPart(rows[:limit], self._n_all(), n_looked, keys.first or None, len(rows) > limit)
 
-    def newest(self, end: int, limit: int) -> Look:
+    def newest(self, end: int, limit: int) -> ListPart:
         """The newest traces below `end`."""
         until = time.monotonic() + LOOK_S
         keys = KeyRange(end, end)
@@ -283,7 +283,7 @@ class _Wanted:
         n_looked = None
         if self._terms:
             n_looked = self._n_between(KeyRange(following or 0, end))
-        return Look(rows[:limit], n, n_looked, following, False)
+        return ListPart(rows[:limit], n, n_looked, following, False)
 
     def _n_all(self) -> int | None:
         """Number of all traces where one index has them; None for any other filter, and for more than MAX_COUNT."""

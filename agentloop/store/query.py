@@ -143,7 +143,7 @@ def conditions(
     return wanted
 
 
-def candidates(term: Term, dialect: str, project: str) -> Select[tuple[int]] | None:
+def candidates(term: Term, dialect: str, project: str) -> Select[Any] | None:
     """Keys of all traces for which a term can hold, read from an index; None for a term that no index answers.
 
     They may belong to other projects.
@@ -209,7 +209,7 @@ def _condition(term: Term, dialect: str, now: datetime, keys: KeyRange | None = 
     return col(TraceRow.key).in_(elsewhere)
 
 
-def _keys_elsewhere(term: Term, dialect: str, keys: KeyRange | None = None) -> Select[tuple[int]] | None:
+def _keys_elsewhere(term: Term, dialect: str, keys: KeyRange | None = None) -> Select[Any] | None:
     """Keys of the traces for which a term holds that another table answers; None for any other term."""
     key = term.key
     if key in _FACETS:

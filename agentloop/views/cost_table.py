@@ -63,7 +63,7 @@ def cost_table(store: Store, filter: str = "", *, project: str, by: CostBy = "ve
 
 def _total(sums: list[CostSum]) -> CostSum:
     columns = [sum(column) for column in list(zip(*sums, strict=True))[1:]] or [0] * 7
-    return CostSum(None, *columns)
+    return CostSum._make((None, *columns))
 
 
 def _line(one: CostSum) -> CostLine:

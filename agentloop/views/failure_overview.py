@@ -17,7 +17,7 @@ from agentloop.store.store import Store
 from agentloop.types import Frozen
 from agentloop.views.policies import VersionLine, version_lines
 
-MAX_FAILED = 5000
+MAX_FAILED = 3000
 """Newest failed traces that are read."""
 
 
@@ -63,7 +63,7 @@ class FailureOverview(Frozen):
     fates: dict[str, ClusterFate]
     """By id of a cluster."""
     is_bounded: bool
-    """There are older failures than the 5,000 newest ones, which were read."""
+    """There are older failures than the 3,000 newest ones, which were read."""
     versions: tuple[int, ...]
     """Versions that `since` can name."""
 

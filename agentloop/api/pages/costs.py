@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from agentloop.api.pages.recent import RecentViews
 from agentloop.api.pages.site import PageSite
 from agentloop.api.parameters import Filter, Project
 from agentloop.errors import FilterError
@@ -20,13 +21,16 @@ from agentloop.views.trace_list import term
 def cost_pages(site: PageSite) -> APIRouter:
     """The page."""
     routes = APIRouter(include_in_schema=False)
+    recent: RecentViews[CostTable] = RecentViews()
 
     @routes.get("/costs")
     def costs(request: Request, project: Project, filter: Filter = "", by: CostBy = "version") -> Response:
         values: dict[str, Any] = {"filter": filter, "by": by, "problem": "", "at_character": None, "table": None}
         values["dimensions"] = [(one, f"/costs?{urlencode({'filter': filter, 'by': one})}") for one in get_args(CostBy)]
         try:
-            table = cost_table(site.store, filter, project=project, by=by)
+            stamp = (site.store.newest_key(project), site.store.newest_verdict())
+            build = partial(cost_table, site.store, filter, project=project, by=by)
+            table = recent.get((project, filter, by), stamp, build)
         except FilterError as error:
             values |= {"problem": str(error), "at_character": error.at}
             return site.draw(request, "costs.html.j2", status=400, **values)

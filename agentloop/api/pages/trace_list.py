@@ -26,7 +26,7 @@ SEE_OTHER = 303
 _Selected = Annotated[list[str], Query(max_length=MAX_SELECTED)]
 
 
-class Target(StrEnum):
+class SelectionTarget(StrEnum):
     """What to do with selected traces."""
 
     compare = "compare"
@@ -90,25 +90,25 @@ def trace_list_pages(site: PageSite) -> APIRouter:
         )
 
     @routes.get("/list/selected")
-    def selected(request: Request, to: Target, trace: _Selected = []) -> Response:  # noqa: B006
+    def selected(request: Request, to: SelectionTarget, trace: _Selected = []) -> Response:  # noqa: B006
         return _act(site, request, to, trace)
 
     return routes
 
 
-def _act(site: PageSite, request: Request, target: Target, traces: list[str]) -> Response:
+def _act(site: PageSite, request: Request, target: SelectionTarget, traces: list[str]) -> Response:
     """Where the selected traces are compared, reviewed, exported or mined."""
-    if target is Target.compare and len(traces) != 2:
+    if target is SelectionTarget.compare and len(traces) != 2:
         why = f"{len(traces)} traces are selected, and two can be compared; go back and select two"
         return site.draw_error(request, 422, why)
     if not traces:
         return site.draw_error(request, 422, f"no trace is selected to {target}; go back and select some")
-    if target is Target.mine:
+    if target is SelectionTarget.mine:
         return site.draw(request, "mine.html.j2", traces=traces)
-    if target is Target.compare:
+    if target is SelectionTarget.compare:
         return RedirectResponse(f"/compare?{urlencode({'a': traces[0], 'b': traces[1]})}", SEE_OTHER)
     query = urlencode({"filter": f"id:{','.join(traces)}"})
-    path = "/review" if target is Target.review else "/api/v1/export"
+    path = "/review" if target is SelectionTarget.review else "/api/v1/export"
     return RedirectResponse(f"{path}?{query}", SEE_OTHER)
 
 
