@@ -22,7 +22,7 @@ from agentloop.views.outline import AGENT, CHAT, END, FORK, OVERLAY, START, STEP
 
 MAX_HEARD = 30
 """Messages shown that an agent was told before one step; `ItemContent.n_more` counts the others."""
-MAX_CONTEXT = 200
+MAX_CONTEXT = 120
 """Messages shown of all that was before the model in one call."""
 LOOK_BACK = 500
 """Items searched for the model's call before one."""

@@ -15,9 +15,10 @@ from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow, TraceSummary
 from agentloop.types import Failure, Frozen, Score
 from agentloop.views.item_contents import ItemContent, TraceContents
-from agentloop.views.marks import EVIDENCE, HIT, places, view_of
+from agentloop.views.marks import EVIDENCE, FOCUS, HIT, places, view_of
 from agentloop.views.outline import CHAT, COMPACTED, OUTLINES, STEP, Outline, OutlineItem, timeline
 from agentloop.views.trace_items import (
+    MAX_CALLS,
     Quotes,
     ShownMessage,
     ShownText,
@@ -31,14 +32,14 @@ MAX_ITEMS = 50
 """Items of a window whose contents are shown."""
 MAX_ROWS = 200
 """Items of a window of the tree alone."""
+MAX_SIZE = 360
+"""Messages, and calls twice, of a window, and 4 for each item: a window of items that contain many has fewer items."""
 BEFORE = 5
 """Items shown before the one that was asked for."""
 MAX_SCOPE = 60
 """Items after a failure's step that are searched for its words: sub-agents, results that are items themselves."""
 MAX_BARS = 400
 """Bars of the time line of a whole trace; those that touch are one."""
-FOCUS = "focus"
-"""Kind of the mark of the failure that was asked for."""
 MAX_EVIDENCE = 400
 """Characters shown of a quote in the margin."""
 
@@ -190,8 +191,10 @@ def trace_view(store: Store, project: str, trace_id: str, place: TracePlace) -> 
     contents = TraceContents(store, row, outline)
     reader = _FailureReader(outline, contents, verdict.failures, verdict.scores)
     window = _window(outline, reader, trace_id, place)
-    listed = [(position, outline.items[position]) for position in window.positions]
     read = contents.read(list(window.positions))
+    if place.limit <= MAX_ITEMS:
+        window, read = _fitting(window, read)
+    listed = [(position, outline.items[position]) for position in window.positions]
     quotes, numbers = reader.marks(window, place, dict(zip(window.positions, read, strict=True)))
     items = items_of(listed, read, quotes, numbers)
     return TraceView(
@@ -386,9 +389,22 @@ def _window(outline: Outline, reader: _FailureReader, trace_id: str, place: Trac
         target = outline.position(place.at, trace_id)
     start = place.start or 0
     if target is not None:
-        start = target - BEFORE if n > place.limit else 0
+        start = min(target - BEFORE, n - place.limit)
     start = max(min(start, n - 1), 0)
     return _Window(range(start, min(start + place.limit, n)), target)
+
+
+def _fitting(window: _Window, contents: list[ItemContent]) -> tuple[_Window, list[ItemContent]]:
+    """As much of a window as a page can show, always with what was asked for."""
+    sizes = [4 + len(content.heard) + 2 * min(len(content.message.tool_calls), MAX_CALLS) for content in contents]
+    target = 0 if window.target is None else window.target - window.positions.start
+    first = 0
+    last = len(sizes)
+    while sum(sizes[first:last]) > MAX_SIZE and last - 1 > target:
+        last -= 1
+    while sum(sizes[first:last]) > MAX_SIZE and first < target:
+        first += 1
+    return _Window(window.positions[first:last], window.target), contents[first:last]
 
 
 def _steps(outline: Outline) -> str:
