@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
+from agentloop.api.comparisons import comparison_routes
 from agentloop.api.failures import failure_routes
 from agentloop.api.policies import policy_routes
 from agentloop.api.sent_feedback import sent_feedback
@@ -31,6 +32,7 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     routes.include_router(trace_routes(store, folder))
     routes.include_router(step_routes(store))
     routes.include_router(trace_view_routes(store))
+    routes.include_router(comparison_routes(store))
     routes.include_router(failure_routes(store))
     for judging in (feedback_routes, verdict_routes):
         routes.include_router(judging(store, trust))

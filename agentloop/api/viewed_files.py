@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import tempfile
 import threading
@@ -75,6 +76,7 @@ class ViewedFiles:
         return "; ".join(reasons[:MAX_REASONS]) + more
 
     def _run(self) -> None:
+        gc.disable()  # of a large file it would look through millions of objects again and again
         try:
             self._report = take(self._files, self._formats, self._put, self._advance, self._is_stopped.is_set)
             if not self._is_stopped.is_set():
@@ -82,6 +84,7 @@ class ViewedFiles:
         except AgentLoopError as error:
             self._problem = error
         finally:
+            gc.enable()
             self._is_done.set()
 
     def _put(self, items: Sequence[Imported]) -> int:

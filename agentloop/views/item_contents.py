@@ -56,11 +56,12 @@ class ItemContent(NamedTuple):
 class TraceContents:
     """Reads the contents of a trace's items. Everything is read once."""
 
-    def __init__(self, store: Store, row: TraceRow, outline: Outline) -> None:
+    def __init__(self, store: Store, row: TraceRow, outline: Outline, head: TraceHead | None = None) -> None:
+        """head: of a trace with steps; default: it is read when it is needed."""
         self._store = store
         self._row = row
         self._outline = outline
-        self._head: TraceHead | None = None
+        self._head = head
 
     @property
     def head(self) -> TraceHead:

@@ -189,13 +189,13 @@ def trace_view(store: Store, project: str, trace_id: str, place: TracePlace) -> 
     outline = OUTLINES.get(store, row)
     verdict = store.verdict(project, trace_id)
     contents = TraceContents(store, row, outline)
-    reader = _FailureReader(outline, contents, verdict.failures, verdict.scores)
+    reader = FailureReader(outline, contents, verdict.failures, verdict.scores)
     window = _window(outline, reader, trace_id, place)
     read = contents.read(list(window.positions))
     if place.limit <= MAX_ITEMS:
         window, read = _fitting(window, read)
     listed = [(position, outline.items[position]) for position in window.positions]
-    quotes, numbers = reader.marks(window, place, dict(zip(window.positions, read, strict=True)))
+    quotes, numbers = reader.marks(dict(zip(window.positions, read, strict=True)), place, window.target)
     items = items_of(listed, read, quotes, numbers)
     return TraceView(
         summary=summary_of(row),
@@ -247,7 +247,7 @@ def summary_of(row: TraceRow) -> TraceSummary:
     return TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"}))
 
 
-class _FailureReader:
+class FailureReader:
     """The failures of a trace, and which of its items contain their words."""
 
     def __init__(
@@ -287,19 +287,22 @@ class _FailureReader:
         return self._anywhere(words)
 
     def marks(
-        self, window: _Window, place: TracePlace, contents: Mapping[int, ItemContent]
+        self, contents: Mapping[int, ItemContent], place: TracePlace, target: int | None = None
     ) -> tuple[dict[int, Quotes], dict[int, tuple[int, ...]]]:
-        """(position -> what is marked there, position -> numbers of the failures beside it) in a window."""
-        quotes: dict[int, list[tuple[str, str]]] = {position: [] for position in window.positions}
-        numbers: dict[int, list[int]] = {position: [] for position in window.positions}
+        """(position -> what is marked there, position -> numbers of the failures beside it) of items that are shown.
+
+        contents: by position. target: position of the item that `place` asks for.
+        """
+        quotes: dict[int, list[tuple[str, str]]] = {position: [] for position in contents}
+        numbers: dict[int, list[int]] = {position: [] for position in contents}
         for failure in self.failures:
             is_asked = failure.number == place.failure
             beside = failure.position
-            if is_asked and window.target is not None and beside is None:
-                beside = window.target
+            if is_asked and beside is None:
+                beside = target
             if beside in numbers:
                 numbers[beside].append(failure.number)
-            for position in self._places(failure, contents, window.target if is_asked else None):
+            for position in self._places(failure, contents, target if is_asked else None):
                 quotes[position].insert(
                     0 if is_asked else len(quotes[position]), self._quote(failure, is_asked=is_asked)
                 )
@@ -374,7 +377,7 @@ def _evidence(words: str) -> str:
     return text if len(text) <= MAX_EVIDENCE else f"{text[:MAX_EVIDENCE]}…"
 
 
-def _window(outline: Outline, reader: _FailureReader, trace_id: str, place: TracePlace) -> _Window:
+def _window(outline: Outline, reader: FailureReader, trace_id: str, place: TracePlace) -> _Window:
     n = len(outline.items)
     target: int | None = None
     if place.failure is not None:

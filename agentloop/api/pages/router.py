@@ -5,13 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from agentloop.api.pages.assets import asset_routes
+from agentloop.api.pages.compare import compare_routes
 from agentloop.api.pages.home import home_routes
 from agentloop.api.pages.signing_in import sign_in_routes
 from agentloop.api.pages.site import PageSite
 from agentloop.api.pages.trace import trace_page_routes
 from agentloop.api.sessions import BrowserSessions
 
-PAGES = (home_routes, trace_page_routes)
+PAGES = (home_routes, trace_page_routes, compare_routes)
 """One function a page, which makes its routes."""
 
 
