@@ -2,10 +2,10 @@
 
     python benchmarks/page_trace.py [--spans 10000] [--rounds 5] [--keep FOLDER]
 
-Stores a trace of as many spans, an attempt of ours of as many steps with a call and
-a result each, an imported trace of the same, and traces with a message of 50 MB, JSON of 100 levels and a line of 5 MB. Each round
-starts `agentloop view` anew, so that nothing is cached, and opens every page once in Chromium. Exits 1 if a median
-misses its limit: first paint 1 s, 300 KB and 1,500 elements a page, 0.3 s a search.
+Stores a trace of as many spans, an attempt of ours of as many steps with a call and a result each, an imported trace of
+the same, and traces with a message of 50 MB, JSON of 100 levels and a line of 5 MB. Each round starts `agentloop view`
+anew, so that nothing is cached, and opens every page once in Chromium. Exits 1 if a median misses its limit: first
+paint 1 s, 300 KB and 1,500 elements a page, 0.3 s a search.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Counted (metrics.py) -> PageHeaders (pages/headers.py) -> AccessGuard (auth.py)
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from agentloop.api.metrics import Counted, Metrics
 from agentloop.api.pages.headers import PageHeaders
 from agentloop.api.pages.paths import is_page
 from agentloop.api.pages.router import page_routes
-from agentloop.api.pages.site import PageSite
+from agentloop.api.pages.site import PageSite, nothing
 from agentloop.api.query import router
 from agentloop.api.read_only import ReadOnly
 from agentloop.api.refusals import JSON, content_type, refusal
@@ -105,13 +105,15 @@ def make_app(
     return Counted(guard if only_models else PageHeaders(guard, site), metrics)
 
 
-def make_viewer(store: Store, folder: Path | None, sessions: BrowserSessions) -> ASGIApp:
+def make_viewer(
+    store: Store, folder: Path | None, sessions: BrowserSessions, notice: Callable[[], str] = nothing
+) -> ASGIApp:
     """The pages over `store` and the routes that they are drawn from; nothing can be sent and nothing changed.
 
-    folder: see `make_app`. Only `sessions` open it.
+    folder: see `make_app`. Only `sessions` open it. notice: see `PageSite`.
     """
     app = FastAPI(title="agentloop", version=__version__, docs_url=None, redoc_url=None, responses=REFUSALS)
-    site = PageSite(store, folder, is_read_only=True)
+    site = PageSite(store, folder, is_read_only=True, notice=notice)
     app.include_router(page_routes(site, sessions))
     app.include_router(router(store, (), folder))
     _explain_errors(app)

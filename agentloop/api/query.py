@@ -12,6 +12,7 @@ from pathlib import Path
 from fastapi import APIRouter
 
 from agentloop.api.costs import cost_routes
+from agentloop.api.comparisons import comparison_routes
 from agentloop.api.failures import failure_routes
 from agentloop.api.home import home_routes
 from agentloop.api.policies import policy_routes
@@ -40,6 +41,9 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     routes.include_router(cost_routes(store))
     routes.include_router(home_routes(store))
     for judging in (feedback_routes, verdict_routes, review_routes):
+    routes.include_router(comparison_routes(store))
+    routes.include_router(failure_routes(store))
+    for judging in (feedback_routes, verdict_routes):
         routes.include_router(judging(store, trust))
     routes.include_router(sent_feedback(store, trust))
     routes.include_router(policy_routes(store, folder))

@@ -6,7 +6,6 @@ tools and tasks, and the template engine escapes it. The report reads no store a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from agentloop.reports.curves import figure_charts
 from agentloop.types import Action, FailureType, Frozen, Step, ToolCall, ToolResult
 from agentloop.views.curves import TrainingCurves
 from agentloop.views.decisions import Control
+from agentloop.views.marks import EVIDENCE, TextPart, readable, view_of
 from agentloop.views.runs import Quote, TracePair, TraceVerdict
 from agentloop.views.turns import StageRate
 from agentloop.views.versions import VersionRow
@@ -173,7 +173,7 @@ def environment(own_types: Mapping[str, str]) -> Environment:
         "clip": clip,
         "steps": shown_steps,
         "paired": paired_counts,
-        "readable": _readable,
+        "readable": lambda arguments: readable(arguments).text,
         "evidence": shown_evidence,
         "ticks": ticks,
         "figure_charts": figure_charts,
@@ -240,7 +240,7 @@ def shown_steps(attempt: TraceVerdict, start: int = 0) -> list[ShownStep]:
     """The first steps of a trace from the `start`th on, always including the failing one."""
     critical = attempt.verdict.critical
     failing = critical and critical.step
-    evidence = shown_evidence(attempt)
+    evidence = critical.evidence if critical else ""
     steps = attempt.trace.steps[start:]
     chosen = [step for n, step in enumerate(steps) if n < MAX_STEPS or step.index == failing]
     return [_excerpt(step, evidence) if step.index == failing else _excerpt(step, None) for step in chosen]
@@ -256,7 +256,7 @@ def shown_evidence(attempt: TraceVerdict) -> str:
     if critical is None:
         return ""
     if any(call.arguments == critical.evidence for _, call, _ in attempt.trace.tool_calls):
-        return _readable(critical.evidence)
+        return readable(critical.evidence).text
     return critical.evidence
 
 
@@ -273,30 +273,19 @@ def _excerpt(step: Step, evidence: str | None) -> ShownStep:
 
 
 def _shown_call(call: ToolCall, result: ToolResult | None, evidence: str) -> ShownCall:
-    arguments = _marked(_readable(call.arguments), evidence)
+    arguments = _marked(call.arguments, evidence, is_json=True)
     if result is None:
         return ShownCall(call.name, arguments, result=None, ok=True)
     return ShownCall(call.name, arguments, _marked(result.content, evidence), result.ok)
 
 
-def _readable(arguments: str) -> str:
-    """The value of a call whose only argument is a string; otherwise the JSON as the policy wrote it."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):  # the latter for brackets nested too deep
-        return arguments
-    if isinstance(value, dict) and len(value) == 1:
-        (argument,) = value.values()
-        if isinstance(argument, str):
-            return argument
-    return arguments
+def _marked(text: str, evidence: str, *, is_json: bool = False) -> Markup:
+    """`text` as it is shown, with the words of `evidence` marked wherever and however spaced they stand."""
+    quotes = [(evidence, EVIDENCE)] if evidence else []
+    return Markup("").join(_part(part) for part in view_of(text, quotes, MAX_TEXT, is_json=is_json))
 
 
-def _marked(text: str, evidence: str) -> Markup:
-    """`text` cleaned, clipped and escaped, with the first occurrence of `evidence` marked."""
-    text = clip(clean(text))
-    evidence = clean(evidence).strip()
-    if not evidence or evidence not in text:
-        return escape(text)
-    before, _, after = text.partition(evidence)
-    return Markup("{}<mark>{}</mark>{}").format(before, evidence, after)
+def _part(part: TextPart) -> Markup:
+    if part.n_hidden:
+        return Markup("\n… {} characters left out …\n").format(part.n_hidden)
+    return Markup("<mark>{}</mark>").format(part.text) if part.mark else escape(part.text)

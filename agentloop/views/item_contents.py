@@ -22,7 +22,7 @@ from agentloop.views.outline import AGENT, CHAT, END, FORK, OVERLAY, START, STEP
 
 MAX_HEARD = 30
 """Messages shown that an agent was told before one step; `ItemContent.n_more` counts the others."""
-MAX_CONTEXT = 200
+MAX_CONTEXT = 120
 """Messages shown of all that was before the model in one call."""
 LOOK_BACK = 500
 """Items searched for the model's call before one."""
@@ -56,11 +56,12 @@ class ItemContent(NamedTuple):
 class TraceContents:
     """Reads the contents of a trace's items. Everything is read once."""
 
-    def __init__(self, store: Store, row: TraceRow, outline: Outline) -> None:
+    def __init__(self, store: Store, row: TraceRow, outline: Outline, head: TraceHead | None = None) -> None:
+        """head: of a trace with steps; default: it is read when it is needed."""
         self._store = store
         self._row = row
         self._outline = outline
-        self._head: TraceHead | None = None
+        self._head = head
 
     @property
     def head(self) -> TraceHead:

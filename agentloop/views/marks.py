@@ -11,7 +11,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from agentloop.printable import clean, removals
@@ -25,19 +25,19 @@ AROUND = 300
 """Characters shown around a mark in a text that is cut."""
 MIN_FRAGMENT = 4
 """Minimum characters of a line of a quote that is looked for by itself."""
-EVIDENCE, HIT = "evidence", "hit"
-"""Kinds of marks: a failure's quote, and what a reader searches."""
+FOCUS, EVIDENCE, HIT = "focus", "evidence", "hit"
+"""Kinds of marks: the quote of the failure that a reader asked for, of any other one, and what a reader searches."""
 _DROPPED = re.compile(
-    r"[\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]+"
+    r"[\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufffd\ud800-\udfff]+"
 )
-"""Spacing and invisible characters: they do not matter in a quote."""
+"""Spacing, invisible characters, and what stands for one that no store can hold: they do not matter in a quote."""
 _FENCE = re.compile(r"^\| ", re.MULTILINE)
 """How a line begins that a judge copied with its frame."""
 _LINE_OF = re.compile(r"^\[(?:step \d+|[a-z]+)\] (?:result(?: \(failed\))?: |call \S+ ?)?|^answer: ")
 """How a line begins that a judge copied from a transcript (`judge/transcript.py`)."""
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|\s+', re.DOTALL)
-_ONE_TEXT = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*"((?:[^"\\]|\\.)*)"\s*\}\s*', re.DOTALL)
+_ONE_TEXT = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*"((?:[^"\\]|\\.)+)"\s*\}\s*', re.DOTALL)
 MAX_LEVELS = 32
 """Levels of JSON that are indented further and further; deeper ones stand at this one."""
 
@@ -54,7 +54,7 @@ class TextPart(Frozen):
 
     text: str = ""
     mark: str = ""
-    """EVIDENCE or HIT; empty for text that is not marked."""
+    """FOCUS, EVIDENCE or HIT; empty for text that is not marked."""
     n_hidden: int = 0
     """Characters that are left out here; such a part has no text."""
 
@@ -248,18 +248,18 @@ def _cut(text: str, marks: Sequence[tuple[Place, str]], limit: int, *, is_clean:
 
 
 def _marked(text: str, window: Place, marks: Sequence[tuple[Place, str]], *, is_clean: bool) -> Iterable[TextPart]:
+    """The parts of a window. Where marks overlap, the most important one is shown."""
+    edges = {window.start, window.end}
+    edges.update(edge for place, _ in marks for edge in place if window.start < edge < window.end)
     at = window.start
-    for place, kind in sorted(marks):
-        start = max(place.start, at)
-        end = min(place.end, window.end)
-        if start >= end or start >= window.end:
-            continue
-        if start > at:
-            yield TextPart(text=_clean(text[at:start], is_clean=is_clean))
-        yield TextPart(text=_clean(text[start:end], is_clean=is_clean), mark=kind)
-        at = end
-    if at < window.end:
-        yield TextPart(text=_clean(text[at : window.end], is_clean=is_clean))
+    before = ""
+    for start, end in pairwise([*sorted(edges), window.end]):
+        kinds = {kind for place, kind in marks if place.start <= start and end <= place.end} if start < end else set()
+        mark = next((kind for kind in (FOCUS, EVIDENCE, HIT) if kind in kinds), "")
+        if start > at and (mark != before or start == window.end):
+            yield TextPart(text=_clean(text[at:start], is_clean=is_clean), mark=before)
+            at = start
+        before = mark
 
 
 def _clean(text: str, *, is_clean: bool) -> str:

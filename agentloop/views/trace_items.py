@@ -19,6 +19,8 @@ MIN_TEXT = 400
 """Characters shown of each text where a page has too many to show all of them."""
 BUDGET = 60_000
 """Characters of all texts of a page: its HTML stays below 300 KB, escapes included."""
+MAX_CALLS = 60
+"""Calls shown of one step, besides those with marks."""
 MAX_DIFF = 80
 """Lines shown of one change of a file."""
 MAX_EDITED = 64 * 1024
@@ -116,6 +118,8 @@ class TraceItem(Frozen):
     reasoning: ShownText | None
     content: ShownText | None
     calls: tuple[CallView, ...]
+    n_calls_hidden: int
+    """Further calls, which are not shown."""
     results: tuple[ShownText, ...]
     """Results that belong to no call."""
     answer: ShownText | None
@@ -200,7 +204,10 @@ class _Drawing:
         """The item at a position. numbers: of the failures beside it."""
         content = self._content
         message = content.message
-        calls, others = _paired(message.tool_calls, content.results)
+        pairs, others = _paired(message.tool_calls, content.results)
+        calls = [
+            self._call(n, call, at) for n, (call, at) in enumerate(pairs) if n < MAX_CALLS or self._is_quoted(call, at)
+        ]
         error = content.error or item.error
         return TraceItem(
             id=item.id,
@@ -223,7 +230,8 @@ class _Drawing:
             heard=tuple(self.message(n, each) for n, each in enumerate(content.heard)),
             reasoning=self._text("reasoning", message.reasoning),
             content=self._text("content", message.content),
-            calls=tuple(self._call(n, call, at) for n, (call, at) in enumerate(calls)),
+            calls=tuple(calls),
+            n_calls_hidden=len(pairs) - len(calls),
             results=tuple(self._whole(f"result.{n}", content.results[n].content) for n in others),
             answer=self._text("answer", content.answer or ""),
             error=self._text("error", error or ""),
@@ -231,6 +239,10 @@ class _Drawing:
             failures=numbers,
             has_error=bool(error) or any(not result.ok for result in content.results),
         )
+
+    def _is_quoted(self, call: ToolCall, at: int | None) -> bool:
+        texts = (call.name, call.arguments, self._content.results[at].content if at is not None else "")
+        return any(places(text, words) for words, _ in self._quotes for text in texts)
 
     def _text(self, part: str, text: str, *, is_json: bool = False) -> ShownText | None:
         return self._whole(part, text, is_json=is_json) if text else None

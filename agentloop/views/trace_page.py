@@ -15,9 +15,10 @@ from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow, TraceSummary
 from agentloop.types import Failure, Frozen, Score
 from agentloop.views.item_contents import ItemContent, TraceContents
-from agentloop.views.marks import EVIDENCE, HIT, places, view_of
+from agentloop.views.marks import EVIDENCE, FOCUS, HIT, places, view_of
 from agentloop.views.outline import CHAT, COMPACTED, OUTLINES, STEP, Outline, OutlineItem, timeline
 from agentloop.views.trace_items import (
+    MAX_CALLS,
     Quotes,
     ShownMessage,
     ShownText,
@@ -31,14 +32,14 @@ MAX_ITEMS = 50
 """Items of a window whose contents are shown."""
 MAX_ROWS = 200
 """Items of a window of the tree alone."""
+MAX_SIZE = 360
+"""Messages, and calls twice, of a window, and 4 for each item: a window of items that contain many has fewer items."""
 BEFORE = 5
 """Items shown before the one that was asked for."""
 MAX_SCOPE = 60
 """Items after a failure's step that are searched for its words: sub-agents, results that are items themselves."""
 MAX_BARS = 400
 """Bars of the time line of a whole trace; those that touch are one."""
-FOCUS = "focus"
-"""Kind of the mark of the failure that was asked for."""
 MAX_EVIDENCE = 400
 """Characters shown of a quote in the margin."""
 
@@ -188,11 +189,13 @@ def trace_view(store: Store, project: str, trace_id: str, place: TracePlace) -> 
     outline = OUTLINES.get(store, row)
     verdict = store.verdict(project, trace_id)
     contents = TraceContents(store, row, outline)
-    reader = _FailureReader(outline, contents, verdict.failures, verdict.scores)
+    reader = FailureReader(outline, contents, verdict.failures, verdict.scores)
     window = _window(outline, reader, trace_id, place)
-    listed = [(position, outline.items[position]) for position in window.positions]
     read = contents.read(list(window.positions))
-    quotes, numbers = reader.marks(window, place, dict(zip(window.positions, read, strict=True)))
+    if place.limit <= MAX_ITEMS:
+        window, read = _fitting(window, read)
+    listed = [(position, outline.items[position]) for position in window.positions]
+    quotes, numbers = reader.marks(dict(zip(window.positions, read, strict=True)), place, window.target)
     items = items_of(listed, read, quotes, numbers)
     return TraceView(
         summary=summary_of(row),
@@ -244,7 +247,7 @@ def summary_of(row: TraceRow) -> TraceSummary:
     return TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"}))
 
 
-class _FailureReader:
+class FailureReader:
     """The failures of a trace, and which of its items contain their words."""
 
     def __init__(
@@ -284,19 +287,22 @@ class _FailureReader:
         return self._anywhere(words)
 
     def marks(
-        self, window: _Window, place: TracePlace, contents: Mapping[int, ItemContent]
+        self, contents: Mapping[int, ItemContent], place: TracePlace, target: int | None = None
     ) -> tuple[dict[int, Quotes], dict[int, tuple[int, ...]]]:
-        """(position -> what is marked there, position -> numbers of the failures beside it) in a window."""
-        quotes: dict[int, list[tuple[str, str]]] = {position: [] for position in window.positions}
-        numbers: dict[int, list[int]] = {position: [] for position in window.positions}
+        """(position -> what is marked there, position -> numbers of the failures beside it) of items that are shown.
+
+        contents: by position. target: position of the item that `place` asks for.
+        """
+        quotes: dict[int, list[tuple[str, str]]] = {position: [] for position in contents}
+        numbers: dict[int, list[int]] = {position: [] for position in contents}
         for failure in self.failures:
             is_asked = failure.number == place.failure
             beside = failure.position
-            if is_asked and window.target is not None and beside is None:
-                beside = window.target
+            if is_asked and beside is None:
+                beside = target
             if beside in numbers:
                 numbers[beside].append(failure.number)
-            for position in self._places(failure, contents, window.target if is_asked else None):
+            for position in self._places(failure, contents, target if is_asked else None):
                 quotes[position].insert(
                     0 if is_asked else len(quotes[position]), self._quote(failure, is_asked=is_asked)
                 )
@@ -371,7 +377,7 @@ def _evidence(words: str) -> str:
     return text if len(text) <= MAX_EVIDENCE else f"{text[:MAX_EVIDENCE]}…"
 
 
-def _window(outline: Outline, reader: _FailureReader, trace_id: str, place: TracePlace) -> _Window:
+def _window(outline: Outline, reader: FailureReader, trace_id: str, place: TracePlace) -> _Window:
     n = len(outline.items)
     target: int | None = None
     if place.failure is not None:
@@ -386,9 +392,22 @@ def _window(outline: Outline, reader: _FailureReader, trace_id: str, place: Trac
         target = outline.position(place.at, trace_id)
     start = place.start or 0
     if target is not None:
-        start = target - BEFORE if n > place.limit else 0
+        start = min(target - BEFORE, n - place.limit)
     start = max(min(start, n - 1), 0)
     return _Window(range(start, min(start + place.limit, n)), target)
+
+
+def _fitting(window: _Window, contents: list[ItemContent]) -> tuple[_Window, list[ItemContent]]:
+    """As much of a window as a page can show, always with what was asked for."""
+    sizes = [4 + len(content.heard) + 2 * min(len(content.message.tool_calls), MAX_CALLS) for content in contents]
+    target = 0 if window.target is None else window.target - window.positions.start
+    first = 0
+    last = len(sizes)
+    while sum(sizes[first:last]) > MAX_SIZE and last - 1 > target:
+        last -= 1
+    while sum(sizes[first:last]) > MAX_SIZE and first < target:
+        first += 1
+    return _Window(window.positions[first:last], window.target), contents[first:last]
 
 
 def _steps(outline: Outline) -> str:

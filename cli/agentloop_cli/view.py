@@ -13,6 +13,7 @@ from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
 
 def view(
+    path: Annotated[str, typer.Argument(help="A file or folder of traces in any format; or a trace's id.")] = "",
     trace: Annotated[str, typer.Argument(help="Show this trace first: its id or the beginning of it.")] = "",
     project: ProjectFolder = Path(),
     where: Where = None,
@@ -20,15 +21,31 @@ def view(
 ) -> None:
     """Look at traces, failures, versions and gates in a browser.
 
-    The pages are read-only and only for you; you can look while a loop runs.
+    With PATH, it shows the traces of that file or folder: they are imported into a
+    temporary store, which is removed at the end. Otherwise it shows a project or
+    a store. The pages are read-only and only for you; you can look while a loop
+    runs.
     """
+    files, trace = _chosen(path, trace, where)
     try:
         from agentloop.api.viewing import view as show
+        from agentloop.api.viewing import view_files
     except ImportError as error:
         raise ConfigError(f"{error}; the pages need an extra: {extra('serve')}") from error
+    if files:
+        view_files(files, project, trace, opens=browser, say=_say)
+        return
     with opened_store(where, project=project) as store:
-        target = f"/traces/{store.named(trace).id}" if trace else "/"
-        show(store, project, target, opens=browser, say=_say)
+        show(store, project, f"/traces/{store.named(trace).id}" if trace else "/", opens=browser, say=_say)
+
+
+def _chosen(path: str, trace: str, where: str | None) -> tuple[list[Path], str]:
+    """(files to show, trace to show first). Raises ConfigError for a path that does not exist beside a trace."""
+    if path and Path(path).exists() and not where:
+        return [Path(path)], trace
+    if trace:
+        raise ConfigError(f"{path}: no such file or folder; for a trace of a store, name only the trace")
+    return [], path
 
 
 def _say(line: str) -> None:

@@ -11,6 +11,8 @@ from agentloop.api.pages.failures import failure_pages
 from agentloop.api.pages.home import home_pages
 from agentloop.api.pages.review import review_pages
 from agentloop.api.pages.sharing import sharing_pages
+from agentloop.api.pages.compare import compare_routes
+from agentloop.api.pages.home import home_routes
 from agentloop.api.pages.signing_in import sign_in_routes
 from agentloop.api.pages.site import PageSite
 from agentloop.api.pages.trace import trace_page_routes
@@ -27,6 +29,7 @@ PAGES = (
     sharing_pages,
     documentation_pages,
 )
+PAGES = (home_routes, trace_page_routes, compare_routes)
 """One function a page, which makes its routes."""
 
 

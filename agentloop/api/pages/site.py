@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
@@ -57,6 +57,11 @@ KEYS = (
 )
 
 
+def nothing() -> str:
+    """No notice."""
+    return ""
+
+
 @dataclass(frozen=True)
 class PageSite:
     """The pages over one store."""
@@ -72,6 +77,8 @@ class PageSite:
     """Definitions of the project's own failure types."""
     navigation: tuple[NavigationItem, ...] = NAVIGATION
     keys: tuple[tuple[str, str], ...] = KEYS
+    notice: Callable[[], str] = nothing
+    """A line that every page shows, such as how much is imported; empty for none."""
 
     @cached_property
     def assets(self) -> dict[str, Asset]:

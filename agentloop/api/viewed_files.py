@@ -1,0 +1,135 @@
+"""`agentloop view PATH`: files of traces are imported into a temporary store while its pages are shown already."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from agentloop.config.settings import known_secrets
+from agentloop.errors import AgentLoopError, ConfigError, counted
+from agentloop.formats.importing import ImportReport, load_formats, take, walk
+from agentloop.judge.rejudge import JudgingOptions, rejudge
+from agentloop.store.store import Store
+from agentloop.types import Imported
+
+WAIT_S = 3.0
+"""Seconds after which the pages open, even if not everything has been imported."""
+MAX_REASONS = 3
+"""Failures that are named; `agentloop traces import` lists all."""
+
+
+class ViewedFiles:
+    """Imports files in a thread, then classifies why their traces failed."""
+
+    def __init__(self, paths: Sequence[Path], store: Store) -> None:
+        """Raises ConfigError for a missing path."""
+        self._store = store
+        self._files = walk(paths)
+        self._formats = load_formats()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._is_stopped = threading.Event()
+        self._is_done = threading.Event()
+        self._n_files = 0
+        self._n_traces = 0
+        self._report = ImportReport()
+        self._problem: AgentLoopError | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the traces that are read now."""
+        self._is_stopped.set()
+        self._thread.join()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait for the end of the import; whether it has ended. Raises ConfigError if it found no trace at all."""
+        is_done = self._is_done.wait(seconds)
+        if self._problem is not None:
+            raise self._problem
+        if is_done and not self._n_traces:
+            raise ConfigError(f"no trace in these files; {self._reasons() or 'no file has a supported format'}")
+        return is_done
+
+    def notice(self) -> str:
+        """What is missing yet, for every page; empty once everything is there."""
+        if not self._is_done.is_set():
+            files = f"{self._n_files:,} of {counted(len(self._files), 'file')}"
+            return f"Importing: {counted(self._n_traces, 'trace')} from {files} so far. Reload to see more."
+        if self._report.failed:
+            return f"{counted(self._report.failed, 'record')} could not be read: {self._reasons()}"
+        return ""
+
+    def _reasons(self) -> str:
+        reasons = [reason for errors in self._report.failures.values() for reason in errors.reasons]
+        reasons += self._report.no_traces.values()
+        more = f" and {len(reasons) - MAX_REASONS:,} more" if len(reasons) > MAX_REASONS else ""
+        return "; ".join(reasons[:MAX_REASONS]) + more
+
+    def _run(self) -> None:
+        gc.disable()  # of a large file it would look through millions of objects again and again
+        try:
+            self._report = take(self._files, self._formats, self._put, self._advance, self._is_stopped.is_set)
+            if not self._is_stopped.is_set():
+                asyncio.run(rejudge(self._store, {}, "", JudgingOptions(project=self._store.project), _unseen))
+        except AgentLoopError as error:
+            self._problem = error
+        finally:
+            gc.enable()
+            self._is_done.set()
+
+    def _put(self, items: Sequence[Imported]) -> int:
+        n = self._store.put_imported(self._store.project, items)
+        self._n_traces += n
+        return n
+
+    def _advance(self) -> None:
+        self._n_files += 1
+
+
+def _unseen(_: int) -> None:
+    """Progress that nobody is shown."""
+
+
+@contextmanager
+def viewed_files(paths: Sequence[Path], project: Path) -> Iterator[tuple[Store, ViewedFiles]]:
+    """A temporary store that files are imported into; it is removed at the end. project: whose secrets are redacted."""
+    with tempfile.TemporaryDirectory(prefix="agentloop-view-") as folder:
+        store = Store(Path(folder) / "store.db", secrets=known_secrets(project))
+        files = ViewedFiles(paths, store)
+        files.start()
+        before = signal.signal(signal.SIGTERM, _end)
+        try:
+            yield store, files
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            files.stop()
+            store.close()
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """End the process in a way that removes the store."""
+    raise SystemExit(128 + number)
+
+
+def first_page(store: Store, files: ViewedFiles, trace: str, say: Callable[[str], None]) -> str:
+    """Path of the page to open: of `trace`, of the only trace there is, or the list.
+
+    trace: an id or its beginning; it is waited for. Raises NoSuchTrace, ConfigError if the files have no trace.
+    """
+    is_done = files.wait(None if trace else WAIT_S)
+    if trace:
+        return f"/traces/{store.named(trace).id}"
+    if not is_done:
+        say(files.notice())
+    traces = store.find(limit=2).traces
+    return f"/traces/{traces[0].id}" if len(traces) == 1 and is_done else "/traces"

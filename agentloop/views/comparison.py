@@ -1,0 +1,251 @@
+"""Two traces side by side: aligned by what was done, with equal beginnings folded and the first difference marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+from itertools import groupby
+from typing import NamedTuple
+
+from agentloop.errors import ConfigError
+from agentloop.otel.repeats import canonical
+from agentloop.otel.stored_trace import StoredTrace
+from agentloop.store.steps import TraceHead
+from agentloop.store.store import Store
+from agentloop.store.tables import TraceSummary
+from agentloop.types import Frozen
+from agentloop.views.item_contents import ItemContent, TraceContents
+from agentloop.views.outline import OUTLINES, STEP, Outline, outline_of
+from agentloop.views.trace_items import TraceItem, items_of
+from agentloop.views.trace_page import FailureReader, MarkedFailure, TracePlace, summary_of
+
+MAX_ROWS = 25
+"""Rows of a window: a pair of steps, or a fold of equal ones."""
+MAX_ALIGNED = 2_000
+"""Steps of each trace, from the first difference on, that are aligned again; later ones stand side by side."""
+MAX_SPANS = 2_000
+"""Spans of a trace that can be compared: the steps of a longer one cannot be read in bounded time."""
+MAX_CANDIDATES = 500
+"""Attempts at a task of which the best and the worst are chosen, the newest ones."""
+SAME, RESULT, CHANGED, ONLY_A, ONLY_B, FOLD = "same", "result", "changed", "only_a", "only_b", "fold"
+"""Kinds of rows: all equal, another result of the same action, another action, a step of one side, several equal."""
+
+
+class ComparedRow(Frozen):
+    """Steps of both traces that stand beside each other."""
+
+    index: int
+    kind: str
+    a: TraceItem | None = None
+    b: TraceItem | None = None
+    n: int = 1
+    """Number of pairs that a fold stands for."""
+    is_first_difference: bool = False
+
+
+class ComparedTrace(Frozen):
+    """One side."""
+
+    summary: TraceSummary
+    failures: tuple[MarkedFailure, ...]
+    n_steps: int
+
+
+class TraceComparison(Frozen):
+    """Two traces, and a window of their aligned steps."""
+
+    a: ComparedTrace
+    b: ComparedTrace
+    sentence: str
+    """How they differ."""
+    n_equal: int
+    """Steps from the first on that are the same in both."""
+    n_rows: int
+    start: int
+    rows: tuple[ComparedRow, ...]
+    first_difference: int | None
+    """Index of the row; None for traces that did and got the same."""
+
+    @property
+    def end(self) -> int:
+        """Index after the window."""
+        return self.start + len(self.rows)
+
+
+class BestAndWorst(NamedTuple):
+    """Two attempts at one task."""
+
+    best: TraceSummary
+    worst: TraceSummary
+
+
+class _Pair(NamedTuple):
+    """Positions in the two outlines that stand beside each other."""
+
+    kind: str
+    a: int | None
+    b: int | None
+    n: int = 1
+
+
+class _Side:
+    """One trace while it is compared."""
+
+    def __init__(self, store: Store, project: str, trace_id: str) -> None:
+        row = store.row(project, trace_id)
+        if row.body is None and row.n_spans > MAX_SPANS:
+            raise ConfigError(
+                f"trace {trace_id} has {row.n_spans:,} spans, more than the {MAX_SPANS:,} that can be compared; "
+                "open it by itself"
+            )
+        self.summary = summary_of(row)
+        head: TraceHead | None = None
+        if row.body is None:
+            document = StoredTrace(store, self.summary).trace.model_dump(mode="json")
+            head = TraceHead(document, None, lambda part: None)
+        self.outline: Outline = outline_of(head) if head else OUTLINES.get(store, row)
+        self.contents = TraceContents(store, row, self.outline, head)
+        verdict = store.verdict(project, trace_id)
+        self.reader = FailureReader(self.outline, self.contents, verdict.failures, verdict.scores)
+        self.positions = [n for n, item in enumerate(self.outline.items) if item.kind == STEP and not item.sub]
+        steps = self.contents.read(self.positions)
+        self.actions = [_did(step) for step in steps]
+        self.results = [tuple((result.content, result.ok) for result in step.results) for step in steps]
+
+    def items(self, positions: Sequence[int]) -> dict[int, TraceItem]:
+        """The items at some positions, with the words of failures marked."""
+        contents = dict(zip(positions, self.contents.read(positions), strict=True))
+        quotes, numbers = self.reader.marks(contents, TracePlace())
+        listed = [(position, self.outline.items[position]) for position in positions]
+        return {item.position: item for item in items_of(listed, list(contents.values()), quotes, numbers)}
+
+    @property
+    def view(self) -> ComparedTrace:
+        return ComparedTrace(summary=self.summary, failures=self.reader.failures, n_steps=len(self.positions))
+
+
+def compare(
+    store: Store, project: str, a: str, b: str, *, start: int = 0, opened: Sequence[int] = ()
+) -> TraceComparison:
+    """Two traces. start: index of the first row. opened: positions in A of the first steps of folds that are open.
+
+    Raises NoSuchTrace, and ConfigError for a trace with too many spans.
+    """
+    first = _Side(store, project, a)
+    second = _Side(store, project, b)
+    n_equal = _n_equal(first, second)
+    pairs = list(_folded(_aligned(first, second, n_equal), {*opened}))
+    different = next((n for n, pair in enumerate(pairs) if pair.kind not in (SAME, FOLD)), None)
+    start = max(min(start, len(pairs) - 1), 0)
+    window = pairs[start : start + MAX_ROWS]
+    return TraceComparison(
+        a=first.view,
+        b=second.view,
+        sentence=_sentence(first, second, n_equal),
+        n_equal=n_equal,
+        n_rows=len(pairs),
+        start=start,
+        rows=tuple(_rows(first, second, window, start, different)),
+        first_difference=different,
+    )
+
+
+def best_and_worst(store: Store, project: str, task_id: str) -> BestAndWorst | None:
+    """The attempts at a task that were worth most and least; None if all scored ones were worth the same."""
+    quoted = task_id.replace("\\", "\\\\").replace('"', '\\"')
+    attempts = store.find(f'task:"{quoted}" reward>=0', project=project, limit=MAX_CANDIDATES).traces
+    if not attempts:
+        return None
+    best = max(attempts, key=lambda attempt: attempt.reward or 0.0)
+    worst = min(attempts, key=lambda attempt: attempt.reward or 0.0)
+    return BestAndWorst(best, worst) if best.reward != worst.reward else None
+
+
+def _did(step: ItemContent) -> tuple[str, ...]:
+    """What was done in a step: its calls; its words only if it has none."""
+    calls = step.message.tool_calls
+    if calls:
+        return tuple(f"{call.name} {canonical(call.arguments)}" for call in calls)
+    return ("", step.message.content.strip())
+
+
+def _n_equal(a: _Side, b: _Side) -> int:
+    n = 0
+    for one, other in zip(zip(a.actions, a.results, strict=True), zip(b.actions, b.results, strict=True), strict=False):
+        if one != other:
+            break
+        n += 1
+    return n
+
+
+def _aligned(a: _Side, b: _Side, n_equal: int) -> Iterator[_Pair]:
+    """All steps: the equal ones, then those from the first difference on, beside each other where both do the same."""
+    for n in range(n_equal):
+        yield _Pair(SAME, a.positions[n], b.positions[n])
+    end = n_equal + MAX_ALIGNED
+    matcher = SequenceMatcher(None, a.actions[n_equal:end], b.actions[n_equal:end], autojunk=False)
+    for tag, from_a, to_a, from_b, to_b in matcher.get_opcodes():
+        mine = range(n_equal + from_a, n_equal + to_a)
+        theirs = range(n_equal + from_b, n_equal + to_b)
+        if tag == "equal":
+            yield from (_pair(a, b, i, j) for i, j in zip(mine, theirs, strict=True))
+        else:
+            yield from _beside(a, b, mine, theirs)
+    yield from _beside(a, b, range(end, len(a.positions)), range(end, len(b.positions)))
+
+
+def _beside(a: _Side, b: _Side, mine: range, theirs: range) -> Iterator[_Pair]:
+    """Steps without counterparts, in pairs as far as both sides have some."""
+    for i, j in zip(mine, theirs, strict=False):
+        yield _pair(a, b, i, j)
+    n = min(len(mine), len(theirs))
+    yield from (_Pair(ONLY_A, a.positions[i], None) for i in mine[n:])
+    yield from (_Pair(ONLY_B, None, b.positions[j]) for j in theirs[n:])
+
+
+def _pair(a: _Side, b: _Side, i: int, j: int) -> _Pair:
+    kind = CHANGED
+    if a.actions[i] == b.actions[j]:
+        kind = SAME if a.results[i] == b.results[j] else RESULT
+    return _Pair(kind, a.positions[i], b.positions[j])
+
+
+def _folded(pairs: Iterator[_Pair], opened: set[int]) -> Iterator[_Pair]:
+    """Rows in which a run of equal pairs is one fold, unless the position of its first step is in `opened`."""
+    for is_same, run in groupby(pairs, lambda pair: pair.kind == SAME):
+        same = list(run)
+        if is_same and len(same) > 1 and same[0].a not in opened:
+            yield same[0]._replace(kind=FOLD, n=len(same))
+        else:
+            yield from same
+
+
+def _rows(a: _Side, b: _Side, window: Sequence[_Pair], start: int, different: int | None) -> Iterator[ComparedRow]:
+    items_a = a.items([pair.a for pair in window if pair.a is not None])
+    items_b = b.items([pair.b for pair in window if pair.b is not None])
+    for index, pair in enumerate(window, start=start):
+        yield ComparedRow(
+            index=index,
+            kind=pair.kind,
+            a=None if pair.a is None else items_a[pair.a],
+            b=None if pair.b is None else items_b[pair.b],
+            n=pair.n,
+            is_first_difference=index == different,
+        )
+
+
+def _sentence(a: _Side, b: _Side, n_equal: int) -> str:
+    n_a = len(a.positions)
+    n_b = len(b.positions)
+    if not n_a and not n_b:
+        return "Neither has any step."
+    if max(n_a, n_b) == n_equal:
+        return "Both did the same and got the same."
+    if min(n_a, n_b) == n_equal:
+        name = "A" if n_a == n_equal else "B"
+        if not n_equal:
+            return f"{name} has no step."
+        return f"{name} stopped after step {n_equal - 1}; the other went on."
+    if a.actions[n_equal] == b.actions[n_equal]:
+        return f"They part at step {n_equal}: the same action had another result."
+    return f"They part at step {n_equal}: B did something else."
