@@ -12,12 +12,16 @@ from pathlib import Path
 from fastapi import APIRouter
 
 from agentloop.api.failures import failure_routes
+from agentloop.api.gates import gate_routes
+from agentloop.api.loops import loop_routes
 from agentloop.api.policies import policy_routes
 from agentloop.api.sent_feedback import sent_feedback
 from agentloop.api.steps import step_routes
+from agentloop.api.tasks import task_routes
 from agentloop.api.traces import trace_routes
 from agentloop.api.units import unit_routes
 from agentloop.api.verdicts import feedback_routes, verdict_routes
+from agentloop.api.versions import version_routes
 from agentloop.store.store import Store
 
 
@@ -35,4 +39,8 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     routes.include_router(sent_feedback(store, trust))
     routes.include_router(policy_routes(store, folder))
     routes.include_router(unit_routes(store))
+    routes.include_router(version_routes(store, folder))
+    routes.include_router(gate_routes(store, folder))
+    routes.include_router(loop_routes(store))
+    routes.include_router(task_routes(store))
     return routes

@@ -6,11 +6,13 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import case, func, or_, select
+from sqlalchemy import case, delete, func, insert, or_, select
 from sqlmodel import col
 
 from agentloop.store.database import Database
-from agentloop.store.evidence import EvidenceRow, LookRow, OutcomeRow, StoredLook
+from agentloop.store.evidence import EvidenceRow, LookRow, OutcomeRow, StoredLook, StoredOutcome
+from agentloop.store.shared import SharedBodies
+from agentloop.store.statements import insert_rows
 
 KINDS = ("gate", "loop")
 """Kinds of evidence that compare two versions: gates, and comparisons of loops."""
@@ -55,6 +57,20 @@ class TrialRow(NamedTuple):
     """The whole outcome as JSON; None for a full reward."""
 
 
+class SentEvidence(NamedTuple):
+    """A gate that ran elsewhere, as it is stored."""
+
+    id: str
+    key: str
+    number: int
+    about: dict[str, object]
+    verdict: str | None
+    result: bytes
+    started_at: datetime
+    outcomes: Sequence[StoredOutcome]
+    looks: Sequence[StoredLook]
+
+
 _COLUMNS: tuple[Any, ...] = (
     col(EvidenceRow.id),
     col(EvidenceRow.kind),
@@ -74,6 +90,25 @@ class GateRows:
 
     project: str
     _database: Database
+    _shared: SharedBodies
+
+    def put_sent_gate(self, sent: SentEvidence) -> None:
+        """Stores a gate that was sent, in one transaction, in place of what was sent of it before."""
+        clean = self._shared.redactor.text
+        mine = {"project": self.project, "evidence": sent.id}
+        outcomes = [(*mine.values(), *row._replace(body=clean(row.body))) for row in sent.outcomes]
+        looks = [(*mine.values(), *row) for row in sent.looks]
+        with self._database.write() as connection:
+            for table in (OutcomeRow, LookRow):
+                own = (col(table.project) == self.project, col(table.evidence) == sent.id)
+                connection.execute(delete(table).where(*own))
+            connection.execute(
+                delete(EvidenceRow).where(col(EvidenceRow.project) == self.project, col(EvidenceRow.id) == sent.id)
+            )
+            row = {name: value for name, value in sent._asdict().items() if name not in ("outcomes", "looks")}
+            connection.execute(insert(EvidenceRow).values(project=self.project, kind="gate", **row))
+            insert_rows(connection, "outcome", (*mine, *StoredOutcome._fields), outcomes)
+            insert_rows(connection, "look", (*mine, *StoredLook._fields), looks)
 
     def gates(self, *, before: datetime | None = None, limit: int = 50) -> GatePage:
         """Comparisons of any kind, newest first. before: only those that started earlier."""

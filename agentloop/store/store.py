@@ -33,6 +33,7 @@ from agentloop.store.gate_rows import GateRows
 from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
 from agentloop.store.lease import lease
+from agentloop.store.loop_rows import LoopRows
 from agentloop.store.migrations import migrate
 from agentloop.store.past import read_verdict, verdicts_of
 from agentloop.store.proposals import Proposals
@@ -71,6 +72,7 @@ class Store(
     SessionRecords,
     GateRows,
     TaskOutcomes,
+    LoopRows,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 

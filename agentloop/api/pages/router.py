@@ -5,12 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from agentloop.api.pages.assets import asset_routes
+from agentloop.api.pages.gates import gate_pages
 from agentloop.api.pages.home import home_routes
+from agentloop.api.pages.runs import run_pages
 from agentloop.api.pages.signing_in import sign_in_routes
 from agentloop.api.pages.site import PageSite
+from agentloop.api.pages.tasks import task_pages
+from agentloop.api.pages.versions import version_pages
+from agentloop.api.pages.work import work_pages
 from agentloop.api.sessions import BrowserSessions
 
-PAGES = (home_routes,)
+PAGES = (home_routes, version_pages, gate_pages, run_pages, task_pages, work_pages)
 """One function a page, which makes its routes."""
 
 
