@@ -114,9 +114,7 @@ def gate_routes(store: Store, folder: Path | None) -> APIRouter:
     return routes
 
 
-def list_all(
-    store: Store, runs: RunStores, *, before: datetime | None = None, limit: int = 50
-) -> GateList:
+def list_all(store: Store, runs: RunStores, *, before: datetime | None = None, limit: int = 50) -> GateList:
     """The comparisons in the store and in the folders of runs, newest first."""
     own = gate_list(store, before=before, limit=limit)
     lines = list(own.gates)

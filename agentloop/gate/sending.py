@@ -56,7 +56,7 @@ def _base(url: str) -> str:
 def _evidence_id(folder: Path) -> str:
     try:
         head = parse_json((folder / MADE_OF).read_bytes())
-        return str(head[KIND])  # type: ignore[index, call-overload]
+        return str(head[KIND])
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"{folder / MADE_OF}: nobody knows which gate this folder has; run the gate again") from None
 

@@ -187,11 +187,11 @@ class GateRows:
         """The outcomes of a comparison that count, in their order."""
         full = (col(OutcomeRow.reward) == 1.0, None)
         body = case(full, else_=col(OutcomeRow.body)).label("body")
-        columns = [getattr(OutcomeRow, name) for name in TrialRow._fields[:-1]]
+        columns: list[Any] = [getattr(OutcomeRow, name) for name in TrialRow._fields[:-1]]
         mine = (col(OutcomeRow.project) == self.project, col(OutcomeRow.evidence) == id)
         query = select(*columns, body).where(*mine, col(OutcomeRow.position).is_not(None))
         with self._database.read() as connection:
-            return [TrialRow(*row) for row in connection.execute(query.order_by(col(OutcomeRow.position)))]
+            return [TrialRow._make(row) for row in connection.execute(query.order_by(col(OutcomeRow.position)))]
 
 
 def _gate(row: Sequence[Any]) -> StoredGate:

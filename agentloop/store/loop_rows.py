@@ -73,7 +73,7 @@ class LoopRows:
             func.count(), func.count(cost), func.sum(cost), *(func.coalesce(func.sum(each), 0) for each in tokens)
         ).where(col(TraceRow.project) == self.project, col(TraceRow.stage).is_not(None))
         with self._database.read() as connection:
-            n, n_priced, total, n_prompt, n_completion = connection.execute(query).one()
+            n, n_priced, total, n_prompt, n_completion = tuple(connection.execute(query).one())
         return LoopSum(int(n), int(n_priced), total, int(n_prompt), int(n_completion))
 
 

@@ -46,8 +46,8 @@ from agentloop.store.span_pages import SpanPage, read_spans, span_ids
 from agentloop.store.spans import NOBODY, put_spans
 from agentloop.store.stages import Stages
 from agentloop.store.statements import insert_rows
-from agentloop.store.task_outcomes import TaskOutcomes
 from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceSummary
+from agentloop.store.task_outcomes import TaskOutcomes
 from agentloop.store.traffic import Traffic
 from agentloop.store.units import UnitRows
 from agentloop.store.versions import VersionRows

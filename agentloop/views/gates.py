@@ -167,9 +167,7 @@ def _n_fresh(rows: Sequence[TrialRow], banked: Mapping[str, Sequence[float]]) ->
     return sum(row.side == Side.baseline for row in rows) if banked else 0
 
 
-def _task_lines(
-    part: SuitePart, rows: Sequence[TrialRow], banked: Mapping[str, Sequence[float]]
-) -> Iterator[TaskLine]:
+def _task_lines(part: SuitePart, rows: Sequence[TrialRow], banked: Mapping[str, Sequence[float]]) -> Iterator[TaskLine]:
     by_task: dict[str, list[TrialRow]] = {}
     for row in rows:
         by_task.setdefault(row.task_id, []).append(row)

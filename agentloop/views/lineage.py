@@ -57,9 +57,7 @@ class VersionTree(Frozen):
 
 def champions(rows: Sequence[VersionRow]) -> list[VersionRow]:
     """The first version and those that were promoted."""
-    return [
-        row for n, row in enumerate(rows) if n == 0 or (row.decision and row.decision.action is Action.promote)
-    ]
+    return [row for n, row in enumerate(rows) if n == 0 or (row.decision and row.decision.action is Action.promote)]
 
 
 def version_tree(store: Store, suite_hash: str | None = None) -> VersionTree:

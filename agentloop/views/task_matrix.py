@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 from agentloop.store.task_outcomes import PASSES, OutcomeCounts, TaskTrial
-from agentloop.types import Frozen, RewardState
+from agentloop.types import Frozen, PolicyState, RewardState
 
 MAX_COLUMNS = 8
 """Most versions of one matrix; the newest, unless others are asked for."""
@@ -110,12 +110,14 @@ def version_matrix(
     find: str = "",
     page: int = 1,
 ) -> TaskMatrix:
-    """Tasks of `store.project` by version. before, after: the versions whose flips come first; default: the last two.
+    """Tasks of `store.project` by version.
 
-    trained: attempts that training made, in place of those that measure. find: only tasks whose id contains it.
+    before, after: the versions whose flips come first; default: the live one and the newest. trained: attempts that
+    training made, in place of those that measure. find: only tasks whose id contains it.
     """
     versions = store.outcome_versions(trained=trained)
-    first, second = _compared(versions, before, after)
+    live = next((one.number for one in store.versions() if one.state is PolicyState.live), None)
+    first, second = _compared(versions, before, after, live)
     chosen = {number for number in (first, second) if number in versions}
     columns = sorted({*versions[-MAX_COLUMNS:], *chosen}, key=_place)
     counts = store.task_counts(columns, trained=trained, limit=MAX_CELLS)
@@ -220,14 +222,15 @@ def _place(version: int | None) -> int:
 
 
 def _compared(
-    versions: Sequence[int | None], before: int | None, after: int | None
+    versions: Sequence[int | None], before: int | None, after: int | None, live: int | None
 ) -> tuple[int | None, int | None]:
-    """The two versions as asked for, as far as they have attempts; else the last ones."""
+    """The two versions as asked for, as far as they have attempts; else the live one and the newest."""
     numbered = [number for number in versions if number]
     if after is None or after not in versions:
         after = next((number for number in reversed(numbered) if number != before), None)
     if before is None or before not in versions:
-        before = next((number for number in reversed(numbered) if number != after), None)
+        before = live if live in numbered and live != after else None
+        before = before or next((number for number in reversed(numbered) if number != after), None)
     return before, after
 
 

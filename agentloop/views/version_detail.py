@@ -117,9 +117,7 @@ def version_costs(store: Store, number: int) -> tuple[VersionCost, ...]:
     return tuple(VersionCost(**row._asdict()) for row in store.version_sums(number))
 
 
-def _objection(
-    proofs: list[Proof], line: VersionLine, live: VersionLine | None, suite_hash: str | None
-) -> str | None:
+def _objection(proofs: list[Proof], line: VersionLine, live: VersionLine | None, suite_hash: str | None) -> str | None:
     if live is None or live.number == line.number:
         return None
     if not proofs:

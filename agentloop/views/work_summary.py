@@ -75,7 +75,10 @@ def work_summary(store: UnitRows) -> WorkSummary:
         n_dead=len(dead.units) + dead.n_left_out,
         oldest_ready_s=max(ages_s, default=None),
         waits=tuple(
-            RunWait(run=run.number, name=run.name, wait=wait) for run in runs.runs for line in run.kinds for wait in line.waits
+            RunWait(run=run.number, name=run.name, wait=wait)
+            for run in runs.runs
+            for line in run.kinds
+            for wait in line.waits
         ),
         dead=dead.units,
         workers=worker_slots(store),

@@ -18,7 +18,7 @@ from agentloop_cli.gate_options import (
     replayed,
     run_with_display,
 )
-from agentloop_cli.gate_outputs import Outputs
+from agentloop_cli.gate_outputs import Outputs, send
 
 COMPARED = "What is compared"
 SURE = "How sure"
@@ -162,6 +162,14 @@ def gate(
     pr_comment: Annotated[
         bool, typer.Option(rich_help_panel=OUTPUT, help="Keep one comment on the pull request up to date.")
     ] = False,
+    post: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            rich_help_panel=OUTPUT,
+            help="Send the gate to this service, whose page /gates then shows it; AGENTLOOP_KEY has its key.",
+        ),
+    ] = None,
 ) -> None:
     """Compare a candidate with a baseline, attempt by attempt, until the evidence is enough.
 
@@ -181,7 +189,7 @@ def gate(
     outputs = Outputs(as_json, junit, sarif, html, summary, pr_comment)
     figures = Figures(delta, alpha, beta, claim, sampling, per_visit, max_infra, reliability, max_rollouts, seed)
     if replay is not None:
-        named = Named(bool(suites), baseline, candidate, out is not None)
+        named = Named(bool(suites), baseline, candidate, out is not None, post is not None)
         result = replayed(replay, tenant, named, figures, must_pass or ())
         outputs.write(result, [], None)
     else:
@@ -191,4 +199,6 @@ def gate(
         options = sides.options(figures, out=out, n_concurrent=n_concurrent, max_usd=max_usd, max_minutes=max_minutes)
         result, folders, run_folder = run_with_display(options)
         outputs.write(result, folders, run_folder)
+        if post is not None:
+            send(post, run_folder, project)
     raise typer.Exit(exit_code(result, inconclusive))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from agentloop.config.layout import RUNS
-from agentloop.errors import NoSuchTrace, counted
+from agentloop.errors import AgentLoopError, NoSuchTrace, counted
 from agentloop.output_files import write_text
 from agentloop.printable import on_one_line
 from agentloop_cli.render import format_optional, print_json, stderr, stdout
@@ -76,6 +76,20 @@ class Outputs:
                 with suppress(ValueError, OSError):  # no file of tasks, or one outside this folder
                     places |= task_places(suite, Path())
             write_text(self.sarif, sarif(result, places))
+
+
+def send(url: str, folder: Path, project: Path) -> None:
+    """Send the gate of a run's folder to a service, and print the address of its page; a problem is one line.
+
+    The verdict stands either way, and so does the exit code.
+    """
+    from agentloop.gate.sending import post_gate
+
+    try:
+        stderr.print(f"sent: {post_gate(url, folder, project)}", markup=False, soft_wrap=True)
+    except AgentLoopError as error:
+        again = f"the verdict stands; send it again with the same command and --out {shlex.quote(str(folder))}"
+        stderr.print(f"not sent: {error}; {again}", markup=False, soft_wrap=True)
 
 
 def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:

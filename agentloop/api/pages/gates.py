@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -14,6 +14,7 @@ from agentloop.gate.outcomes import GateResult
 from agentloop.reports import charts
 from agentloop.reports.gate import Pair, pair_of
 from agentloop.store.store import Store
+from agentloop.views.gates import GateDocument
 from agentloop.views.runs import TraceVerdict
 
 NOTHING_NEW = 204
@@ -52,7 +53,7 @@ def gate_pages(site: PageSite) -> APIRouter:
     ) -> Response:
         document, traces = find_gate(site.store_of(request), runs_of(request), gate_id)
         shown = None if pair is None else _pair(traces, document.result, pair)
-        return site.draw(request, "gate_page.html.j2", pair=shown, asked=pair, **_values(site, request, gate_id, document))
+        return site.draw(request, "gate_page.html.j2", pair=shown, asked=pair, **_values(gate_id, document))
 
     @routes.get("/gates/{gate_id}/live")
     def show_live(request: Request, gate_id: GateId, seen: Annotated[int, Query(ge=0)] = 0) -> Response:
@@ -60,24 +61,20 @@ def gate_pages(site: PageSite) -> APIRouter:
         document, _ = find_gate(site.store_of(request), runs_of(request), gate_id)
         if document.is_under_way and document.n_outcomes == seen:
             return Response(status_code=NOTHING_NEW)
-        return site.draw(request, "gate_live.html.j2", **_values(site, request, gate_id, document))
+        return site.draw(request, "gate_live.html.j2", **_values(gate_id, document))
 
     return routes
 
 
-def _values(site: PageSite, request: Request, gate_id: str, document: object) -> dict[str, object]:
+def _values(gate_id: str, document: GateDocument) -> dict[str, Any]:
+    line = document.line
     return {
         "document": document,
         "findings": findings,
         "charts_of": charts,
         "n_rows": N_ROWS,
-        "links": PageLinks(f"/gates/{gate_id}", _has_traces(document)),
+        "links": PageLinks(f"/gates/{gate_id}", line.folder is None and line.posted_by is None),
     }
-
-
-def _has_traces(document: object) -> bool:
-    line = getattr(document, "line")  # noqa: B009
-    return line.folder is None and line.posted_by is None
 
 
 def _pair(store: Store, result: GateResult, task_id: str) -> Pair | None:

@@ -9,7 +9,7 @@ from agentloop.api.pages.site import PageSite
 from agentloop.api.parameters import Cursor
 from agentloop.api.tasks import By, Find, OfVersion, PageNumber, TaskId, Trained, find_task
 from agentloop.store.query import quoted
-from agentloop.views.task_matrix import PAGE, trial_matrix, version_matrix
+from agentloop.views.task_matrix import trial_matrix, version_matrix
 
 ATTEMPTS = 50
 """Attempts on a page of a task."""
@@ -34,8 +34,7 @@ def task_pages(site: PageSite) -> APIRouter:
             matrix = trial_matrix(store, after, trained=trained, find=find, page=page)
         else:
             matrix = version_matrix(store, before=before, after=after, trained=trained, find=find, page=page)
-        values = {"matrix": matrix, "trained": trained, "find": find, "page_size": PAGE, "quoted": quoted}
-        return site.draw(request, "tasks.html.j2", **values)
+        return site.draw(request, "tasks.html.j2", matrix=matrix, trained=trained, find=find, quoted=quoted)
 
     @routes.get("/tasks/{task_id:path}")
     def show_task(request: Request, task_id: TaskId, cursor: Cursor = None) -> Response:
@@ -43,7 +42,14 @@ def task_pages(site: PageSite) -> APIRouter:
         task = find_task(store, task_id)
         filter = f"task:{quoted(task_id)}"
         listed = store.find(filter, project=store.project, cursor=cursor, limit=ATTEMPTS)
-        values = {"task": task, "listed": listed, "filter": filter, "quoted": quoted, "is_first": cursor is None}
-        return site.draw(request, "task.html.j2", **values)
+        return site.draw(
+            request,
+            "task.html.j2",
+            task=task,
+            listed=listed,
+            filter=filter,
+            quoted=quoted,
+            is_first=cursor is None,
+        )
 
     return routes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
@@ -34,7 +34,7 @@ def version_pages(site: PageSite) -> APIRouter:
         store = site.store_of(request)
         folder = site.folder_of(request)
         detail = version_detail(store, number)
-        values = {"detail": detail, "tab": tab, "changes": None, "costs": (), "canary": None, "problem": ""}
+        values: dict[str, Any] = {"changes": None, "costs": (), "canary": None, "problem": ""}
         if tab == "changes":
             try:
                 values["changes"] = changes_of(store, folder, number, against)
@@ -44,7 +44,15 @@ def version_pages(site: PageSite) -> APIRouter:
             values["costs"] = version_costs(store, number)
         elif detail.canary == number:
             values["canary"] = canary_state(store, folder)
-        return site.draw(request, "version.html.j2", word_lines=word_lines, has_files=folder is not None, **values)
+        return site.draw(
+            request,
+            "version.html.j2",
+            detail=detail,
+            tab=tab,
+            word_lines=word_lines,
+            has_files=folder is not None,
+            **values,
+        )
 
     @routes.get("/versions/{number}/canary")
     def show_canary(request: Request, number: VersionNumber) -> Response:

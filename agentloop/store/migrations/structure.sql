@@ -221,7 +221,7 @@ CREATE TABLE evidence (
 	number INTEGER NOT NULL, 
 	about JSON NOT NULL, 
 	verdict VARCHAR, 
-	started_at DATETIME NOT NULL, 
+	started_at DATETIME NOT NULL, result BLOB, 
 	PRIMARY KEY (project, id)
 );
 CREATE UNIQUE INDEX evidence_by_key ON evidence (project, kind, "key", number);
@@ -425,5 +425,6 @@ CREATE TABLE reservation (
 	ends_at DATETIME NOT NULL, 
 	PRIMARY KEY (project, trace_id)
 );
+CREATE INDEX trace_by_outcome ON trace (project, purpose, policy_version, task_id, reward_state, reward) WHERE task_id IS NOT NULL AND superseded IS NULL;
 INSERT INTO body_text(body_text, rank) VALUES ('automerge', 16);
 INSERT INTO alembic_version (version_num) VALUES ('0011');
