@@ -1,8 +1,7 @@
-"""A gate on its way to a service: from the store of its run, such as in CI, to one that a team looks at.
+"""A gate on its way to a service: from the store of its run, such as in CI, to the store that a team looks at.
 
-The id under which it is sent is that of its row with a hash of when it began, so a gate that is sent again is the same
-one there, and another run of the same question, on another machine, is another one. What is sent decides nothing: no
-proof comes from it.
+A sent gate has the id of its row, plus a hash of when it began. So a gate that is sent again replaces itself, and
+another run of the same question on another machine becomes another gate. A sent gate decides nothing: it is no proof.
 """
 
 from __future__ import annotations

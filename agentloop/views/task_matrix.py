@@ -118,15 +118,15 @@ def version_matrix(
     versions = store.outcome_versions(trained=trained)
     live = next((one.number for one in store.versions() if one.state is PolicyState.live), None)
     first, second = _compared(versions, before, after, live)
-    chosen = {number for number in (first, second) if number in versions}
-    columns = sorted({*versions[-MAX_COLUMNS:], *chosen}, key=_place)
+    compared = {number for number in (first, second) if number in versions}
+    columns = sorted({*versions[-MAX_COLUMNS:], *compared}, key=_place)
     counts = store.task_counts(columns, trained=trained, limit=MAX_CELLS)
     by_task: dict[str, dict[int | None, OutcomeCounts]] = {}
     for one in counts:
         if find.lower() in one.task_id.lower():
             by_task.setdefault(one.task_id, {})[one.policy_version] = one
     order = sorted(_place_of(task_id, own.get(first), own.get(second)) for task_id, own in by_task.items())
-    shown, page = _page(order, page)
+    places, page = _page(order, page)
     rows = [
         MatrixRow(
             task_id=place.task_id,
@@ -134,7 +134,7 @@ def version_matrix(
             change=place.change,
             cells=tuple(_cell(own[number]) if number in own else None for number in columns),
         )
-        for place in shown
+        for place in places
         for own in (by_task[place.task_id],)
     ]
     return TaskMatrix(
@@ -161,7 +161,7 @@ def trial_matrix(
         if find.lower() in one.task_id.lower():
             by_task.setdefault(one.task_id, []).append(one)
     order = sorted(_place_of_trials(task_id, own) for task_id, own in by_task.items())
-    shown, page = _page(order, page)
+    places, page = _page(order, page)
     rows = [
         MatrixRow(
             task_id=place.task_id,
@@ -169,7 +169,7 @@ def trial_matrix(
             change=place.change,
             cells=tuple(_trial_cell(trial) for trial in by_task[place.task_id][-MAX_TRIALS:]),
         )
-        for place in shown
+        for place in places
     ]
     return TaskMatrix(
         by="trial",

@@ -18,7 +18,7 @@ from agentloop_cli.gate_options import (
     replayed,
     run_with_display,
 )
-from agentloop_cli.gate_outputs import Outputs, send
+from agentloop_cli.gate_outputs import Outputs
 
 COMPARED = "What is compared"
 SURE = "How sure"
@@ -186,7 +186,7 @@ def gate(
     Exit codes: 0 PASS, 1 FAIL, 2 an argument is wrong, 3 INCONCLUSIVE,
     4 INFRA or too much was lost, 5 no tasks, 130 interrupted.
     """
-    outputs = Outputs(as_json, junit, sarif, html, summary, pr_comment)
+    outputs = Outputs(as_json, junit, sarif, html, summary, pr_comment, post, project)
     figures = Figures(delta, alpha, beta, claim, sampling, per_visit, max_infra, reliability, max_rollouts, seed)
     if replay is not None:
         named = Named(bool(suites), baseline, candidate, out is not None, post is not None)
@@ -199,6 +199,4 @@ def gate(
         options = sides.options(figures, out=out, n_concurrent=n_concurrent, max_usd=max_usd, max_minutes=max_minutes)
         result, folders, run_folder = run_with_display(options)
         outputs.write(result, folders, run_folder)
-        if post is not None:
-            send(post, run_folder, project)
     raise typer.Exit(exit_code(result, inconclusive))

@@ -43,6 +43,10 @@ class Outputs:
     html: Path | None
     summary: bool
     pr_comment: bool
+    post: str | None = None
+    """Address of a service to which the gate is sent."""
+    project: Path = Path()
+    """Folder of the project, whose settings name the gate's store."""
 
     def write(self, result: GateResult, suites: Sequence[Path], folder: Path | None) -> None:
         """Write all outputs. suites: folders, for the places of tasks. folder: the run's; None for a replay."""
@@ -62,6 +66,8 @@ class Outputs:
             write_summary(result, os.environ, where)
         if self.pr_comment and (why := comment(result, os.environ, where)):
             stderr.print(why, markup=False)
+        if self.post and folder:
+            _send(self.post, folder, self.project)
 
     def _write_files(self, result: GateResult, suites: Sequence[Path]) -> None:
         if self.junit:
@@ -78,7 +84,7 @@ class Outputs:
             write_text(self.sarif, sarif(result, places))
 
 
-def send(url: str, folder: Path, project: Path) -> None:
+def _send(url: str, folder: Path, project: Path) -> None:
     """Send the gate of a run's folder to a service, and print the address of its page; a problem is one line.
 
     The verdict stands either way, and so does the exit code.

@@ -52,8 +52,8 @@ def gate_pages(site: PageSite) -> APIRouter:
         request: Request, gate_id: GateId, pair: Annotated[str | None, Query(max_length=500)] = None
     ) -> Response:
         document, traces = find_gate(site.store_of(request), runs_of(request), gate_id)
-        shown = None if pair is None else _pair(traces, document.result, pair)
-        return site.draw(request, "gate_page.html.j2", pair=shown, asked=pair, **_values(gate_id, document))
+        sides = None if pair is None else _pair(traces, document.result, pair)
+        return site.draw(request, "gate_page.html.j2", pair=sides, pair_task=pair, **_values(gate_id, document))
 
     @routes.get("/gates/{gate_id}/live")
     def show_live(request: Request, gate_id: GateId, seen: Annotated[int, Query(ge=0)] = 0) -> Response:
@@ -82,13 +82,12 @@ def _pair(store: Store, result: GateResult, task_id: str) -> Pair | None:
     task = next((line for line in result.tasks if line.task_id == task_id), None)
     if task is None:
         return None
-    ids = (*task.trace_ids[:MAX_TRACES], *task.baseline_trace_ids[:MAX_TRACES])
     worse = sum(task.candidate) * len(task.baseline) <= sum(task.baseline) * len(task.candidate)
-    attempts = {}
-    for row in store.summaries(ids):
-        is_useful = (row.reward or 0.0) >= findings.PASSING
-        wanted = is_useful != worse if row.id in task.trace_ids else is_useful == worse
-        if row.n_steps <= MAX_STEPS and (wanted or len(ids) <= 2):
+    attempts: dict[str, TraceVerdict] = {}
+    for ids, passes in ((task.trace_ids, not worse), (task.baseline_trace_ids, worse)):
+        rows = [row for row in store.summaries(ids[:MAX_TRACES]) if row.n_steps <= MAX_STEPS]
+        rows.sort(key=lambda row: ((row.reward or 0.0) >= findings.PASSING) != passes)
+        for row in rows[:1]:
             imported, verdict = store.whole(row)
             if imported is not None:
                 attempts[row.id] = TraceVerdict(trace=imported.trace, verdict=verdict)

@@ -82,11 +82,11 @@ class PageSite:
         return page_environment(self.own_types)
 
     def store_of(self, request: Request) -> Store:
-        """The store, limited to the project of whoever looks."""
+        """The store, limited to the project of the session."""
         return self.store.in_project(request.state.project)
 
     def folder_of(self, request: Request) -> Path | None:
-        """The project's folder, if its files are here and it is the project of whoever looks."""
+        """The project's folder, if its files are here and it is the project of the session."""
         return self.folder if request.state.project == self.store.project else None
 
     def draw(self, request: Request, template: str, *, status: int = 200, **values: object) -> Response:
