@@ -54,7 +54,7 @@ SENDERS = frozenset({INGEST, CALL, JUDGE})
 FEEDBACK = "/api/v1/feedback"
 SCOPES = {
     INGEST: "send spans and logs",
-    JUDGE: "say what a trace is worth: scores, labels, rewards, resolutions",
+    JUDGE: "say what a trace is worth: scores, labels, rewards, resolutions; and send gates that ran elsewhere",
     READ: "read and export traces",
     CALL: "call models",
     GIVE: "send feedback, which `ingest`, `call` and `judge` include; only with `judge` does a score become a reward",
@@ -314,7 +314,7 @@ def needed_scope(method: str, path: str) -> str:
     """The scope that a request needs; `admin` for every route that is not listed here."""
     if method == "POST" and path in OTLP:
         return INGEST
-    if method == "PUT" and path.startswith("/api/v1/traces/"):
+    if method == "PUT" and path.startswith(("/api/v1/traces/", "/api/v1/gates/")):
         return JUDGE
     if method == "POST" and path == FEEDBACK:
         return GIVE

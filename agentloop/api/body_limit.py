@@ -15,6 +15,8 @@ from agentloop.api.refusals import OTLP
 
 MAX_SENT = 8 << 20
 """Maximum bytes of an OTLP body as sent."""
+GATES = "/api/v1/gates/"
+"""Beginning of the path of a gate, whose outcomes are sent all at once: a body may be as large as one of OTLP."""
 MAX_JSON = 1 << 20
 """Maximum bytes of any other body."""
 BODY_S = 30.0
@@ -32,7 +34,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        cap = MAX_SENT if scope["path"] in OTLP else MAX_JSON
+        is_large = scope["path"] in OTLP or scope["path"].startswith(GATES)
+        cap = MAX_SENT if is_large else MAX_JSON
         declared = Headers(scope=scope).get("content-length", "")
         n = 0
         ends_at = 0.0

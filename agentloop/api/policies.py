@@ -69,10 +69,7 @@ def policy_routes(store: Store, folder: Path | None) -> APIRouter:
         return Registry(store.versions_in(project))
 
     def moves(project: str, request: Request) -> Moves:
-        by = _credential(request)
-        if folder is not None and project == store.project:
-            return moves_in(folder, store, by)
-        return Moves(registry(project), by)
+        return moves_of(store, folder, project, _credential(request))
 
     @routes.get("/policies")
     def list_versions(project: Project) -> VersionList:
@@ -110,6 +107,13 @@ def policy_routes(store: Store, folder: Path | None) -> APIRouter:
         )
 
     return routes
+
+
+def moves_of(store: Store, folder: Path | None, project: str, by: str) -> Moves:
+    """The moves that `by` can make with the versions of a project. folder: of `store.project`."""
+    if folder is not None and project == store.project:
+        return moves_in(folder, store, by)
+    return Moves(Registry(store.versions_in(project)), by)
 
 
 def _credential(request: Request) -> str:

@@ -15,15 +15,19 @@ from agentloop.api.costs import cost_routes
 from agentloop.api.comparisons import comparison_routes
 from agentloop.api.failures import failure_routes
 from agentloop.api.home import home_routes
+from agentloop.api.gates import gate_routes
+from agentloop.api.loops import loop_routes
 from agentloop.api.policies import policy_routes
 from agentloop.api.reviews import review_routes
 from agentloop.api.sent_feedback import sent_feedback
 from agentloop.api.steps import step_routes
 from agentloop.api.trace_lists import trace_list_routes
 from agentloop.api.trace_views import trace_view_routes
+from agentloop.api.tasks import task_routes
 from agentloop.api.traces import trace_routes
 from agentloop.api.units import unit_routes
 from agentloop.api.verdicts import feedback_routes, verdict_routes
+from agentloop.api.versions import version_routes
 from agentloop.store.store import Store
 
 
@@ -48,4 +52,8 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     routes.include_router(sent_feedback(store, trust))
     routes.include_router(policy_routes(store, folder))
     routes.include_router(unit_routes(store))
+    routes.include_router(version_routes(store, folder))
+    routes.include_router(gate_routes(store, folder))
+    routes.include_router(loop_routes(store))
+    routes.include_router(task_routes(store))
     return routes

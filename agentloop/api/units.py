@@ -14,26 +14,16 @@ from agentloop.store.store import Store
 from agentloop.store.units import UnitRows
 from agentloop.types import RunState, UnitState
 from agentloop.views.queue import RunLine, RunList, run_line, run_list
-from agentloop.views.units import UnitList, unit_list, worker_lines
+from agentloop.views.units import UnitList, unit_list
+from agentloop.views.work_summary import WorkerSlots, WorkSummary, work_summary, worker_slots
 
 Number = Annotated[int, PathParameter(ge=1, lt=2**53, description="Of a run.")]
-
-
-class WorkerCapacity(BaseModel):
-    """A worker as a project sees it: workers serve all projects of the store, so the rest is for `agentloop queue`."""
-
-    kinds: tuple[str, ...] = Field(description="Kinds of units that it does.")
-    has: tuple[str, ...] = Field(description="Its abilities.")
-    n_slots: int
-    n_busy: int
-    state: str = Field(description="up, draining, gone, or silent: no heartbeat for its lease.")
-    age_s: float = Field(description="Seconds since its last heartbeat.")
 
 
 class WorkerList(BaseModel):
     """Workers of the store, the longest-running first."""
 
-    workers: list[WorkerCapacity]
+    workers: list[WorkerSlots]
 
 
 class Cancellation(Feedback):
@@ -63,6 +53,11 @@ def unit_routes(store: Store) -> APIRouter:
         """The newest runs, with their units by kind and state, and what these wait for. ended: also ended runs."""
         return run_list(store.units_in(project), ended=ended, limit=limit)
 
+    @routes.get("/work")
+    def get_work(project: Project) -> WorkSummary:
+        """The queue, what it waits for, dead units with their last error, and the workers."""
+        return work_summary(store.units_in(project))
+
     @routes.get("/runs/{number}")
     def get_run(project: Project, number: Number) -> RunLine:
         """One run, with its units by kind and state, and what these wait for."""
@@ -81,8 +76,7 @@ def unit_routes(store: Store) -> APIRouter:
     @routes.get("/workers")
     def list_workers() -> WorkerList:
         """The workers of the store, which serve all projects."""
-        lines = [line.model_dump() for line in worker_lines(store)]
-        return WorkerList(workers=[WorkerCapacity.model_validate(line) for line in lines])
+        return WorkerList(workers=list(worker_slots(store)))
 
     @routes.post("/runs/{number}/cancel")
     def cancel(project: Project, number: Number, body: Cancellation) -> RunLine:

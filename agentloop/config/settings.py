@@ -237,6 +237,11 @@ def load_traffic(folder: Path) -> tuple[FeedbackSection, CanarySection]:
     return FeedbackSection(), CanarySection()
 
 
+def service_key() -> str | None:
+    """The key of a service to which results are sent, from AGENTLOOP_KEY; None if it is not set."""
+    return os.environ.get("AGENTLOOP_KEY", "").strip() or None
+
+
 def load_store(folder: Path) -> tuple[StoreSection, str]:
     """`[store]` of the settings in `folder`, otherwise of the environment alone, and the project's name.
 

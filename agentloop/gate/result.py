@@ -38,7 +38,7 @@ def fold(
 
 
 def pack_result(result: GateResult) -> bytes:
-    """The result as the store has it: without looks, which have rows of their own."""
+    """The result as the store keeps it: without looks, because each look is a row."""
     suites = tuple(suite.model_copy(update={"looks": ()}) for suite in result.suites)
     return zlib.compress(result.model_copy(update={"suites": suites}).model_dump_json().encode())
 

@@ -104,7 +104,7 @@ class Run:
         self._waiting |= {(row.task_id, row.side, row.trial) for row in rows}
 
     def put_result(self, result: GateResult) -> None:
-        """What it came to so far, for whoever looks at it."""
+        """Store the result so far, for the pages that show the gate."""
         self._evidence.put_result(pack_result(result))
 
     def end(self, verdict: str) -> None:
@@ -157,7 +157,7 @@ class _Rows:
 
 
 def _rewards(bank: Sequence[Outcome]) -> dict[str, list[float]]:
-    """Task -> rewards in the bank, for whoever looks at the gate."""
+    """Task -> rewards in the bank, for the pages that show the gate."""
     rewards: dict[str, list[float]] = {}
     for outcome in bank:
         if outcome.reward is not None:

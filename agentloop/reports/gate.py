@@ -119,12 +119,22 @@ def pairs(result: GateResult, attempts: Mapping[str, TraceVerdict]) -> Iterator[
     Broken cases come first. Tasks that got worse follow, one of each type of failure before the second of any.
     """
     for task in [*findings.broken(result), *_varied([flip.task for flip in findings.flips(result, worse=True)])]:
-        after = _one(task.trace_ids, attempts, passed=False)
-        if after is None:
-            continue
-        before = _one(task.baseline_trace_ids, attempts, passed=True)
-        parting = divergence(before.trace, after.trace) if before else 0
-        yield Pair(task, _instruction(after.trace), before, after, parting)
+        pair = pair_of(task, attempts)
+        if pair is not None:
+            yield pair
+
+
+def pair_of(task: TaskLine, attempts: Mapping[str, TraceVerdict], *, worse: bool = True) -> Pair | None:
+    """A trace of the candidate at one task beside one of the baseline; None without one of the candidate.
+
+    worse: a failed one beside one that passed; otherwise the other way round.
+    """
+    after = _one(task.trace_ids, attempts, passed=not worse)
+    if after is None:
+        return None
+    before = _one(task.baseline_trace_ids, attempts, passed=worse)
+    parting = divergence(before.trace, after.trace) if before else 0
+    return Pair(task, _instruction(after.trace), before, after, parting)
 
 
 def divergence(before: Trace, after: Trace) -> int:

@@ -43,7 +43,7 @@ class EvidenceRow(SQLModel, table=True):
     verdict: str | None = None
     """None while it can continue."""
     result: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
-    """Its `GateResult` without looks, as compressed JSON; None until it first stops, and in rows of earlier releases."""
+    """Its `GateResult` without looks, as compressed JSON; None until it stops, and in rows of earlier releases."""
     started_at: datetime
 
 

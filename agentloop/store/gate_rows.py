@@ -6,11 +6,13 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import case, func, or_, select
+from sqlalchemy import case, delete, func, insert, or_, select
 from sqlmodel import col
 
 from agentloop.store.database import Database
-from agentloop.store.evidence import EvidenceRow, LookRow, OutcomeRow, StoredLook
+from agentloop.store.evidence import EvidenceRow, LookRow, OutcomeRow, StoredLook, StoredOutcome
+from agentloop.store.shared import SharedBodies
+from agentloop.store.statements import insert_rows
 
 KINDS = ("gate", "loop")
 """Kinds of evidence that compare two versions: gates, and comparisons of loops."""
@@ -55,6 +57,20 @@ class TrialRow(NamedTuple):
     """The whole outcome as JSON; None for a full reward."""
 
 
+class SentEvidence(NamedTuple):
+    """A gate that ran elsewhere, as it is stored."""
+
+    id: str
+    key: str
+    number: int
+    about: dict[str, object]
+    verdict: str | None
+    result: bytes
+    started_at: datetime
+    outcomes: Sequence[StoredOutcome]
+    looks: Sequence[StoredLook]
+
+
 _COLUMNS: tuple[Any, ...] = (
     col(EvidenceRow.id),
     col(EvidenceRow.kind),
@@ -74,6 +90,25 @@ class GateRows:
 
     project: str
     _database: Database
+    _shared: SharedBodies
+
+    def put_sent_gate(self, sent: SentEvidence) -> None:
+        """Stores a gate that was sent, in one transaction, in place of what was sent of it before."""
+        clean = self._shared.redactor.text
+        mine = {"project": self.project, "evidence": sent.id}
+        outcomes = [(*mine.values(), *row._replace(body=clean(row.body))) for row in sent.outcomes]
+        looks = [(*mine.values(), *row) for row in sent.looks]
+        with self._database.write() as connection:
+            for table in (OutcomeRow, LookRow):
+                own = (col(table.project) == self.project, col(table.evidence) == sent.id)
+                connection.execute(delete(table).where(*own))
+            connection.execute(
+                delete(EvidenceRow).where(col(EvidenceRow.project) == self.project, col(EvidenceRow.id) == sent.id)
+            )
+            row = {name: value for name, value in sent._asdict().items() if name not in ("outcomes", "looks")}
+            connection.execute(insert(EvidenceRow).values(project=self.project, kind="gate", **row))
+            insert_rows(connection, "outcome", (*mine, *StoredOutcome._fields), outcomes)
+            insert_rows(connection, "look", (*mine, *StoredLook._fields), looks)
 
     def gates(self, *, before: datetime | None = None, limit: int = 50) -> GatePage:
         """Comparisons of any kind, newest first. before: only those that started earlier."""
@@ -136,8 +171,8 @@ class GateRows:
             ends = select(col(LookRow.suite), func.max(number), func.max(col(LookRow.e_fail)))
             for suite, last, highest in list(connection.execute(ends.where(*mine).group_by(col(LookRow.suite)))):
                 step = max(1, last // most)
-                chosen = or_(number % step == 0, number == last, col(LookRow.e_fail) == highest)
-                query = select(*columns).where(*mine, col(LookRow.suite) == suite, chosen).order_by(number)
+                is_drawn = or_(number % step == 0, number == last, col(LookRow.e_fail) == highest)
+                query = select(*columns).where(*mine, col(LookRow.suite) == suite, is_drawn).order_by(number)
                 looks[suite] = [StoredLook(*row) for row in connection.execute(query)]
         return looks
 
@@ -152,11 +187,11 @@ class GateRows:
         """The outcomes of a comparison that count, in their order."""
         full = (col(OutcomeRow.reward) == 1.0, None)
         body = case(full, else_=col(OutcomeRow.body)).label("body")
-        columns = [getattr(OutcomeRow, name) for name in TrialRow._fields[:-1]]
+        columns: list[Any] = [getattr(OutcomeRow, name) for name in TrialRow._fields[:-1]]
         mine = (col(OutcomeRow.project) == self.project, col(OutcomeRow.evidence) == id)
         query = select(*columns, body).where(*mine, col(OutcomeRow.position).is_not(None))
         with self._database.read() as connection:
-            return [TrialRow(*row) for row in connection.execute(query.order_by(col(OutcomeRow.position)))]
+            return [TrialRow._make(row) for row in connection.execute(query.order_by(col(OutcomeRow.position)))]
 
 
 def _gate(row: Sequence[Any]) -> StoredGate:

@@ -129,6 +129,12 @@ def parse(text: str) -> list[Term]:
     return terms
 
 
+def quoted(words: str) -> str:
+    """A value with quotes, as a filter may have it."""
+    escaped = words.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 def conditions(
     text: str, dialect: str, *, now: datetime | None = None, keys: KeyRange | None = None
 ) -> list[Condition]:

@@ -63,7 +63,8 @@ class Record:
         newest = func.max(col(EvalRow.policy_version))
         query = select(EvalRow.suite_hash, newest).where(EvalRow.project == self.project)
         with self._database.session() as session:
-            return {suite_hash: number for suite_hash, number in session.exec(query.group_by(col(EvalRow.suite_hash)))}
+            rows = session.exec(query.group_by(col(EvalRow.suite_hash)))
+            return {suite_hash: int(number) for suite_hash, number in rows}
 
     def report(self, suite_hash: str, policy_version: int) -> EvalReport | None:
         """The report on a version for exactly this suite."""

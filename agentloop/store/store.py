@@ -36,6 +36,7 @@ from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
 from agentloop.store.lease import lease
 from agentloop.store.looks import Looks
+from agentloop.store.loop_rows import LoopRows
 from agentloop.store.migrations import migrate
 from agentloop.store.past import read_verdict, verdicts_of
 from agentloop.store.proposals import Proposals
@@ -81,6 +82,7 @@ class Store(
     Outlines,
     GateRows,
     TaskOutcomes,
+    LoopRows,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 

@@ -157,5 +157,10 @@ def _grouped(where: Sequence[Any]) -> Any:
 
 
 def _added(one: OutcomeCounts, other: OutcomeCounts) -> OutcomeCounts:
-    sums = [a + b for a, b in zip(one[2:], other[2:], strict=True)]
-    return OutcomeCounts(one.task_id, one.policy_version, *sums)
+    return one._replace(
+        n=one.n + other.n,
+        n_scored=one.n_scored + other.n_scored,
+        n_passed=one.n_passed + other.n_passed,
+        n_infra=one.n_infra + other.n_infra,
+        reward=one.reward + other.reward,
+    )

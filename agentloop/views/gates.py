@@ -47,7 +47,7 @@ class GateLine(Frozen):
     look: Look | None
     """The evidence so far of its first suite; None before the first visit."""
     folder: str | None = None
-    """Folder of the run, if it has a store of its own."""
+    """Folder of the run, if the gate's rows are in a store there."""
 
 
 class GateList(Frozen):

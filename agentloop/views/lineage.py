@@ -21,6 +21,8 @@ class TreeNode(Frozen):
     line: VersionLine
     lane: int
     """Row of the drawing, from 0: the first child continues that of its parent, each other child begins a new one."""
+    parent_at: int | None
+    """Position of its parent among the nodes; None without one."""
     measured: VersionRow | None
     """Its results on the held-out tasks of `VersionTree.suite_hash`; None if it has none."""
 
@@ -68,8 +70,10 @@ def version_tree(store: Store, suite_hash: str | None = None) -> VersionTree:
     reports = store.reports(suite_hash) if suite_hash is not None else {}
     decisions = store.decisions()
     lanes = _lanes(lines)
+    newest_lines = lines[-MAX_VERSIONS:]
+    places = {line.number: place for place, line in enumerate(newest_lines)}
     nodes = []
-    for line in lines[-MAX_VERSIONS:]:
+    for line in newest_lines:
         report = reports.get(line.number)
         measured = None
         if report is not None and any(report.rewards.values()):
@@ -82,7 +86,8 @@ def version_tree(store: Store, suite_hash: str | None = None) -> VersionTree:
                 decision=decisions.get(line.number),
                 failures=report.failures,
             )
-        nodes.append(TreeNode(line=line, lane=lanes[line.number], measured=measured))
+        parent_at = None if line.parent is None else places.get(line.parent)
+        nodes.append(TreeNode(line=line, lane=lanes[line.number], parent_at=parent_at, measured=measured))
     return VersionTree(
         nodes=tuple(nodes),
         n_versions=len(lines),

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 from agentloop.store.task_outcomes import PASSES, OutcomeCounts, TaskTrial
-from agentloop.types import Frozen, RewardState
+from agentloop.types import Frozen, PolicyState, RewardState
 
 MAX_COLUMNS = 8
 """Most versions of one matrix; the newest, unless others are asked for."""
@@ -110,21 +110,23 @@ def version_matrix(
     find: str = "",
     page: int = 1,
 ) -> TaskMatrix:
-    """Tasks of `store.project` by version. before, after: the versions whose flips come first; default: the last two.
+    """Tasks of `store.project` by version.
 
-    trained: attempts that training made, in place of those that measure. find: only tasks whose id contains it.
+    before, after: the versions whose flips come first; default: the live one and the newest. trained: attempts that
+    training made, in place of those that measure. find: only tasks whose id contains it.
     """
     versions = store.outcome_versions(trained=trained)
-    first, second = _compared(versions, before, after)
-    chosen = {number for number in (first, second) if number in versions}
-    columns = sorted({*versions[-MAX_COLUMNS:], *chosen}, key=_place)
+    live = next((one.number for one in store.versions() if one.state is PolicyState.live), None)
+    first, second = _compared(versions, before, after, live)
+    compared = {number for number in (first, second) if number in versions}
+    columns = sorted({*versions[-MAX_COLUMNS:], *compared}, key=_place)
     counts = store.task_counts(columns, trained=trained, limit=MAX_CELLS)
     by_task: dict[str, dict[int | None, OutcomeCounts]] = {}
     for one in counts:
         if find.lower() in one.task_id.lower():
             by_task.setdefault(one.task_id, {})[one.policy_version] = one
     order = sorted(_place_of(task_id, own.get(first), own.get(second)) for task_id, own in by_task.items())
-    shown, page = _page(order, page)
+    places, page = _page(order, page)
     rows = [
         MatrixRow(
             task_id=place.task_id,
@@ -132,7 +134,7 @@ def version_matrix(
             change=place.change,
             cells=tuple(_cell(own[number]) if number in own else None for number in columns),
         )
-        for place in shown
+        for place in places
         for own in (by_task[place.task_id],)
     ]
     return TaskMatrix(
@@ -159,7 +161,7 @@ def trial_matrix(
         if find.lower() in one.task_id.lower():
             by_task.setdefault(one.task_id, []).append(one)
     order = sorted(_place_of_trials(task_id, own) for task_id, own in by_task.items())
-    shown, page = _page(order, page)
+    places, page = _page(order, page)
     rows = [
         MatrixRow(
             task_id=place.task_id,
@@ -167,7 +169,7 @@ def trial_matrix(
             change=place.change,
             cells=tuple(_trial_cell(trial) for trial in by_task[place.task_id][-MAX_TRIALS:]),
         )
-        for place in shown
+        for place in places
     ]
     return TaskMatrix(
         by="trial",
@@ -219,13 +221,16 @@ def _place(version: int | None) -> int:
     return -1 if version is None else version
 
 
-def _compared(versions: Sequence[int | None], before: int | None, after: int | None) -> tuple[int | None, int | None]:
-    """The two versions as asked for, as far as they have attempts; else the last ones."""
+def _compared(
+    versions: Sequence[int | None], before: int | None, after: int | None, live: int | None
+) -> tuple[int | None, int | None]:
+    """The two versions as asked for, as far as they have attempts; else the live one and the newest."""
     numbered = [number for number in versions if number]
     if after is None or after not in versions:
         after = next((number for number in reversed(numbered) if number != before), None)
     if before is None or before not in versions:
-        before = next((number for number in reversed(numbered) if number != after), None)
+        before = live if live in numbered and live != after else None
+        before = before or next((number for number in reversed(numbered) if number != after), None)
     return before, after
 
 

@@ -81,7 +81,7 @@ class Turns:
     def rates(self) -> tuple[StageRate, ...]:
         """One entry for each stage."""
         return tuple(
-            StageRate(label=_label(row), episodes=row.n_episodes, tool_calls=row.n_tool_calls, wall_s=row.wall_s)
+            StageRate(label=stage_label(row), episodes=row.n_episodes, tool_calls=row.n_tool_calls, wall_s=row.wall_s)
             for row in self.stages
         )
 
@@ -98,7 +98,8 @@ class Turns:
         return tuple(points)
 
 
-def _label(row: StageRow) -> str:
+def stage_label(row: StageRow) -> str:
+    """The name of a stage for people."""
     if row.kind == StageKind.other:
         return row.name
     kind = StageKind(row.kind)

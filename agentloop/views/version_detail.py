@@ -7,7 +7,6 @@ from pydantic import Field
 from agentloop.gate.success import Success, success
 from agentloop.registry.moves import deciding, live_stack, objection
 from agentloop.registry.versions import MOVES, Registry
-from agentloop.store.behaviour import VersionSum
 from agentloop.store.store import Store
 from agentloop.types import Decision, Frozen, Move, PolicyState, Proof
 from agentloop.views.gates import GateLine, gates_about
@@ -52,7 +51,6 @@ class VersionDetail(Frozen):
     """The oldest first."""
     moves: tuple[Move, ...]
     """The oldest first."""
-    costs: tuple[VersionCost, ...]
     gates: tuple[GateLine, ...]
     """Comparisons with it as the candidate, the newest first."""
     live: int | None
@@ -66,14 +64,12 @@ class VersionDetail(Frozen):
     may_become: tuple[PolicyState, ...]
     """States to which a move may lead."""
     objection: str | None
-    """Why its proof does not make it live, with the next move; None if it does, or if it is live."""
+    """Why its proof does not make it live, with the next move; None if it does, or if it is live. A gate's proof has to
+    be about the state of the suite on which the newest version was measured."""
 
 
-def version_detail(store: Store, number: int, *, suite_hash: str | None = None) -> VersionDetail:
-    """The version with that number. Raises NoSuchVersion.
-
-    suite_hash: of the project's suite as it is now, which a gate's proof has to be about; None if nobody knows.
-    """
+def version_detail(store: Store, number: int) -> VersionDetail:
+    """The version with that number. Raises NoSuchVersion."""
     registry = Registry(store)
     version = registry.require(number)
     lines = version_lines(registry)
@@ -83,6 +79,8 @@ def version_detail(store: Store, number: int, *, suite_hash: str | None = None) 
     moves = registry.moves()
     proofs = registry.proofs(version)
     stack = live_stack(moves)
+    suites = store.measured_suites()
+    suite_hash = max(suites, key=lambda one: suites[one], default=None)
     return VersionDetail(
         line=line,
         children=tuple(one.number for one in lines if one.parent == number),
@@ -90,7 +88,6 @@ def version_detail(store: Store, number: int, *, suite_hash: str | None = None) 
         results=_results(store, number),
         proofs=tuple(proofs),
         moves=tuple(move for move in moves if move.version == number),
-        costs=tuple(_cost(row) for row in store.version_sums(number)),
         gates=gates_about(store, version),
         live=live.number if live else None,
         canary=canary,
@@ -115,8 +112,9 @@ def _results(store: Store, number: int) -> tuple[SuiteSuccess, ...]:
     )
 
 
-def _cost(row: VersionSum) -> VersionCost:
-    return VersionCost(**row._asdict())
+def version_costs(store: Store, number: int) -> tuple[VersionCost, ...]:
+    """The costs of a version's attempts and live traffic, the most frequent purpose first."""
+    return tuple(VersionCost(**row._asdict()) for row in store.version_sums(number))
 
 
 def _objection(proofs: list[Proof], line: VersionLine, live: VersionLine | None, suite_hash: str | None) -> str | None:

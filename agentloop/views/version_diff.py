@@ -148,12 +148,22 @@ def content_diff(store: Store, project: Path | None, before: str, after: str) ->
     versions = (registry.named(before), registry.named(after))
     hashes = (versions[0].parts, versions[1].parts)
     changed = sorted(name for name in {*hashes[0], *hashes[1]} if hashes[0].get(name) != hashes[1].get(name))
-    numbers = {"before": versions[0].number, "after": versions[1].number}
+    before_number = versions[0].number
+    after_number = versions[1].number
     if project is None:
-        return ContentDiff(**numbers, parts=tuple(changed), settings=(), texts=(), lessons=(), evidence=())
+        return ContentDiff(
+            before=before_number,
+            after=after_number,
+            parts=tuple(changed),
+            settings=(),
+            texts=(),
+            lessons=(),
+            evidence=(),
+        )
     first, second = (read_contents(version, project) for version in versions)
     return ContentDiff(
-        **numbers,
+        before=before_number,
+        after=after_number,
         parts=tuple(changed),
         settings=tuple(_settings(first.settings, second.settings)),
         texts=tuple(_texts(first.overlay, second.overlay, _written_from(registry, project, *versions))),

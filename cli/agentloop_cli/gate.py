@@ -162,6 +162,14 @@ def gate(
     pr_comment: Annotated[
         bool, typer.Option(rich_help_panel=OUTPUT, help="Keep one comment on the pull request up to date.")
     ] = False,
+    post: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            rich_help_panel=OUTPUT,
+            help="Send the gate to this service, whose page /gates then shows it; AGENTLOOP_KEY has its key.",
+        ),
+    ] = None,
 ) -> None:
     """Compare a candidate with a baseline, attempt by attempt, until the evidence is enough.
 
@@ -178,10 +186,10 @@ def gate(
     Exit codes: 0 PASS, 1 FAIL, 2 an argument is wrong, 3 INCONCLUSIVE,
     4 INFRA or too much was lost, 5 no tasks, 130 interrupted.
     """
-    outputs = Outputs(as_json, junit, sarif, html, summary, pr_comment)
+    outputs = Outputs(as_json, junit, sarif, html, summary, pr_comment, post, project)
     figures = Figures(delta, alpha, beta, claim, sampling, per_visit, max_infra, reliability, max_rollouts, seed)
     if replay is not None:
-        named = Named(bool(suites), baseline, candidate, out is not None)
+        named = Named(bool(suites), baseline, candidate, out is not None, post is not None)
         result = replayed(replay, tenant, named, figures, must_pass or ())
         outputs.write(result, [], None)
     else:

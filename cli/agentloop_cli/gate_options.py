@@ -112,6 +112,7 @@ class Named:
     baseline: str | None
     candidate: str | None
     out: bool
+    post: bool = False
 
 
 def replayed(place: str, tenant: str | None, named: Named, figures: Figures, must_pass: Sequence[str]) -> GateResult:
@@ -122,6 +123,8 @@ def replayed(place: str, tenant: str | None, named: Named, figures: Figures, mus
     from agentloop.gate.stored import compare_file, compare_stored
     from agentloop_cli.stores import opened_store
 
+    if named.post:
+        raise ConfigError("--post sends a gate that was rolled out, and --replay rolls out none; leave one of them out")
     if not _is_store(place):
         if named.suites or named.baseline or named.candidate or named.out:
             raise ConfigError(

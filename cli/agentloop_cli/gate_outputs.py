@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from agentloop.config.layout import RUNS
-from agentloop.errors import NoSuchTrace, counted
+from agentloop.errors import AgentLoopError, NoSuchTrace, counted
 from agentloop.output_files import write_text
 from agentloop.printable import on_one_line
 from agentloop_cli.render import format_optional, print_json, stderr, stdout
@@ -43,6 +43,10 @@ class Outputs:
     html: Path | None
     summary: bool
     pr_comment: bool
+    post: str | None = None
+    """Address of a service to which the gate is sent."""
+    project: Path = Path()
+    """Folder of the project, whose settings name the gate's store."""
 
     def write(self, result: GateResult, suites: Sequence[Path], folder: Path | None) -> None:
         """Write all outputs. suites: folders, for the places of tasks. folder: the run's; None for a replay."""
@@ -62,6 +66,8 @@ class Outputs:
             write_summary(result, os.environ, where)
         if self.pr_comment and (why := comment(result, os.environ, where)):
             stderr.print(why, markup=False)
+        if self.post and folder:
+            _send(self.post, folder, self.project)
 
     def _write_files(self, result: GateResult, suites: Sequence[Path]) -> None:
         if self.junit:
@@ -76,6 +82,20 @@ class Outputs:
                 with suppress(ValueError, OSError):  # no file of tasks, or one outside this folder
                     places |= task_places(suite, Path())
             write_text(self.sarif, sarif(result, places))
+
+
+def _send(url: str, folder: Path, project: Path) -> None:
+    """Send the gate of a run's folder to a service, and print the address of its page; a problem is one line.
+
+    The verdict stands either way, and so does the exit code.
+    """
+    from agentloop.gate.sending import post_gate
+
+    try:
+        stderr.print(f"sent: {post_gate(url, folder, project)}", markup=False, soft_wrap=True)
+    except AgentLoopError as error:
+        again = f"the verdict stands; send it again with the same command and --out {shlex.quote(str(folder))}"
+        stderr.print(f"not sent: {error}; {again}", markup=False, soft_wrap=True)
 
 
 def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:

@@ -15,6 +15,8 @@ from agentloop.api.pages.paths import ASSETS
 STYLE = "pages.css"
 SCRIPT = "pages.js"
 HTMX = "htmx.min.js"
+SHARED = ("report.css", "gate.css")
+"""The reports' style sheets, with which that of the pages begins."""
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
 
 
@@ -28,10 +30,11 @@ class Asset(NamedTuple):
 
 
 def load_assets() -> dict[str, Asset]:
-    """The assets by name. The reports' style sheet is the beginning of the pages' one."""
+    """The assets by name. The reports' style sheets are the beginning of the pages' one."""
     folder = files("agentloop.api.pages") / "assets"
     contents = {name: (folder / name).read_bytes() for name in (STYLE, SCRIPT, HTMX)}
-    contents[STYLE] = (files("agentloop.reports") / "report.css").read_bytes() + contents[STYLE]
+    reports = files("agentloop.reports")
+    contents[STYLE] = b"".join([*((reports / name).read_bytes() for name in SHARED), contents[STYLE]])
     return {name: _asset(name, content) for name, content in contents.items()}
 
 

@@ -90,6 +90,14 @@ class PageSite:
         """The template environment, built once."""
         return page_environment(self.own_types)
 
+    def store_of(self, request: Request) -> Store:
+        """The store, limited to the project of the session."""
+        return self.store.in_project(request.state.project)
+
+    def folder_of(self, request: Request) -> Path | None:
+        """The project's folder, if its files are here and it is the project of the session."""
+        return self.folder if request.state.project == self.store.project else None
+
     def draw(self, request: Request, template: str, *, status: int = 200, **values: object) -> Response:
         """A page, or a part of one, from its template. values: what the template reads."""
         viewer = getattr(request.state, "session", None)

@@ -1,0 +1,26 @@
+"""Routes that show the loop of a project: how far it is, and what it cost."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from agentloop.api.parameters import Project
+from agentloop.store.store import Store
+from agentloop.views.loop_progress import LoopCost, LoopDocument, loop_cost, loop_document
+
+
+def loop_routes(store: Store) -> APIRouter:
+    """The routes over `store`."""
+    routes = APIRouter()
+
+    @routes.get("/loop")
+    def get_loop(project: Project) -> LoopDocument:
+        """The finished stages, the one under way, what did not train and why, and the decisions."""
+        return loop_document(store.in_project(project))
+
+    @routes.get("/loop/cost")
+    def get_loop_cost(project: Project) -> LoopCost:
+        """What the attempts of the loop cost. Reads a row of each."""
+        return loop_cost(store.in_project(project))
+
+    return routes

@@ -1,0 +1,125 @@
+"""The pages of versions: the tree, and one version with what it changes, its evidence, and its moves."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from agentloop.api.pages.site import Form, PageSite, Viewer
+from agentloop.api.policies import moves_of
+from agentloop.api.versions import Against, SuiteHash, VersionNumber, canary_state, changes_of
+from agentloop.errors import ConfigError
+from agentloop.registry.moves import Moves
+from agentloop.types import PolicyState
+from agentloop.views.changed_words import word_lines
+from agentloop.views.lineage import version_tree
+from agentloop.views.version_detail import version_costs, version_detail
+
+SEE_OTHER = 303
+Tab = Annotated[Literal["", "changes", "costs"], Query()]
+
+
+def version_pages(site: PageSite) -> APIRouter:
+    """The pages."""
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/versions")
+    def show_tree(request: Request, suite: SuiteHash = None) -> Response:
+        return site.draw(request, "versions.html.j2", tree=version_tree(site.store_of(request), suite))
+
+    @routes.get("/versions/{number}")
+    def show_version(request: Request, number: VersionNumber, tab: Tab = "", against: Against = None) -> Response:
+        store = site.store_of(request)
+        folder = site.folder_of(request)
+        detail = version_detail(store, number)
+        values: dict[str, Any] = {"changes": None, "costs": (), "canary": None, "problem": ""}
+        if tab == "changes":
+            try:
+                values["changes"] = changes_of(store, folder, number, against)
+            except ConfigError as error:
+                values["problem"] = str(error)
+        elif tab == "costs":
+            values["costs"] = version_costs(store, number)
+        elif detail.canary == number:
+            values["canary"] = canary_state(store, folder)
+        return site.draw(
+            request,
+            "version.html.j2",
+            detail=detail,
+            tab=tab,
+            word_lines=word_lines,
+            has_files=folder is not None,
+            **values,
+        )
+
+    @routes.get("/versions/{number}/canary")
+    def show_canary(request: Request, number: VersionNumber) -> Response:
+        """The live evidence alone, which the page asks for again and again."""
+        state = canary_state(site.store_of(request), site.folder_of(request))
+        return site.draw(request, "canary.html.j2", canary=state, number=number)
+
+    @routes.post("/versions/{number}/{move}")
+    def move_version(
+        request: Request,
+        viewer: Viewer,
+        form: Form,
+        number: VersionNumber,
+        move: Literal["promote", "override", "hold", "rollback", "canary", "share", "end-canary"],
+    ) -> Response:
+        moves = moves_of(site.store, site.folder, viewer.project, viewer.by)
+        if not _is_done(moves, number, move):
+            _move(moves, number, move, form)
+        return RedirectResponse(f"/versions/{number}", SEE_OTHER)
+
+    return routes
+
+
+_LEADS_TO = {
+    "promote": PolicyState.live,
+    "override": PolicyState.live,
+    "rollback": PolicyState.live,
+    "hold": PolicyState.held,
+    "canary": PolicyState.canary,
+}
+"""Moves of a form -> the state of the version afterwards."""
+
+
+def _is_done(moves: Moves, number: int, move: str) -> bool:
+    """Whether the form was sent before, so that sending it again changes nothing."""
+    state = moves.registry.require(number).state
+    if move == "end-canary":
+        return state is not PolicyState.canary
+    return _LEADS_TO.get(move) is state
+
+
+def _move(moves: Moves, number: int, move: str, form: dict[str, str]) -> None:
+    """Raises StateError for a move that the registry does not allow, ConfigError for a missing reason."""
+    if move == "promote":
+        moves.promote(number)
+        return
+    why = form.get("why", "").strip()
+    if not why:
+        raise ConfigError("the reason is empty; go back and write it: every later reader sees it")
+    if move == "override":
+        moves.promote(number, override=why)
+    elif move == "hold":
+        moves.hold(number, why=why)
+    elif move == "rollback":
+        moves.roll_back(number, why=why)
+    elif move == "end-canary":
+        moves.end_canary(why=why)
+    elif move == "share":
+        moves.change_share(_share(form), why=why)
+    else:
+        moves.start_canary(number, _share(form), why=why, is_shadow=form.get("shadow") == "on")
+
+
+def _share(form: dict[str, str]) -> float:
+    """The share that a form names in percent. Raises ConfigError."""
+    words = form.get("share", "")
+    try:
+        return float(words) / 100
+    except ValueError:
+        raise ConfigError(f"a share of {words!r} is no number; write percent, such as 10") from None

@@ -1,0 +1,115 @@
+"""Routes that show versions: their tree, one with its evidence, what it changes, the decisions, and the canary."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi import Path as PathParameter
+from pydantic import BaseModel, Field
+
+from agentloop.api.parameters import Project
+from agentloop.config.settings import load_traffic
+from agentloop.config.traffic import CanarySection
+from agentloop.gate.canaries import CanaryReport, look
+from agentloop.store.store import Store
+from agentloop.types import Decision, Proof
+from agentloop.views.lineage import VersionTree, version_tree
+from agentloop.views.version_detail import VersionCost, VersionDetail, version_costs, version_detail
+from agentloop.views.version_diff import ContentDiff, content_diff
+
+VersionNumber = Annotated[int, PathParameter(ge=1, lt=2**31, description="Of a version.")]
+SuiteHash = Annotated[str | None, Query(max_length=100, description="State of a suite; default: the newest.")]
+Against = Annotated[
+    str | None, Query(pattern=r"^(v?[0-9]{1,9}|live|canary)$", description="v3, live or canary; default: its parent.")
+]
+
+
+class DecisionList(BaseModel):
+    """The decisions of the loop on its candidates, the oldest first."""
+
+    decisions: list[Decision]
+
+
+class CanaryState(BaseModel):
+    """The canary with the evidence of live traffic so far."""
+
+    canary: int
+    live: int
+    share: float
+    began_at: datetime
+    verdict: str | None
+    difference: float = Field(description="Mean reward of the canary minus that of the live version.")
+    low: float = Field(description="Lower end of the 95% confidence sequence of the difference.")
+    n: dict[str, int] = Field(description="Episodes that count, by side.")
+    n_begun: dict[str, int]
+    n_missing: dict[str, int] = Field(description="Episodes whose reward did not come in time, by side.")
+    warnings: list[str]
+    proof: Proof | None
+
+
+class CanaryAnswer(BaseModel):
+    """The canary of the project, or null."""
+
+    canary: CanaryState | None
+
+
+def version_routes(store: Store, folder: Path | None) -> APIRouter:
+    """The routes over `store`. folder: of the project `store.project`."""
+    routes = APIRouter()
+
+    def folder_of(project: str) -> Path | None:
+        return folder if project == store.project else None
+
+    @routes.get("/versions")
+    def get_tree(project: Project, suite: SuiteHash = None) -> VersionTree:
+        """The newest versions with their parents, origin, share, proof and success."""
+        return version_tree(store.in_project(project), suite)
+
+    @routes.get("/versions/{number}")
+    def get_detail(project: Project, number: VersionNumber) -> VersionDetail:
+        """One version with its results, decision, proofs, moves and comparisons."""
+        return version_detail(store.in_project(project), number)
+
+    @routes.get("/versions/{number}/changes")
+    def get_changes(project: Project, number: VersionNumber, against: Against = None) -> ContentDiff:
+        """What a version changes, by part, with the failures that each change came from."""
+        return changes_of(store.in_project(project), folder_of(project), number, against)
+
+    @routes.get("/versions/{number}/costs")
+    def list_costs(project: Project, number: VersionNumber) -> list[VersionCost]:
+        """What the attempts and the live traffic of a version cost, by purpose."""
+        return list(version_costs(store.in_project(project), number))
+
+    @routes.get("/decisions")
+    def list_decisions(project: Project) -> DecisionList:
+        """Every decision of the loop."""
+        return DecisionList(decisions=list(store.in_project(project).decisions().values()))
+
+    @routes.get("/canary")
+    def get_canary(project: Project) -> CanaryAnswer:
+        """The evidence on the canary so far."""
+        return CanaryAnswer(canary=canary_state(store.in_project(project), folder_of(project)))
+
+    return routes
+
+
+def changes_of(store: Store, folder: Path | None, number: int, against: str | None) -> ContentDiff:
+    """The diff of a version from `against`, or from its parent; of one without a parent, from itself."""
+    if against is None:
+        before = next((version.parent for version in store.versions() if version.number == number), None)
+        against = str(number if before is None else before)
+    return content_diff(store, folder, against, str(number))
+
+
+def canary_state(store: Store, folder: Path | None) -> CanaryState | None:
+    """The evidence on the canary so far; None without one. folder: whose settings have the rules."""
+    rules = load_traffic(folder)[1] if folder is not None else CanarySection()
+    report = look(store, rules)
+    return None if report is None else _state(report)
+
+
+def _state(report: CanaryReport) -> CanaryState:
+    return CanaryState.model_validate({**report.document(), "low": report.folded.low})

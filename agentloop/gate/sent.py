@@ -1,0 +1,146 @@
+"""A gate on its way to a service: from the store of its run, such as in CI, to the store that a team looks at.
+
+A sent gate has the id of its row, plus a hash of when it began. So a gate that is sent again replaces itself, and
+another run of the same question on another machine becomes another gate. A sent gate decides nothing: it is no proof.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from pydantic import ConfigDict, Field
+
+from agentloop.errors import ConfigError
+from agentloop.gate.outcomes import GateResult, Header, Look, Outcome
+from agentloop.gate.result import pack_result, unpack_result
+from agentloop.store.evidence import EvidenceLog, StoredLook, StoredOutcome
+from agentloop.store.gate_rows import SentEvidence
+from agentloop.store.store import Store
+from agentloop.types import Frozen, content_hash
+
+_ID = re.compile(r"gate-(?P<key>[0-9a-f]{1,64}\.[0-9a-f]{8})-(?P<number>[0-9]{1,9})")
+
+
+class SentOutcome(Frozen):
+    """One trial that counts."""
+
+    suite: str = Field(max_length=500)
+    suite_hash: str = Field(max_length=100)
+    outcome: Outcome
+
+
+class SentLook(Frozen):
+    """One look at the evidence of a suite."""
+
+    suite: str = Field(max_length=500)
+    number: int = Field(ge=0, lt=2**31)
+    look: Look
+
+
+class SentGate(Frozen):
+    """A gate with all that a page shows of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    started_at: datetime
+    verdict: str | None = Field(default=None, max_length=20)
+    """None for one that can go on."""
+    header: Header
+    banked: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """Task -> rewards in the baseline's bank."""
+    outcomes: tuple[SentOutcome, ...]
+    """In the order in which they count."""
+    looks: tuple[SentLook, ...]
+    result: GateResult
+    """Without looks."""
+
+
+def read_gate(store: Store, id: str) -> tuple[str, SentGate]:
+    """(the id under which it is sent, the gate). Raises ConfigError for one that has not stopped yet."""
+    evidence = store.evidence(id)
+    if evidence is None or evidence.result is None:
+        raise ConfigError(f"{store.name}: no gate {id} with a result; run the gate to its end first")
+    return sent_id(evidence), SentGate(
+        started_at=_aware(evidence.started_at),
+        verdict=evidence.verdict,
+        header=Header.model_validate(evidence.about["header"]),
+        banked=evidence.about.get("banked") or {},  # type: ignore[arg-type]
+        outcomes=tuple(_sent(row) for row in evidence.outcomes() if row.position is not None),
+        looks=tuple(
+            SentLook(
+                suite=row.suite,
+                number=row.number,
+                look=Look(n=row.n, e_fail=row.e_fail, e_pass=row.e_pass, mean=row.mean, low=row.low, high=row.high),
+            )
+            for row in evidence.looks()
+        ),
+        result=unpack_result(evidence.result, {}),
+    )
+
+
+def sent_id(evidence: EvidenceLog) -> str:
+    """The id of a gate wherever it is sent to."""
+    question, _, number = evidence.id.rpartition("-")
+    origin = content_hash([evidence.id, _aware(evidence.started_at).isoformat()])[:8]
+    return f"{question}.{origin}-{number}"
+
+
+def put_gate(store: Store, id: str, gate: SentGate, *, by: str) -> None:
+    """Keep a gate that was sent, in place of what was sent of it before. Raises ConfigError for an id of no gate."""
+    match = _ID.fullmatch(id)
+    if match is None:
+        raise ConfigError(f"{id!r} is no id of a gate that was sent; `agentloop gate --post` names it")
+    rows = [
+        StoredOutcome(
+            position=position,
+            suite=one.suite,
+            suite_hash=one.suite_hash,
+            task_id=one.outcome.task_id,
+            side=one.outcome.policy.value,
+            trial=one.outcome.trial,
+            policy_version=0,  # numbers of versions are those of the sender's project
+            trace_id=one.outcome.trace_id,
+            state=one.outcome.state.value,
+            reward=one.outcome.reward,
+            body=one.outcome.model_dump_json(exclude_defaults=True),
+        )
+        for position, one in enumerate(gate.outcomes)
+    ]
+    store.put_sent_gate(
+        SentEvidence(
+            id=id,
+            key=match["key"],
+            number=int(match["number"]),
+            about={
+                "header": gate.header.model_dump(mode="json"),
+                "banked": {task: list(rewards) for task, rewards in gate.banked.items()},
+                "posted_by": by,
+            },
+            verdict=gate.verdict,
+            result=pack_result(gate.result),
+            started_at=_aware(gate.started_at),
+            outcomes=rows,
+            looks=[
+                StoredLook(
+                    each.suite,
+                    each.number,
+                    each.look.n,
+                    each.look.e_fail,
+                    each.look.e_pass,
+                    each.look.mean,
+                    each.look.low,
+                    each.look.high,
+                )
+                for each in gate.looks
+            ],
+        )
+    )
+
+
+def _sent(row: StoredOutcome) -> SentOutcome:
+    return SentOutcome(suite=row.suite, suite_hash=row.suite_hash, outcome=Outcome.model_validate_json(row.body))
+
+
+def _aware(at: datetime) -> datetime:
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)

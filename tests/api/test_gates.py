@@ -1,0 +1,111 @@
+"""Gates over the API: those in folders of runs are read, and one that ran elsewhere is sent, with a key that judges."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from parts import lacking
+
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.store.store import Store
+
+from .serving import Server, bearer, free_port, make_key, serving
+
+pytestmark = pytest.mark.slow
+
+SHELL = Path(__file__).parents[2] / "evals" / "shell"
+COMMAND = ("gate", "evals/shell", "--baseline", "main", "--candidate", "scripted:evals/shell/policy.py:steady")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a gate has passed, with an empty store beside it."""
+    if reason := BubblewrapBackend().probe():
+        lacking(reason)
+    folder = tmp_path_factory.mktemp("gated")
+    shutil.copytree(SHELL, folder / "evals" / "shell")
+    done = command(folder)
+    assert done.returncode == 0, done.stderr
+    Store(folder / "traces" / "store.db").close()
+    return folder
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path / "service.db", folder=tmp_path) as started:
+        yield started
+
+
+def command(folder: Path, *options: str, key: str | None = None) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-m", "agentloop_cli", *COMMAND, "--sandbox", "bubblewrap", *options]
+    environ = {name: value for name, value in os.environ.items() if name != "AGENTLOOP_KEY"}
+    if key is not None:
+        environ["AGENTLOOP_KEY"] = key
+    return subprocess.run(arguments, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+
+
+def run_folder(project: Path) -> Path:
+    [folder] = (project / ".agentloop" / "runs").glob("gate-*")
+    return folder
+
+
+def test_the_gates_below_a_projects_runs_are_read_with_their_result(project: Path) -> None:
+    expected = json.loads((run_folder(project) / "gate.result.json").read_text())
+    with serving(project / "traces" / "store.db", folder=project) as server:
+        api = f"{server.url}/api/v1"
+        [line] = httpx.get(f"{api}/gates").json()["gates"]
+        assert (line["verdict"], line["folder"]) == ("PASS", f".agentloop/runs/{run_folder(project).name}")
+        document = httpx.get(f"{api}/gates/{line['id']}").json()
+        assert document["is_complete"]
+        assert document["result"]["reasons"] == expected["reasons"]
+        assert document["result"]["tasks"] == expected["tasks"]
+        assert document["result"]["suites"][0]["looks"] == expected["suites"][0]["looks"]
+        assert httpx.get(f"{api}/gates/gate-none-1").status_code == 404
+
+
+def test_a_gate_is_sent_with_a_key_and_sent_again_it_is_the_same(project: Path, server: Server) -> None:
+    words, _ = make_key(Path(server.store), "team", "judge")
+    reads, _ = make_key(Path(server.store), "team", "read")
+    others, _ = make_key(Path(server.store), "other", "read")
+    out = ("--out", str(run_folder(project).relative_to(project)), "--post", server.url)
+    for _ in range(2):
+        done = command(project, *out, key=words)
+        assert done.returncode == 0, done.stderr
+        [sent] = [line for line in done.stderr.splitlines() if line.startswith("sent: ")]
+    with httpx.Client(base_url=f"{server.url}/api/v1", headers=bearer(reads)) as api:
+        [line] = api.get("/gates").json()["gates"]
+        assert sent == f"sent: {server.url}/gates/{line['id']}"
+        assert line["verdict"] == "PASS"
+        document = api.get(f"/gates/{line['id']}").json()
+        expected = json.loads((run_folder(project) / "gate.result.json").read_text())
+        assert document["result"] == expected
+    assert httpx.get(f"{server.url}/api/v1/gates/{line['id']}", headers=bearer(others)).status_code == 404
+
+
+@pytest.mark.parametrize("case", ["no key", "a key that only reads", "nobody there", "no address"])
+def test_a_gate_that_cannot_be_sent_says_why_in_one_line_and_keeps_its_exit_code(
+    project: Path, server: Server, case: str
+) -> None:
+    reads, _ = make_key(Path(server.store), "team", "read")
+    url = {"nobody there": f"http://127.0.0.1:{free_port()}", "no address": "team"}.get(case, server.url)
+    words = {
+        "no key": "set AGENTLOOP_KEY to it",
+        "a key that only reads": "answered 403",
+        "nobody there": "does not answer",
+        "no address": "is no address of a service",
+    }[case]
+    out = ("--out", str(run_folder(project).relative_to(project)), "--post", url)
+    done = command(project, *out, key=None if case == "no key" else reads)
+    assert done.returncode == 0
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("not sent: ")]
+    assert words in line
+    assert "the verdict stands; send it again" in line
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,126 @@
+"""A gate as pages and `/api/v1/gates` show it: while it runs, when it has stopped, and after it was sent elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gate.test_live import BANK, TASKS, gate, replayed, runs
+
+from agentloop.errors import ConfigError
+from agentloop.gate.outcomes import GateVerdict
+from agentloop.gate.result import pack_result
+from agentloop.gate.run import MADE_OF, OUTCOMES
+from agentloop.gate.sent import put_gate, read_gate, sent_id
+from agentloop.store.store import Store
+from agentloop.views.gates import gate_document, gate_list
+
+P_WORSE = 0.4
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A gate whose candidate is much worse, with all outcomes that decide it and without its result."""
+    gate(tmp_path, runs(P_WORSE))
+    opened = Store(tmp_path / "store.db")
+    yield opened
+    opened.close()
+
+
+def id_of(folder: Path) -> str:
+    return str(json.loads((folder / MADE_OF).read_text())["gate"])
+
+
+def test_while_it_runs_the_outcomes_so_far_are_shown_with_the_looks_at_them(store: Store, tmp_path: Path) -> None:
+    document = gate_document(store, id_of(tmp_path))
+    assert document is not None
+    assert (document.is_under_way, document.is_complete, document.line.verdict) == (True, False, None)
+    expected = replayed(tmp_path)
+    lines = (tmp_path / OUTCOMES).read_text().splitlines()
+    assert document.n_outcomes == len(lines) - 1 - len(BANK)
+    assert document.result.suites[0].looks == expected.suites[0].looks
+    assert document.line.look == expected.suites[0].looks[-1]
+    rewards = {task.task_id: (task.baseline, task.candidate) for task in document.result.tasks}
+    assert rewards == {task.task_id: (task.baseline, task.candidate) for task in expected.tasks}
+    assert set(rewards) == set(TASKS)
+
+
+def test_when_it_has_stopped_the_result_is_the_one_of_the_report(store: Store, tmp_path: Path) -> None:
+    id = id_of(tmp_path)
+    expected = replayed(tmp_path)
+    assert expected.verdict is GateVerdict.failed
+    end(store, id, tmp_path)
+    document = gate_document(store, id)
+    assert document is not None
+    assert (document.is_under_way, document.is_complete, document.line.verdict) == (False, True, "FAIL")
+    assert document.result == expected
+    [line] = gate_list(store).gates
+    assert (line.id, line.verdict, line.baseline, line.suite) == (id, "FAIL", "baseline", "words")
+
+
+def test_of_many_looks_the_last_and_the_highest_are_among_those_shown(store: Store, tmp_path: Path) -> None:
+    id = id_of(tmp_path)
+    every = [look for looks in store.thinned_looks(id, 10_000).values() for look in looks]
+    [few] = store.thinned_looks(id, 5).values()
+    assert 5 <= len(few) < len(every)
+    assert few[-1] == every[-1]
+    assert max(look.e_fail for look in few) == max(look.e_fail for look in every)
+
+
+def test_another_project_has_no_such_gate(store: Store, tmp_path: Path) -> None:
+    assert gate_document(store.in_project("other"), id_of(tmp_path)) is None
+    assert gate_list(store.in_project("other")).gates == ()
+
+
+def test_a_gate_that_is_sent_twice_is_there_once_and_shows_the_same(store: Store, tmp_path: Path) -> None:
+    id = id_of(tmp_path)
+    end(store, id, tmp_path)
+    name, sent = read_gate(store, id)
+    again = type(sent).model_validate_json(sent.model_dump_json())
+    with_service = Store(tmp_path / "service" / "store.db", project="team")
+    try:
+        for _ in range(2):
+            put_gate(with_service, name, again, by="key 1")
+        [line] = gate_list(with_service).gates
+        assert (line.id, line.verdict, line.posted_by) == (name, "FAIL", "key 1")
+        document = gate_document(with_service, name)
+        here = gate_document(store, id)
+        assert document is not None
+        assert here is not None
+        assert document.result == here.result
+        assert document.n_outcomes == here.n_outcomes
+    finally:
+        with_service.close()
+
+
+def test_another_run_of_the_same_question_is_sent_under_another_id(store: Store, tmp_path: Path) -> None:
+    gate(tmp_path / "again", runs(P_WORSE))
+    other = Store(tmp_path / "again" / "store.db")
+    first = store.evidence(id_of(tmp_path))
+    second = other.evidence(id_of(tmp_path / "again"))
+    other.close()
+    assert first is not None
+    assert second is not None
+    assert first.id == second.id
+    assert sent_id(first) != sent_id(second)
+
+
+def test_a_gate_without_a_result_is_not_sent_and_no_id_of_this_store_is_taken(store: Store, tmp_path: Path) -> None:
+    id = id_of(tmp_path)
+    with pytest.raises(ConfigError, match="run the gate to its end first"):
+        read_gate(store, id)
+    end(store, id, tmp_path)
+    _, sent = read_gate(store, id)
+    with pytest.raises(ConfigError, match="no id of a gate that was sent"):
+        put_gate(store, id, sent, by="key 1")
+
+
+def end(store: Store, id: str, folder: Path) -> None:
+    """As the command does it at the end."""
+    evidence = store.evidence(id)
+    assert evidence is not None
+    result = replayed(folder)
+    evidence.put_result(pack_result(result))
+    evidence.end(result.verdict.value)
