@@ -12,9 +12,15 @@ keeps the store (a file, or a URL of PostgreSQL) and fills it only if it is empt
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import random
+import statistics
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import orjson
@@ -27,6 +33,7 @@ from agentloop.api.connection import PEER_UID
 from agentloop.api.sessions import BrowserSessions
 from agentloop.api.viewing import entry
 from agentloop.store.store import Store
+from agentloop.testing import postgresql
 from agentloop.types import Span
 
 PER_TRACE = 10

@@ -11,19 +11,19 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
-from agentloop.api.costs import cost_routes
 from agentloop.api.comparisons import comparison_routes
+from agentloop.api.costs import cost_routes
 from agentloop.api.failures import failure_routes
-from agentloop.api.home import home_routes
 from agentloop.api.gates import gate_routes
+from agentloop.api.home import home_routes
 from agentloop.api.loops import loop_routes
 from agentloop.api.policies import policy_routes
 from agentloop.api.reviews import review_routes
 from agentloop.api.sent_feedback import sent_feedback
 from agentloop.api.steps import step_routes
+from agentloop.api.tasks import task_routes
 from agentloop.api.trace_lists import trace_list_routes
 from agentloop.api.trace_views import trace_view_routes
-from agentloop.api.tasks import task_routes
 from agentloop.api.traces import trace_routes
 from agentloop.api.units import unit_routes
 from agentloop.api.verdicts import feedback_routes, verdict_routes
@@ -44,10 +44,8 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     routes.include_router(failure_routes(store, folder))
     routes.include_router(cost_routes(store))
     routes.include_router(home_routes(store))
-    for judging in (feedback_routes, verdict_routes, review_routes):
     routes.include_router(comparison_routes(store))
-    routes.include_router(failure_routes(store))
-    for judging in (feedback_routes, verdict_routes):
+    for judging in (feedback_routes, verdict_routes, review_routes):
         routes.include_router(judging(store, trust))
     routes.include_router(sent_feedback(store, trust))
     routes.include_router(policy_routes(store, folder))

@@ -10,32 +10,35 @@ from agentloop.api.pages.costs import cost_pages
 from agentloop.api.pages.documentation import documentation_pages
 from agentloop.api.pages.failures import failure_pages
 from agentloop.api.pages.gates import gate_pages
-from agentloop.api.pages.home import home_pages, home_routes
+from agentloop.api.pages.home import home_pages
 from agentloop.api.pages.review import review_pages
 from agentloop.api.pages.runs import run_pages
 from agentloop.api.pages.sharing import sharing_pages
 from agentloop.api.pages.signing_in import sign_in_routes
 from agentloop.api.pages.site import PageSite
+from agentloop.api.pages.tasks import task_pages
 from agentloop.api.pages.trace import trace_page_routes
 from agentloop.api.pages.trace_list import trace_list_pages
+from agentloop.api.pages.versions import version_pages
+from agentloop.api.pages.work import work_pages
 from agentloop.api.sessions import BrowserSessions
 
 PAGES = (
     home_pages,
     trace_list_pages,
     trace_page_routes,
+    compare_routes,
     failure_pages,
     cost_pages,
+    version_pages,
+    gate_pages,
+    run_pages,
+    task_pages,
+    work_pages,
     review_pages,
     sharing_pages,
     documentation_pages,
 )
-PAGES = (home_routes, trace_page_routes, compare_routes)
-from agentloop.api.pages.tasks import task_pages
-from agentloop.api.pages.versions import version_pages
-from agentloop.api.pages.work import work_pages
-
-PAGES = (home_routes, version_pages, gate_pages, run_pages, task_pages, work_pages)
 """One function a page, which makes its routes."""
 
 
