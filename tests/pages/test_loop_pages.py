@@ -22,7 +22,7 @@ from agentloop.registry.versions import Registry
 from agentloop.store.claims import HandBack, Returned
 from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
-from agentloop.types import EvalReport, Purpose, Unit
+from agentloop.types import EvalReport, Purpose, Unit, UnitState
 
 from .browsing import opened
 from .showing import Shown, showing
@@ -241,7 +241,7 @@ def test_the_queue_says_what_waits_what_died_and_why_and_retries_it(browser: Bro
         assert page.locator("td", has_text="rollout").count() >= 2
         page.click("form[action='/work/runs/1/retry'] button")
         expect(page.locator("dl.facts")).to_contain_text("2")
-        assert shown.store.units(1, state="dead") == []  # type: ignore[arg-type]
+        assert shown.store.units(1, state=UnitState.dead) == []
 
 
 def test_the_matrix_puts_flips_first_and_leads_to_both_attempts_by_keys_alone(browser: Browser, shown: Shown) -> None:
@@ -249,8 +249,8 @@ def test_the_matrix_puts_flips_first_and_leads_to_both_attempts_by_keys_alone(br
         page = tab.page
         rows = page.locator("table.matrix tbody tr")
         assert [row.inner_text().split() for row in rows.all()] == [
-            ["a-f1", "▼flip", "P", "F"],
-            ["b-f1", "▲flip", "F", "P"],
+            ["a-f1", "▼", "flip", "P", "F"],
+            ["b-f1", "▲", "flip", "F", "P"],
         ]
         page.locator("main").focus()
         page.keyboard.press("j")
