@@ -28,10 +28,11 @@ class Asset(NamedTuple):
 
 
 def load_assets() -> dict[str, Asset]:
-    """The assets by name. The reports' style sheet is the beginning of the pages' one."""
+    """The assets by name. The reports' style sheets are the beginning of the pages' one."""
     folder = files("agentloop.api.pages") / "assets"
     contents = {name: (folder / name).read_bytes() for name in (STYLE, SCRIPT, HTMX)}
-    contents[STYLE] = (files("agentloop.reports") / "report.css").read_bytes() + contents[STYLE]
+    reports = [(files("agentloop.reports") / name).read_bytes() for name in ("report.css", "trace.css")]
+    contents[STYLE] = b"".join([*reports, contents[STYLE]])
     return {name: _asset(name, content) for name, content in contents.items()}
 
 
