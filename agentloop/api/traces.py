@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,8 +123,10 @@ def trace_routes(store: Store, folder: Path | None) -> APIRouter:
             withhold(exporter, folder / EVALS)
         store.find(filter, project=project, limit=1)  # reports an invalid filter before the response begins
         name = "traces" + (".jsonl" if exporter.one_each else exporter.suffix)
+        parts = exporter.write(read_each(store, store.every(filter, project=project)))
+        first = next(iter(parts), b"")  # so does a format that cannot take all of them
         return StreamingResponse(
-            exporter.write(read_each(store, store.every(filter, project=project))),
+            chain([first], parts),
             media_type=exporter.media_type,
             headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
 from agentloop.errors import ConfigError
 from agentloop.otel.repeats import canonical
 from agentloop.otel.stored_trace import StoredTrace
+from agentloop.protocols import ExportedTrace
 from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
-from agentloop.types import Frozen
-from agentloop.views.item_contents import ItemContent, TraceContents
+from agentloop.types import Frozen, Verdict
+from agentloop.views.item_contents import ItemContent, TraceContents, step_contents
 from agentloop.views.outline import OUTLINES, STEP, Outline, outline_of
 from agentloop.views.trace_items import TraceItem, items_of
-from agentloop.views.trace_page import FailureReader, MarkedFailure, TracePlace, summary_of
+from agentloop.views.trace_page import FailureReader, MarkedFailure, ReadItems, TracePlace, summary_of
 
 MAX_ROWS = 25
 """Rows of a window: a pair of steps, or a fold of equal ones."""
@@ -88,40 +90,30 @@ class _Pair(NamedTuple):
     n: int = 1
 
 
-class _Side:
+class ComparedSide:
     """One trace while it is compared."""
 
-    def __init__(self, store: Store, project: str, trace_id: str) -> None:
-        row = store.row(project, trace_id)
-        if row.body is None and row.n_spans > MAX_SPANS:
-            raise ConfigError(
-                f"trace {trace_id} has {row.n_spans:,} spans, more than the {MAX_SPANS:,} that can be compared; "
-                "open it by itself"
-            )
-        self.summary = summary_of(row)
-        head: TraceHead | None = None
-        if row.body is None:
-            document = StoredTrace(store, self.summary).trace.model_dump(mode="json")
-            head = TraceHead(document, None, lambda part: None)
-        self.outline: Outline = outline_of(head) if head else OUTLINES.get(store, row)
-        self.contents = TraceContents(store, row, self.outline, head)
-        verdict = store.verdict(project, trace_id)
-        self.reader = FailureReader(self.outline, self.contents, verdict.failures, verdict.scores)
-        self.positions = [n for n, item in enumerate(self.outline.items) if item.kind == STEP and not item.sub]
-        steps = self.contents.read(self.positions)
+    def __init__(self, summary: TraceSummary, outline: Outline, read: ReadItems, verdict: Verdict) -> None:
+        self.summary = summary
+        self.outline = outline
+        self._read = read
+        self._reader = FailureReader(outline, read, verdict.failures, verdict.scores)
+        self.positions = [n for n, item in enumerate(outline.items) if item.kind == STEP and not item.sub]
+        steps = read(self.positions)
         self.actions = [_did(step) for step in steps]
         self.results = [tuple((result.content, result.ok) for result in step.results) for step in steps]
 
-    def items(self, positions: Sequence[int]) -> dict[int, TraceItem]:
-        """The items at some positions, with the words of failures marked."""
-        contents = dict(zip(positions, self.contents.read(positions), strict=True))
-        quotes, numbers = self.reader.marks(contents, TracePlace())
+    def items(self, positions: Sequence[int], limit: int | None) -> dict[int, TraceItem]:
+        """The items at some positions, with the words of failures marked. limit: of `items_of`."""
+        contents = dict(zip(positions, self._read(positions), strict=True))
+        quotes, numbers = self._reader.marks(contents, TracePlace())
         listed = [(position, self.outline.items[position]) for position in positions]
-        return {item.position: item for item in items_of(listed, list(contents.values()), quotes, numbers)}
+        return {item.position: item for item in items_of(listed, list(contents.values()), quotes, numbers, limit)}
 
     @property
     def view(self) -> ComparedTrace:
-        return ComparedTrace(summary=self.summary, failures=self.reader.failures, n_steps=len(self.positions))
+        """Its facts."""
+        return ComparedTrace(summary=self.summary, failures=self._reader.failures, n_steps=len(self.positions))
 
 
 def compare(
@@ -131,23 +123,58 @@ def compare(
 
     Raises NoSuchTrace, and ConfigError for a trace with too many spans.
     """
-    first = _Side(store, project, a)
-    second = _Side(store, project, b)
-    n_equal = _n_equal(first, second)
-    pairs = list(_folded(_aligned(first, second, n_equal), {*opened}))
+    return compare_sides(
+        _stored_side(store, project, a), _stored_side(store, project, b), start=start, opened=opened, n_rows=MAX_ROWS
+    )
+
+
+def compare_sides(
+    a: ComparedSide,
+    b: ComparedSide,
+    *,
+    start: int = 0,
+    opened: Sequence[int] = (),
+    n_rows: int,
+    limit: int | None = None,
+) -> TraceComparison:
+    """Two traces; see `compare`. n_rows: of the window. limit: characters of each text; default: those of a page."""
+    n_equal = _n_equal(a, b)
+    pairs = list(_folded(_aligned(a, b, n_equal), {*opened}))
     different = next((n for n, pair in enumerate(pairs) if pair.kind not in (SAME, FOLD)), None)
     start = max(min(start, len(pairs) - 1), 0)
-    window = pairs[start : start + MAX_ROWS]
+    window = pairs[start : start + n_rows]
     return TraceComparison(
-        a=first.view,
-        b=second.view,
-        sentence=_sentence(first, second, n_equal),
+        a=a.view,
+        b=b.view,
+        sentence=_sentence(a, b, n_equal),
         n_equal=n_equal,
         n_rows=len(pairs),
         start=start,
-        rows=tuple(_rows(first, second, window, start, different)),
+        rows=tuple(_rows(a, b, window, start, different, limit)),
         first_difference=different,
     )
+
+
+def exported_side(stored: ExportedTrace) -> ComparedSide:
+    """A side for a file."""
+    head = TraceHead(stored.trace.model_dump(mode="json"), None, lambda part: None)
+    outline = outline_of(head)
+    summary = TraceSummary.model_validate(dict(stored.facts))
+    return ComparedSide(summary, outline, partial(step_contents, head, outline), stored.verdict)
+
+
+def _stored_side(store: Store, project: str, trace_id: str) -> ComparedSide:
+    row = store.row(project, trace_id)
+    if row.body is None and row.n_spans > MAX_SPANS:
+        raise ConfigError(
+            f"trace {trace_id} has {row.n_spans:,} spans, more than the {MAX_SPANS:,} that can be compared; "
+            "open it by itself"
+        )
+    if row.body is None:
+        return exported_side(StoredTrace(store, summary_of(row)))
+    outline = OUTLINES.get(store, row)
+    contents = TraceContents(store, row, outline)
+    return ComparedSide(summary_of(row), outline, contents.read, store.verdict(project, trace_id))
 
 
 def best_and_worst(store: Store, project: str, task_id: str) -> BestAndWorst | None:
@@ -169,7 +196,7 @@ def _did(step: ItemContent) -> tuple[str, ...]:
     return ("", step.message.content.strip())
 
 
-def _n_equal(a: _Side, b: _Side) -> int:
+def _n_equal(a: ComparedSide, b: ComparedSide) -> int:
     n = 0
     for one, other in zip(zip(a.actions, a.results, strict=True), zip(b.actions, b.results, strict=True), strict=False):
         if one != other:
@@ -178,7 +205,7 @@ def _n_equal(a: _Side, b: _Side) -> int:
     return n
 
 
-def _aligned(a: _Side, b: _Side, n_equal: int) -> Iterator[_Pair]:
+def _aligned(a: ComparedSide, b: ComparedSide, n_equal: int) -> Iterator[_Pair]:
     """All steps: the equal ones, then those from the first difference on, beside each other where both do the same."""
     for n in range(n_equal):
         yield _Pair(SAME, a.positions[n], b.positions[n])
@@ -194,7 +221,7 @@ def _aligned(a: _Side, b: _Side, n_equal: int) -> Iterator[_Pair]:
     yield from _beside(a, b, range(end, len(a.positions)), range(end, len(b.positions)))
 
 
-def _beside(a: _Side, b: _Side, mine: range, theirs: range) -> Iterator[_Pair]:
+def _beside(a: ComparedSide, b: ComparedSide, mine: range, theirs: range) -> Iterator[_Pair]:
     """Steps without counterparts, in pairs as far as both sides have some."""
     for i, j in zip(mine, theirs, strict=False):
         yield _pair(a, b, i, j)
@@ -203,7 +230,7 @@ def _beside(a: _Side, b: _Side, mine: range, theirs: range) -> Iterator[_Pair]:
     yield from (_Pair(ONLY_B, None, b.positions[j]) for j in theirs[n:])
 
 
-def _pair(a: _Side, b: _Side, i: int, j: int) -> _Pair:
+def _pair(a: ComparedSide, b: ComparedSide, i: int, j: int) -> _Pair:
     kind = CHANGED
     if a.actions[i] == b.actions[j]:
         kind = SAME if a.results[i] == b.results[j] else RESULT
@@ -220,9 +247,11 @@ def _folded(pairs: Iterator[_Pair], opened: set[int]) -> Iterator[_Pair]:
             yield from same
 
 
-def _rows(a: _Side, b: _Side, window: Sequence[_Pair], start: int, different: int | None) -> Iterator[ComparedRow]:
-    items_a = a.items([pair.a for pair in window if pair.a is not None])
-    items_b = b.items([pair.b for pair in window if pair.b is not None])
+def _rows(
+    a: ComparedSide, b: ComparedSide, window: Sequence[_Pair], start: int, different: int | None, limit: int | None
+) -> Iterator[ComparedRow]:
+    items_a = a.items([pair.a for pair in window if pair.a is not None], limit)
+    items_b = b.items([pair.b for pair in window if pair.b is not None], limit)
     for index, pair in enumerate(window, start=start):
         yield ComparedRow(
             index=index,
@@ -234,7 +263,7 @@ def _rows(a: _Side, b: _Side, window: Sequence[_Pair], start: int, different: in
         )
 
 
-def _sentence(a: _Side, b: _Side, n_equal: int) -> str:
+def _sentence(a: ComparedSide, b: ComparedSide, n_equal: int) -> str:
     n_a = len(a.positions)
     n_b = len(b.positions)
     if not n_a and not n_b:

@@ -18,7 +18,7 @@ from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow
 from agentloop.types import Message, ToolCall, ToolResult
-from agentloop.views.outline import AGENT, CHAT, END, FORK, OVERLAY, START, STEP, TOOL, Outline
+from agentloop.views.outline import AGENT, CHAT, END, FORK, OVERLAY, START, STEP, TOOL, Outline, OutlineItem
 
 MAX_HEARD = 30
 """Messages shown that an agent was told before one step; `ItemContent.n_more` counts the others."""
@@ -56,12 +56,11 @@ class ItemContent(NamedTuple):
 class TraceContents:
     """Reads the contents of a trace's items. Everything is read once."""
 
-    def __init__(self, store: Store, row: TraceRow, outline: Outline, head: TraceHead | None = None) -> None:
-        """head: of a trace with steps; default: it is read when it is needed."""
+    def __init__(self, store: Store, row: TraceRow, outline: Outline) -> None:
         self._store = store
         self._row = row
         self._outline = outline
-        self._head = head
+        self._head: TraceHead | None = None
 
     @property
     def head(self) -> TraceHead:
@@ -74,7 +73,7 @@ class TraceContents:
         """The contents of the items at these positions, which are in order."""
         if self._outline.is_spans:
             return self._spans(positions)
-        return self._steps(positions)
+        return step_contents(self.head, self._outline, positions)
 
     def span(self, item_id: str) -> dict[str, Any]:
         """Everything that was sent of a span. Raises NoSuchTrace."""
@@ -85,9 +84,11 @@ class TraceContents:
         return restored(_with_bodies(headed, by_key, headed.span.head))
 
     def step(self, position: int) -> dict[str, Any]:
-        """A step as plain JSON, with its token ids."""
+        """A step as plain JSON, with its token ids. Raises NoSuchTrace for an item that is no step."""
         item = self._outline.items[position]
-        step: dict[str, Any] = self._run(item.sub)["steps"][item.n]
+        if item.kind != STEP:
+            raise NoSuchTrace(f"part {item.id!r} of trace {self._row.id!r} is no step; its page lists its steps")
+        step: dict[str, Any] = run_at(self.head, item.sub)["steps"][item.n]
         self.head.resolve({"messages": [], "steps": [step], "children": []})
         return step
 
@@ -97,7 +98,7 @@ class TraceContents:
         if self._outline.is_spans:
             chat = chat_of(self.span(item.id))
             return chat.inputs[-MAX_CONTEXT:], max(len(chat.inputs) - MAX_CONTEXT, 0)
-        run = self._run(item.sub)
+        run = run_at(self.head, item.sub)
         before: list[Any] = list(run["messages"])
         for step in run["steps"][: item.n + 1]:
             if step.get("context"):
@@ -109,66 +110,6 @@ class TraceContents:
         part = {"messages": before[-MAX_CONTEXT:], "steps": [], "children": []}
         self.head.resolve(part)
         return [_as_message(each) for each in part["messages"]], max(len(before) - MAX_CONTEXT, 0)
-
-    def _run(self, sub: str) -> dict[str, Any]:
-        """The run of a sub-agent, or of the trace itself."""
-        run = self.head.document
-        for place in sub.split(".") if sub else ():
-            run = run["children"][int(place)]["trace"]
-        return run
-
-    def _steps(self, positions: Sequence[int]) -> list[ItemContent]:
-        items = [self._outline.items[position] for position in positions]
-        steps: list[dict[str, Any]] = []
-        messages: list[Any] = []
-        heard: dict[int, tuple[int, int, int]] = {}
-        for n, item in enumerate(items):
-            if item.kind in (START, AGENT):
-                own = self._run(item.sub)["messages"]
-                heard[n] = (len(messages), len(messages) + min(len(own), MAX_HEARD), max(len(own) - MAX_HEARD, 0))
-                messages += own[:MAX_HEARD]
-            elif item.kind == STEP:
-                step = dict(self._run(item.sub)["steps"][item.n])
-                step["n_context"] = len(step.get("context", ()))
-                step["context"] = []
-                step["n_more"] = max(len(step["heard"]) - MAX_HEARD, 0)
-                step["heard"] = step["heard"][-MAX_HEARD:]
-                step["completion"] = dict(step["completion"])
-                steps.append(step)
-        part = {"messages": messages, "steps": steps, "children": []}
-        self.head.resolve(part)
-        in_order = iter(steps)
-        contents = []
-        for n, (position, item) in enumerate(zip(positions, items, strict=True)):
-            if item.kind == STEP:
-                contents.append(self._step(next(in_order), position))
-            elif item.kind == END:
-                run = self.head.document
-                contents.append(ItemContent(answer=run.get("answer"), error=run.get("error")))
-            else:
-                first, last, n_more = heard[n]
-                told_first = part["messages"][first:last]
-                contents.append(ItemContent(tuple(map(_as_message, told_first)), n_more=n_more))
-        return contents
-
-    def _step(self, step: dict[str, Any], position: int) -> ItemContent:
-        completion = step["completion"]
-        marks: tuple[str, ...] = ()
-        before = self._outline.items[position - 1] if position else None
-        if not step.get("copied") and before is not None and "copied" in before.marks:
-            marks = (FORK,)
-        message = completion["message"]
-        n_token_ids = len(message.get("token_ids", ()))
-        return ItemContent(
-            heard=tuple(map(_as_message, step["heard"])),
-            n_more=step["n_more"],
-            message=_as_message(message),
-            results=tuple(ToolResult.model_validate(result) for result in step["results"]),
-            finish_reason=completion.get("finish_reason"),
-            marks=marks,
-            n_context=step["n_context"],
-            n_token_ids=n_token_ids,
-        )
 
     def _spans(self, positions: Sequence[int]) -> list[ItemContent]:
         items = self._outline.items
@@ -206,6 +147,69 @@ class TraceContents:
             if items[n].depth == items[position].depth and items[n].kind == CHAT:
                 return n
         return None
+
+
+def run_at(head: TraceHead, sub: str) -> dict[str, Any]:
+    """The run of a sub-agent, or of the trace itself."""
+    run = head.document
+    for place in sub.split(".") if sub else ():
+        run = run["children"][int(place)]["trace"]
+    return run
+
+
+def step_contents(head: TraceHead, outline: Outline, positions: Sequence[int]) -> list[ItemContent]:
+    """The contents of items of a trace with steps."""
+    items = [outline.items[position] for position in positions]
+    steps: list[dict[str, Any]] = []
+    messages: list[Any] = []
+    heard: dict[int, tuple[int, int, int]] = {}
+    for n, item in enumerate(items):
+        if item.kind in (START, AGENT):
+            own = run_at(head, item.sub)["messages"]
+            heard[n] = (len(messages), len(messages) + min(len(own), MAX_HEARD), max(len(own) - MAX_HEARD, 0))
+            messages += own[:MAX_HEARD]
+        elif item.kind == STEP:
+            step = dict(run_at(head, item.sub)["steps"][item.n])
+            step["n_context"] = len(step.get("context", ()))
+            step["context"] = []
+            step["n_more"] = max(len(step["heard"]) - MAX_HEARD, 0)
+            step["heard"] = step["heard"][-MAX_HEARD:]
+            step["completion"] = dict(step["completion"])
+            steps.append(step)
+    part = {"messages": messages, "steps": steps, "children": []}
+    head.resolve(part)
+    in_order = iter(steps)
+    contents = []
+    for n, (position, item) in enumerate(zip(positions, items, strict=True)):
+        if item.kind == STEP:
+            contents.append(_step_content(next(in_order), outline.items[position - 1] if position else None))
+        elif item.kind == END:
+            run = head.document
+            contents.append(ItemContent(answer=run.get("answer"), error=run.get("error")))
+        else:
+            first, last, n_more = heard[n]
+            told_first = part["messages"][first:last]
+            contents.append(ItemContent(tuple(map(_as_message, told_first)), n_more=n_more))
+    return contents
+
+
+def _step_content(step: dict[str, Any], before: OutlineItem | None) -> ItemContent:
+    completion = step["completion"]
+    marks: tuple[str, ...] = ()
+    if not step.get("copied") and before is not None and "copied" in before.marks:
+        marks = (FORK,)
+    message = completion["message"]
+    n_token_ids = len(message.get("token_ids", ()))
+    return ItemContent(
+        heard=tuple(map(_as_message, step["heard"])),
+        n_more=step["n_more"],
+        message=_as_message(message),
+        results=tuple(ToolResult.model_validate(result) for result in step["results"]),
+        finish_reason=completion.get("finish_reason"),
+        marks=marks,
+        n_context=step["n_context"],
+        n_token_ids=n_token_ids,
+    )
 
 
 class _Bodies:

@@ -38,6 +38,8 @@ _LINE_OF = re.compile(r"^\[(?:step \d+|[a-z]+)\] (?:result(?: \(failed\))?: |cal
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|\s+', re.DOTALL)
 _ONE_TEXT = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*"((?:[^"\\]|\\.)+)"\s*\}\s*', re.DOTALL)
+ONE_LINE = 80
+"""Characters up to which JSON stays on one line."""
 MAX_LEVELS = 32
 """Levels of JSON that are indented further and further; deeper ones stand at this one."""
 
@@ -111,13 +113,13 @@ def readable(text: str) -> Rewritten:
 
     Only spacing and escapes change, so numbers and keys stay as they were written.
     """
-    if text.lstrip()[:1] not in ("{", "["):
+    single = _ONE_TEXT.fullmatch(text)
+    if text.lstrip()[:1] not in ("{", "[") or (single is None and len(text) <= ONE_LINE):
         return Rewritten(text, ())
     try:
         json.loads(text)
     except (ValueError, RecursionError):
         return Rewritten(text, ())
-    single = _ONE_TEXT.fullmatch(text)
     return _unescaped(text, Place(*single.span(1))) if single else _indented(text)
 
 

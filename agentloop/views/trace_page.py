@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from agentloop.errors import NoSuchTrace
 from agentloop.printable import clean
+from agentloop.protocols import ExportedTrace
 from agentloop.store.past import Past
+from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow, TraceSummary
 from agentloop.types import Failure, Frozen, Score
-from agentloop.views.item_contents import ItemContent, TraceContents
+from agentloop.views.item_contents import ItemContent, TraceContents, step_contents
 from agentloop.views.marks import EVIDENCE, FOCUS, HIT, places, view_of
-from agentloop.views.outline import CHAT, COMPACTED, OUTLINES, STEP, Outline, OutlineItem, timeline
+from agentloop.views.outline import CHAT, COMPACTED, OUTLINES, STEP, Outline, OutlineItem, outline_of, timeline
 from agentloop.views.trace_items import (
     MAX_CALLS,
     Quotes,
@@ -42,6 +45,10 @@ MAX_BARS = 400
 """Bars of the time line of a whole trace; those that touch are one."""
 MAX_EVIDENCE = 400
 """Characters shown of a quote in the margin."""
+
+
+ReadItems = Callable[[Sequence[int]], list[ItemContent]]
+"""Reads the contents of the items at some positions, which are in order."""
 
 
 class TracePlace(Frozen):
@@ -189,7 +196,7 @@ def trace_view(store: Store, project: str, trace_id: str, place: TracePlace) -> 
     outline = OUTLINES.get(store, row)
     verdict = store.verdict(project, trace_id)
     contents = TraceContents(store, row, outline)
-    reader = FailureReader(outline, contents, verdict.failures, verdict.scores)
+    reader = FailureReader(outline, contents.read, verdict.failures, verdict.scores)
     window = _window(outline, reader, trace_id, place)
     read = contents.read(list(window.positions))
     if place.limit <= MAX_ITEMS:
@@ -237,6 +244,43 @@ def call_context(store: Store, project: str, trace_id: str, item_id: str) -> Cal
     return CallContext(item=item_id, label=label or item_id, messages=context_messages(messages), n_more=n_more)
 
 
+class TraceExcerpt(Frozen):
+    """A trace for a file of its own: as many items as it has room for."""
+
+    summary: dict[str, Any]
+    """Its columns, by the names of `TraceSummary`."""
+    task: str
+    items: tuple[TraceItem, ...]
+    failures: tuple[MarkedFailure, ...]
+    scores: tuple[VerifierScore, ...]
+    n_items: int
+
+
+def trace_excerpt(stored: ExportedTrace, n_items: int, limit: int) -> TraceExcerpt:
+    """At most about `n_items` items with texts of `limit` characters: from the beginning, around failures, the end."""
+    head = TraceHead(stored.trace.model_dump(mode="json"), None, lambda part: None)
+    outline = outline_of(head)
+    verdict = stored.verdict
+    reader = FailureReader(outline, partial(step_contents, head, outline), verdict.failures, verdict.scores)
+    chosen = {*range(min(n_items, len(outline.items))), len(outline.items) - 1}
+    for failure in reader.failures[:MAX_ROWS]:
+        if failure.position is not None:
+            chosen.update(range(max(failure.position - 2, 0), min(failure.position + 3, len(outline.items))))
+    positions = sorted(chosen)
+    contents = step_contents(head, outline, positions)
+    quotes, numbers = reader.marks(dict(zip(positions, contents, strict=True)), TracePlace())
+    listed = [(position, outline.items[position]) for position in positions]
+    items = items_of(listed, contents, quotes, numbers, limit)
+    return TraceExcerpt(
+        summary=dict(stored.facts),
+        task=_first_words(items),
+        items=tuple(items),
+        failures=reader.failures,
+        scores=tuple(reader.verifiers(TracePlace())),
+        n_items=len(outline.items),
+    )
+
+
 def _judgement(past: Past) -> Judgement:
     verdict = past.verdict
     return Judgement(given_at=past.given_at, by=past.by, why=past.why, state=verdict.state, reward=verdict.reward)
@@ -250,11 +294,9 @@ def summary_of(row: TraceRow) -> TraceSummary:
 class FailureReader:
     """The failures of a trace, and which of its items contain their words."""
 
-    def __init__(
-        self, outline: Outline, contents: TraceContents, failures: Sequence[Failure], scores: Sequence[Score]
-    ) -> None:
+    def __init__(self, outline: Outline, read: ReadItems, failures: Sequence[Failure], scores: Sequence[Score]) -> None:
         self._outline = outline
-        self._contents = contents
+        self._read = read
         self._scores = scores
         ordered = sorted(failures, key=lambda failure: (not failure.critical, failure.step is None, failure.step or 0))
         self._quotes = [failure.evidence for failure in ordered]
@@ -278,7 +320,7 @@ class FailureReader:
         if not words:
             return failure.position
         near = list(self._scope(failure))
-        pairs = list(zip(near, self._contents.read(near), strict=True))
+        pairs = list(zip(near, self._read(near), strict=True))
         for position, content in pairs if failure.position is not None else reversed(pairs):
             if is_quoted(content, words):
                 return position
@@ -356,7 +398,7 @@ class FailureReader:
         items = self._outline.items
         for end in range(len(items), 0, -MAX_ROWS):
             positions = list(range(max(end - MAX_ROWS, 0), end))
-            contents = self._contents.read(positions)
+            contents = self._read(positions)
             for position, content in zip(reversed(positions), reversed(contents), strict=True):
                 if is_quoted(content, words):
                     return position
@@ -418,18 +460,19 @@ def _steps(outline: Outline) -> str:
 
 def _task(contents: TraceContents, outline: Outline, items: Sequence[TraceItem]) -> str:
     """The first words of a user, from what the page shows anyway or from the first item."""
-    if not outline.items:
-        return ""
-    first = items[0] if items and items[0].position == 0 else None
-    if outline.is_spans and first is None:
-        return ""
-    if first is None:
-        content = contents.read([0])[0]
-        texts = [message.content for message in content.heard if message.role == "user"]
-    else:
-        shown = next((each for each in items if any(m.role == "user" for m in each.heard)), first)
-        texts = ["".join(part.text for part in message.text.parts) for message in shown.heard if message.role == "user"]
-    return clean(" ".join(texts[0].split())[:300]) if texts else ""
+    if (items and items[0].position == 0) or outline.is_spans or not outline.items:
+        return _first_words(items)
+    content = contents.read([0])[0]
+    return next((_line(message.content) for message in content.heard if message.role == "user"), "")
+
+
+def _first_words(items: Sequence[TraceItem]) -> str:
+    texts = (message.text for item in items for message in item.heard if message.role == "user")
+    return next((_line("".join(part.text for part in text.parts)) for text in texts), "")
+
+
+def _line(text: str) -> str:
+    return clean(" ".join(text[:1000].split())[:300])
 
 
 def _window_bars(items: Sequence[OutlineItem]) -> Iterator[TimeBar]:

@@ -28,7 +28,7 @@ def export_traces(
     filter: Annotated[str, typer.Option(help="Only traces that match, as in `traces ls`.")] = "",
     format: Annotated[
         str | None,
-        typer.Option(help="jsonl, parquet, atif, otlp or rows; default: by the ending of --out, else jsonl."),
+        typer.Option(help="jsonl, parquet, atif, otlp, html or rows; default: by the ending of --out, else jsonl."),
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write, for atif a new folder; - is stdout.")] = STDOUT,
     project: ProjectFolder = Path(),
@@ -42,6 +42,7 @@ def export_traces(
     parquet  a table, a row a trace, with messages, token ids and logprobs
     atif     Harbor's ATIF 1.8: a file a trace; a line each on stdout
     otlp     OpenTelemetry: a request a line, for any collector's /v1/traces
+    html     one trace, or two side by side, as a file for a browser
     rows     training rows, a JSON object a line: token ids, mask, logprobs, temperature, group, reward; without tasks
              that are held out or for validation, also where a trace has only their text
 

@@ -15,7 +15,7 @@ from agentloop.api.pages.paths import ASSETS
 STYLE = "pages.css"
 SCRIPT = "pages.js"
 HTMX = "htmx.min.js"
-SHARED = ("report.css", "gate.css")
+SHARED = ("report.css", "gate.css", "trace.css")
 """The reports' style sheets, with which that of the pages begins."""
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
 

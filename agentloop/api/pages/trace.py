@@ -34,7 +34,7 @@ KINDS = (
     ("metadata", "Metadata"),
 )
 """What can be hidden: word in the address, label."""
-EXPORTS = ("jsonl", "atif", "otlp")
+EXPORTS = ("html", "jsonl", "atif", "otlp")
 """Formats in which the page offers its trace."""
 PLAIN = "text/plain; charset=utf-8"
 Part = Annotated[str, Query(max_length=200)]
