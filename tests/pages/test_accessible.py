@@ -89,7 +89,7 @@ def test_axe_finds_nothing_serious(browser: Browser, world: World, theme: str) -
                 if each["impact"] in ("serious", "critical")
                 for node in each["nodes"][:2]
             ]
-    assert problems == []
+    assert "\n".join(problems) == ""
 
 
 @pytest.mark.parametrize("width", WIDTHS)
