@@ -130,17 +130,25 @@ def view_of(text: str, quotes: Iterable[tuple[str, str]], limit: int, *, is_json
     """
     marks = list(quotes)
     if len(text) > MAX_WHOLE:
-        at = [(place, kind) for words, kind in marks for place in places(text, words)]
+        at = [(place, kind) for words, kind in marks for place in _marks(text, words, kind)]
         return tuple(_cut(text, at, limit, is_clean=False))
     readable_text = readable(text) if is_json else Rewritten(text, ())
     clean_text = cleaned(readable_text.text)
     at = []
     for words, kind in marks:
-        here = places(clean_text.text, clean(words))
+        here = _marks(clean_text.text, clean(words), kind)
         if not here:
             here = [clean_text.place(readable_text.place(place)) for place in places(text, words)]
         at += [(place, kind) for place in here]
     return tuple(_cut(clean_text.text, at, limit, is_clean=True))
+
+
+def _marks(text: str, words: str, kind: str) -> list[Place]:
+    """Where words stand; what a reader searches, whatever its case."""
+    lower = text.lower() if kind == HIT else text
+    if kind == HIT and len(lower) == len(text):
+        return places(lower, words.lower())
+    return places(text, words)
 
 
 def _exact(text: str, words: str) -> list[Place]:
