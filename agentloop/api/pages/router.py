@@ -10,9 +10,10 @@ from agentloop.api.pages.home import home_routes
 from agentloop.api.pages.signing_in import sign_in_routes
 from agentloop.api.pages.site import PageSite
 from agentloop.api.pages.trace import trace_page_routes
+from agentloop.api.pages.trace_links import trace_link_routes
 from agentloop.api.sessions import BrowserSessions
 
-PAGES = (home_routes, trace_page_routes, compare_routes)
+PAGES = (home_routes, trace_page_routes, trace_link_routes, compare_routes)
 """One function a page, which makes its routes."""
 
 
