@@ -115,9 +115,9 @@ def test_the_messages_of_one_call(browser: Browser, shown: Shown) -> None:
         assert [line.split("\n")[0] for line in told.all_inner_texts()] == [
             "user",
             "assistant",
-            "tool",
+            "tool shell",
             "assistant",
-            "tool",
+            "tool shell",
         ]
 
 

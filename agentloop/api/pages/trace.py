@@ -19,7 +19,6 @@ from agentloop.views.outline import OUTLINES
 from agentloop.views.trace_page import MAX_ITEMS, MAX_ROWS, TraceView, call_context, trace_view
 from agentloop.views.trace_search import search
 
-SEE_OTHER = 303
 KINDS = (
     ("tools", "Tools"),
     ("reasoning", "Reasoning"),
@@ -29,8 +28,6 @@ KINDS = (
 """What can be hidden: word in the address, label."""
 EXPORTS = ("html", "jsonl", "atif", "otlp")
 """Formats in which the page offers its trace."""
-PLAIN = "text/plain; charset=utf-8"
-Part = Annotated[str, Query(max_length=200)]
 
 
 class PageAddress(NamedTuple):

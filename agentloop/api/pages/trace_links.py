@@ -46,17 +46,7 @@ def trace_link_routes(site: PageSite) -> APIRouter:
         back: bool = False,
     ) -> Response:
         row, outline = _read(site.store, viewer.project, trace_id)
-        contents = TraceContents(site.store, row, outline)
-        if what == "error":
-            positions = positions_of_errors(site.store, row, outline, contents)
-        else:
-            positions = positions_of_tool(site.store, row, outline, contents, tool)
-        target = nearest(positions, position, is_back=back)
-        if target is None:
-            which = "error" if what == "error" else f"call of {tool!r}"
-            side = "before" if back else "after"
-            raise NoSuchTrace(f"no {which} {side} this place; go back to the trace, which has {len(positions)} of them")
-        item = outline.items[target]
+        item = _following(site.store, row, outline, position, "" if what == "error" else tool, is_back=back)
         return RedirectResponse(f"/traces/{trace_id}?{urlencode({'at': item.id})}#{anchor(item)}", SEE_OTHER)
 
     @routes.get("/traces/{trace_id}/text")
@@ -93,6 +83,23 @@ def trace_link_routes(site: PageSite) -> APIRouter:
         return _attachment(data, f"trace.{format}.txt")
 
     return routes
+
+
+def _following(
+    store: Store, row: TraceRow, outline: Outline, position: int, tool: str, *, is_back: bool
+) -> OutlineItem:
+    """The next call of a tool, or the next error where `tool` is empty. Raises NoSuchTrace if there is none."""
+    contents = TraceContents(store, row, outline)
+    if tool:
+        positions = positions_of_tool(store, row, outline, contents, tool)
+    else:
+        positions = positions_of_errors(store, row, outline, contents)
+    target = nearest(positions, position, is_back=is_back)
+    if target is None:
+        which = f"call of {tool!r}" if tool else "error"
+        side = "before" if is_back else "after"
+        raise NoSuchTrace(f"no {which} {side} this place; go back to the trace, which has {len(positions)} of them")
+    return outline.items[target]
 
 
 def anchor(item: OutlineItem) -> str:
