@@ -117,12 +117,6 @@ def parse(text: str) -> list[Term]:
     return terms
 
 
-def quoted(words: str) -> str:
-    """A value with quotes, as a filter may have it."""
-    escaped = words.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
 def conditions(text: str, dialect: str, *, now: datetime | None = None) -> list[Condition]:
     """Conditions that a row of `trace` must all fulfil for the filter to hold. Raises ConfigError like `parse`."""
     wanted = []
