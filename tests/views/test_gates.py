@@ -61,13 +61,17 @@ def test_when_it_has_stopped_the_result_is_the_one_of_the_report(store: Store, t
     assert (line.id, line.verdict, line.baseline, line.suite) == (id, "FAIL", "baseline", "words")
 
 
-def test_of_many_looks_the_last_and_the_highest_are_among_those_shown(store: Store, tmp_path: Path) -> None:
-    id = id_of(tmp_path)
-    every = [look for looks in store.thinned_looks(id, 10_000).values() for look in looks]
-    [few] = store.thinned_looks(id, 5).values()
+def test_of_many_looks_the_last_and_the_highest_are_among_those_shown(tmp_path: Path) -> None:
+    gate(tmp_path, runs())
+    store = Store(tmp_path / "store.db")
+    [every] = store.thinned_looks(id_of(tmp_path), 10_000).values()
+    [few] = store.thinned_looks(id_of(tmp_path), 5).values()
+    store.close()
+    highest = max(every, key=lambda look: look.e_fail)
+    assert highest != every[-1], "a gate that passed"
     assert 5 <= len(few) < len(every)
     assert few[-1] == every[-1]
-    assert max(look.e_fail for look in few) == max(look.e_fail for look in every)
+    assert highest.e_fail in [look.e_fail for look in few]
 
 
 def test_a_list_goes_on_before_its_last_gate_in_any_zone(either: Store) -> None:
