@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import NamedTuple
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from agentloop.api.pages.paths import ASSETS
@@ -52,8 +53,13 @@ def asset_routes(assets: dict[str, Asset]) -> APIRouter:
     return routes
 
 
-def _sender(asset: Asset) -> Callable[[], Awaitable[Response]]:
-    async def send() -> Response:
-        return Response(asset.content, media_type=asset.media_type)
+def _sender(asset: Asset) -> Callable[[Request], Awaitable[Response]]:
+    compressed = gzip.compress(asset.content, mtime=0)
+
+    async def send(request: Request) -> Response:
+        headers = {"Vary": "Accept-Encoding"}
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(asset.content, media_type=asset.media_type, headers=headers)
+        return Response(compressed, media_type=asset.media_type, headers={**headers, "Content-Encoding": "gzip"})
 
     return send
