@@ -17,7 +17,7 @@ Sort = Literal[
 ]
 MAX_COMPLETIONS = 50
 _TAIL = re.compile(r"(?P<minus>-?)(?P<word>[^\s\"]*)$")
-_KEY_AND_VALUE = re.compile(r"(?P<key>[^\s\":=<>]+)(?P<op>[:=])(?P<quote>\"?)(?P<value>[^\"]*)$")
+_KEY_AND_VALUE = re.compile(r"(?P<key>[^\s\":=<>]+)[:=](?P<value>\"[^\"]*|[^\s\"]*)$")
 _FIXED_VALUES = {
     "error": ("true", "false"),
     "since": ("1h", "24h", "7d", "30d"),
@@ -156,11 +156,11 @@ def facet_list(store: Store, filter: str = "", *, project: str) -> FacetList:
 def completions(store: Store, text: str, *, project: str) -> Completions:
     """How the filter `text` can go on: keys first, then values of the key among the newest traces."""
     last = _KEY_AND_VALUE.search(text)
-    if last is not None and _is_open(text[: last.start("quote")]):
-        values = _values(store, last["key"], project)
-        begins = last["value"].casefold()
+    if last is not None and _is_open(text[: last.start("value")]):
+        values = _values(store, last["key"].removeprefix("-"), project)
+        begins = last["value"].removeprefix('"').casefold()
         chosen = [value for value in values if value.casefold().startswith(begins)]
-        head = text[: last.start("quote")]
+        head = text[: last.start("value")]
         return Completions(filters=tuple(head + _quoted(value) for value in chosen[:MAX_COMPLETIONS]))
     tail = _TAIL.search(text)
     if tail is None or not _is_open(text[: tail.start()]):

@@ -117,7 +117,7 @@ def test_what_a_look_finds_is_sorted_with_the_unknown_last(store: Store) -> None
     assert (ids(part), part.more, part.next) == ([f"t{n}" for n in range(9, -1, -1)], False, None)
     part = store.look("id:t3,t6,t9", project="default", sort="duration", limit=2)
     assert (ids(part), part.n, part.more, part.next) == (["t3", "t6"], 3, True, None)
-    with pytest.raises(ConfigError, match="sort: no 'costs' .*did you mean 'cost'"):
+    with pytest.raises(ConfigError, match=r"sort: no 'costs' .*did you mean 'cost'"):
         store.look(project="default", sort="costs")
 
 

@@ -1,0 +1,190 @@
+"""Lists of traces, failures, costs and the first page in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from store.rows import first_move, judged, version
+from store.span_rows import span
+
+from agentloop.store.store import Store
+from agentloop.types import PolicyState, RewardState
+
+from .browsing import opened
+from .showing import Shown, showing
+
+pytestmark = pytest.mark.slow
+HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m\u202e"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """60 traces, every third failed, of two versions; one of spans with hostile names."""
+    path = tmp_path / "store.db"
+    store = Store(path)
+    attempts = [judged(f"t{n}", reward=float(n % 3 > 0), version=1 + n // 30, pool=f"p{n % 2}") for n in range(60)]
+    store.put_attempts("run", attempts)
+    store.put_spans("default", [span(1, 2, model=HOSTILE, task_id=HOSTILE, agent=HOSTILE)])
+    live = version(2).model_copy(update={"state": PolicyState.live})
+    store.add_version(live, first_move(live))
+    store.close()
+    return path
+
+
+@contextmanager
+def tab(browser: Browser, place: Path, path: str, *, script: bool = True) -> Iterator[tuple[Page, Shown]]:
+    """A page of the store; its console must be silent and it must ask nobody else."""
+    with showing(place) as shown, opened(browser, shown.entry(path), java_script_enabled=script) as one:
+        yield one.page, shown
+        assert [line for line in one.console if "Failed to load resource" not in line] == []
+        assert all(url.startswith(shown.url) for url in one.requests)
+
+
+def rows(page: Page) -> list[str]:
+    return page.locator("tr[data-row] td.task a").all_inner_texts()
+
+
+def test_a_list_is_filtered_sorted_and_followed_to_older_traces(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/traces", script=False) as (page, _):
+        assert "50 of 61 traces" in page.inner_text("main")
+        assert len(rows(page)) == 50
+        page.click("a[rel=next]")
+        assert len(rows(page)) == 11
+        page.fill("#filter", "failure:obs.misread version:2")
+        page.press("#filter", "Enter")
+        assert "filter=failure%3Aobs.misread" in page.url
+        assert page.locator("tr[data-row]").count() == 10
+        page.click("th >> text=Duration")
+        assert page.locator("th[aria-sort=descending]").inner_text().startswith("Duration")
+        assert "sort=-duration" in page.url
+
+
+def test_an_error_is_marked_at_its_character(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/traces?filter=version:1+reward<x") as (page, _):
+        assert page.locator("[role=alert] mark").inner_text() == "x"
+        assert "at character 18: reward needs a number" in page.inner_text("[role=alert]")
+        assert page.locator("#filter").get_attribute("aria-invalid") == "true"
+
+
+def test_a_facet_adds_its_term_and_takes_it_away(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/traces", script=False) as (page, _):
+        page.click("aside >> text=obs.misread")
+        assert page.input_value("#filter") == "failure:obs.misread"
+        page.click("aside >> text=v2")
+        assert page.input_value("#filter") == "failure:obs.misread version:2"
+        page.click("aside a[aria-current] >> nth=0")
+        assert page.input_value("#filter") == "version:2"
+
+
+def test_keys_and_values_are_offered_while_a_filter_is_typed(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/traces") as (page, _):
+        page.keyboard.press("/")
+        page.keyboard.type("reward<1 failure:o")
+        option = page.locator('#completions option[value="reward<1 failure:obs.misread"]')
+        expect(option).to_have_count(1)
+
+
+def test_new_traces_are_announced_and_not_pushed_in(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/traces") as (page, shown):
+        before = rows(page)
+        shown.store.put_attempts("run", [judged(f"n{n}") for n in range(3)], first=60)
+        link = page.get_by_role("link", name="3 new; show")
+        link.wait_for(timeout=8000)
+        assert rows(page) == before
+        link.click()
+        assert "50 of 64 traces" in page.inner_text("main")
+        assert page.get_by_role("link", name="new; show").count() == 0
+
+
+def test_selected_traces_are_compared_exported_and_mined(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/traces?filter=id:t3,t6", script=False) as (page, shown):
+        page.click("button >> text=Compare")
+        assert "two can be compared" in page.inner_text("main")
+        page.goto(f"{shown.url}/traces?filter=id:t3,t6")
+        for box in page.locator("input[name=trace]").all():
+            box.check()
+        with page.expect_request("**/compare?*") as request:
+            page.click("button >> text=Compare")
+        assert request.value.url.endswith("/compare?a=t6&b=t3")
+        page.goto(f"{shown.url}/traces?filter=id:t3,t6")
+        page.check("input[value=t3]")
+        with page.expect_download() as download:
+            page.click("button >> text=Export")
+        assert Path(download.value.path()).read_text().count("\n") == 1
+        page.click("button >> text=Mine")
+        assert page.inner_text("pre") == "agentloop mine t3"
+
+
+def test_hostile_names_stay_text(browser: Browser, place: Path) -> None:
+    for path in ("/traces", "/costs?by=task", "/costs?by=model", "/", "/failures"):
+        with tab(browser, place, path) as (page, _):
+            assert page.locator("main img").count() == 0
+            assert "\x1b" not in page.content()
+            if path == "/traces":
+                assert "<img src=x onerror=alert(1)>" in rows(page)[0]
+
+
+def test_failures_show_what_fails_most_and_lead_to_the_evidence_and_to_a_success(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/failures", script=False) as (page, _):
+        assert "20 of 61 traces failed" in page.inner_text("main")
+        assert page.locator(".pareto .row code").first.inner_text() == "obs.misread"
+        links = page.locator(".cluster a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+        assert any(link.startswith("/compare?a=t") for link in links)
+        assert any(link.endswith("?step=0#step-0") for link in links)
+        page.click("nav[aria-label='Count by'] >> text=Version")
+        assert page.locator(".pareto .row").count() == 2
+        page.select_option("select[name=since]", "2")
+        page.click("button >> text=Filter")
+        assert "since=2" in page.url
+        assert "Every cluster occurred before" in page.inner_text("main")
+        page.fill("#filter", "a:b")
+        page.press("#filter", "Enter")
+        assert "no such key" in page.inner_text("[role=alert]")
+
+
+def test_costs_are_never_zero_where_nobody_knows_them(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/costs", script=False) as (page, _):
+        text = page.inner_text("main")
+        assert "at least $0.25" in text
+        assert "60 unknown" in text
+        assert "$0.00" not in text
+        page.click("text=By task")
+        assert page.locator("main tbody tr").count() == 3
+        page.goto(page.url.partition("?")[0] + "?filter=task:none")
+        assert "No trace matches" in page.inner_text("main")
+
+
+def test_the_first_page_leads_to_what_needs_attention(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/", script=False) as (page, shown):
+        assert "Nothing does" in page.inner_text(".concerns")
+        shown.store.put_reward("default", "t1", RewardState.disputed, None)
+        page.reload()
+        assert page.inner_text(".concerns a") == "The verifiers disagree about 1 trace"
+        page.click("text=All traces")
+        assert page.url == f"{shown.url}/traces"
+
+
+@pytest.mark.parametrize("path", ["/", "/traces", "/failures", "/costs"])
+def test_an_empty_store_shows_the_commands_that_fill_it(browser: Browser, tmp_path: Path, path: str) -> None:
+    with tab(browser, tmp_path / "store.db", path) as (page, _):
+        assert "agentloop demo" in page.inner_text(".empty")
+
+
+@pytest.mark.parametrize("path", ["/", "/traces", "/failures", "/costs", "/list/selected?to=mine&trace=t1"])
+def test_a_page_is_readable_on_a_phone_and_without_findings(browser: Browser, place: Path, path: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    for scheme in ("light", "dark"):
+        with (
+            showing(place) as shown,
+            opened(browser, shown.entry(path), viewport={"width": 360, "height": 800}, color_scheme=scheme) as one,
+        ):
+            assert one.page.evaluate("document.documentElement.scrollWidth") == 360
+            findings = Axe().run(one.page).response["violations"]
+            assert [
+                (one["id"], one["nodes"][0]["html"]) for one in findings if one["impact"] in ("serious", "critical")
+            ] == []

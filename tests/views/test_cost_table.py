@@ -1,0 +1,65 @@
+"""Sums of costs in both databases: what each trace says, and never 0 for what is unknown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from store.rows import judged
+from store.span_rows import imported, span
+
+from agentloop.store import cost_sums
+from agentloop.store.store import Store
+from agentloop.views.cost_table import CostLine, cost_table
+
+
+@pytest.fixture
+def store(either: Store) -> Store:
+    """Two traces of spans for 0.25 and 0.5 USD, an own one of unknown cost and tokens, another project's."""
+    either.put_attempts("run", [judged("own", version=3, pool="sum")])
+    at = {"start_ns": int(datetime(2026, 3, 1, 23, 59, tzinfo=UTC).timestamp()) * 10**9}
+    for n, reward, model in ((1, 1.0, "a"), (2, 0.0, "b")):
+        chat = span(n, 2, model=model, cost_usd=0.25 * n, policy_version=4, reward=reward, task_id="t", **at)
+        either.put_spans("default", [chat])
+    either.put_imported("other", [imported("x")])
+    return either
+
+
+def line(store: Store, by: str, value: str | None) -> CostLine:
+    [one] = [one for one in cost_table(store, project="default", by=by).lines if one.value == value]
+    return one
+
+
+def test_what_is_known_is_summed_by_each_dimension(store: Store) -> None:
+    v4 = line(store, "version", "4")
+    assert (v4.n, v4.n_solved, v4.n_prompt_tokens, v4.n_completion_tokens) == (2, 1, 200, 20)
+    assert (v4.usd, v4.usd_known, v4.n_unknown, v4.usd_per_solved) == (0.75, 0.75, 0, 0.75)
+    assert line(store, "task", "t").usd == 0.75
+    assert line(store, "model", "b").usd == 0.5
+    assert line(store, "model", "b").usd_per_solved is None
+    assert line(store, "day", "2026-03-01").n == 2
+    assert [one.value for one in cost_table(store, project="default", by="version").lines] == ["4", "3"]
+    assert [one.value for one in cost_table(store, project="default", by="model").lines] == ["b", "a", None]
+
+
+def test_what_is_unknown_makes_a_sum_unknown(store: Store) -> None:
+    own = line(store, "version", "3")
+    assert (own.usd, own.usd_known, own.n_unknown, own.usd_per_solved) == (None, None, 1, None)
+    assert (own.n_prompt_tokens, own.n_completion_tokens, own.n_uncounted) == (None, None, 1)
+    total = cost_table(store, project="default").total
+    assert (total.n, total.n_solved, total.usd, total.usd_known, total.n_unknown) == (3, 2, None, 0.75, 1)
+    assert (total.n_prompt_tokens, total.n_uncounted) == (200, 1)
+
+
+def test_a_filter_selects_and_no_trace_costs_nothing(store: Store) -> None:
+    assert cost_table(store, "reward<1", project="default").total.usd == 0.5
+    empty = cost_table(store, "task:none", project="default")
+    assert (empty.lines, empty.total.n, empty.total.usd, empty.total.n_prompt_tokens) == ((), 0, None, None)
+
+
+def test_only_the_newest_are_summed_and_that_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_sums, "MAX_SUMMED", 2)
+    table = cost_table(store, project="default")
+    assert (table.is_bounded, table.total.n, [one.value for one in table.lines]) == (True, 2, ["4"])
+    monkeypatch.setattr(cost_sums, "MAX_SUMMED", 3)
+    assert not cost_table(store, project="default").is_bounded
