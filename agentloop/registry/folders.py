@@ -23,6 +23,7 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import Any
 
+import orjson
 from pydantic import ValidationError
 
 from agentloop.config.kinds import KindSection, is_secret
@@ -177,7 +178,7 @@ def read_pairs(folder: Path) -> list[tuple[str, str]]:
     path = folder / LINEAGE
     if not path.is_file():
         return []
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
     return [(str(trace), str(key)) for trace, key in rows]
 
 

@@ -170,7 +170,7 @@ class GateRows:
         with self._database.read() as connection:
             ends = select(col(LookRow.suite), func.max(number), func.max(col(LookRow.e_fail)))
             for suite, last, highest in list(connection.execute(ends.where(*mine).group_by(col(LookRow.suite)))):
-                step = max(1, last // most)
+                step = max(1, -(-last // most))
                 is_drawn = or_(number % step == 0, number == last, col(LookRow.e_fail) == highest)
                 query = select(*columns).where(*mine, col(LookRow.suite) == suite, is_drawn).order_by(number)
                 looks[suite] = [StoredLook(*row) for row in connection.execute(query)]

@@ -90,12 +90,12 @@ def gate_document(store: Store, id: str) -> GateDocument | None:
     if gate is None or evidence is None:
         return None
     [line] = _lines(store, [gate])
-    header = Header.model_validate(evidence.about["header"])
     looks = {suite: _looks(rows) for suite, rows in store.thinned_looks(id, MAX_LOOKS).items()}
     if evidence.result is not None:
         result = unpack_result(evidence.result, looks)
     else:
         banked = evidence.about.get("banked")
+        header = Header.model_validate(evidence.about["header"])
         result = _so_far(header, store.trial_rows(id), looks, banked if isinstance(banked, dict) else {})
     verdict = gate.verdict or (result.verdict if evidence.result is not None else None)
     return GateDocument(

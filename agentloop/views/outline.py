@@ -329,6 +329,10 @@ def _since(text: str | None, began: float | None, otherwise: float | None) -> fl
 
 def _span_outline(store: Store, row: TraceRow) -> Outline:
     spans = store.light_spans(row)
+    times = [span.start_ns for span in spans if span.kind == CHAT]
+    if len({*times}) < len(times):  # times alone do not order the calls; our own exports number them
+        headed = store.headed_spans(row, [span.span_id for span in spans])
+        spans = [headed[span.span_id].span if span.span_id in headed else span for span in spans]
     nodes = tree_of(spans)
     failed = [node.span.span_id for node in nodes if node.span.kind == CHAT and node.span.error is not None]
     answered = _answered(store, row, failed) if failed else frozenset()
@@ -361,8 +365,10 @@ def _preorder(nodes: Sequence[Node]) -> Iterator[tuple[Node, int]]:
         waiting += [(child, depth + 1) for child in sorted(node.children, key=_by_time, reverse=True)]
 
 
-def _by_time(node: Node) -> tuple[int, int]:
-    return node.span.start_ns, node.position
+def _by_time(node: Node) -> tuple[int, int, int, int]:
+    step = node.mark("agentloop.step")
+    rank = {CHAT: 0, TOOL: 1}.get(node.span.kind, 2)
+    return node.span.start_ns, step if type(step) is int else 0, rank if step is not None else 0, node.position
 
 
 def _span_item(node: Node, depth: int, steps: Mapping[str, int], began: int) -> OutlineItem:

@@ -16,7 +16,7 @@ MAX_TRIALS = 24
 """Most attempts of a row of a matrix by trial: the newest."""
 MAX_CELLS = 20_000
 """Most cells, or attempts, that one answer is counted from."""
-PAGE = 100
+PAGE = 50
 """Tasks of a page."""
 
 Outcome = Literal["pass", "fail", "mixed", "infra", "unscored"]

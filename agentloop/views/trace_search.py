@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -112,40 +113,51 @@ def positions_of_errors(store: Store, row: TraceRow, outline: Outline, contents:
 def _positions_with_text(
     store: Store, row: TraceRow, outline: Outline, contents: TraceContents, text: str
 ) -> list[int]:
-    words = text.lower()
+    variants = _variants(text)
 
     def has_text(value: Any) -> bool:
-        return any(words in each.lower() for each in _strings(value))
+        return any(_at(each, variants) is not None for each in _strings(value))
 
     labelled = {
         n
         for n, item in enumerate(outline.items)
-        if words in item.label.lower() or words in (item.error or "").lower() or words == (item.tool or "").lower()
+        if any(_at(each, variants) is not None for each in (item.label, item.error, item.tool) if each)
     }
-    needle = orjson.dumps(words)[1:-1]
+    needles = [orjson.dumps(variant)[1:-1] for variant in variants]
     if outline.is_spans:
-        keys = store.bodies_with(row, _in_bytes([needle], has_text))
+        keys = store.bodies_with(row, _in_bytes(needles, has_text))
         spans = store.spans_with(row, keys) if keys else {}
         return sorted(labelled | _first_spans(outline, spans))
     return sorted(
-        labelled | {*_positions(store, row, outline, contents, has_text, [needle])} | _at_the_end(row, outline, words)
+        labelled | {*_positions(store, row, outline, contents, has_text, needles)} | _at_the_end(row, outline, variants)
     )
 
 
 def _first_spans(outline: Outline, spans: Mapping[str, Sequence[int]]) -> set[int]:
-    """For each body the first span with it: later calls of a model only repeat it."""
-    seen: set[int] = set()
-    positions = set()
+    """For each body the first item with it: later calls of a model only repeat it."""
+    firsts: dict[int, int] = {}
     for span_id, keys in spans.items():
-        if not seen.issuperset(keys) and span_id in outline.by_id:
-            positions.add(outline.by_id[span_id])
-        seen.update(keys)
-    return positions
+        position = outline.by_id.get(span_id)
+        for key in keys if position is not None else ():
+            firsts[key] = min(firsts.get(key, len(outline.items)), position or 0)
+    return {*firsts.values()}
 
 
-def _at_the_end(row: TraceRow, outline: Outline, words: str) -> set[int]:
+def _variants(text: str) -> tuple[str, ...]:
+    """A text in lower case, and as JSON writes it in arguments of calls."""
+    words = text.lower()
+    return tuple(dict.fromkeys((words, json.dumps(words)[1:-1])))
+
+
+def _at(text: str, variants: Sequence[str]) -> tuple[int, int] | None:
+    """(first position, length) of the first of `variants` that a text has."""
+    lower = text.lower()
+    return next(((at, len(variant)) for variant in variants if (at := lower.find(variant)) >= 0), None)
+
+
+def _at_the_end(row: TraceRow, outline: Outline, variants: Sequence[str]) -> set[int]:
     texts = (row.answer or "", row.error or "")
-    return {outline.by_id[END]} if any(words in text.lower() for text in texts) else set()
+    return {outline.by_id[END]} if any(_at(text, variants) is not None for text in texts) else set()
 
 
 def _positions(
@@ -220,13 +232,13 @@ def _snippet(texts: Iterable[tuple[str, str]], words: str) -> tuple[str, tuple[T
     first: tuple[str, tuple[TextPart, ...]] = ("", ())
     if not words:
         return first
+    variants = _variants(words)
     for part, text in texts:
-        at = text.lower().find(words.lower())
-        if at < 0:
-            continue
-        near = text[max(at - SNIPPET // 2, 0) : at + len(words) + SNIPPET // 2]
-        exact = text[at : at + len(words)]
-        return part, view_of(near, [(exact, HIT)], 2 * len(near) + 1)
+        place = _at(text, variants)
+        if place is not None:
+            at, length = place
+            near = text[max(at - SNIPPET // 2, 0) : at + length + SNIPPET // 2]
+            return part, view_of(near, [(text[at : at + length], HIT)], 2 * len(near) + 1)
     return first
 
 

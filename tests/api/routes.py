@@ -16,7 +16,10 @@ from agentloop.store.store import Store
 
 from .serving import SPAN, request
 
-FILLED = {"verifier": "human", "detector": "human", "kind": "plan.repetition", "version": "v1", "number": "1"}
+FILLED = {
+    "verifier": "human", "detector": "human", "kind": "plan.repetition", "version": "v1", "number": "1",
+    "gate_id": "gate-0.00000000-1", "task_id": "t", "move": "pause",
+}  # fmt: skip
 BODIES: dict[str, Any] = {
     "/v1/traces": request(SPAN),
     "/v1/logs": {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store.rows import judged
+from store.rows import NOW, judged
 from store.span_rows import imported
 
 from agentloop.identity import Identity
@@ -12,7 +12,9 @@ from agentloop.registry.versions import Registry
 from agentloop.store.claims import HandBack, Returned, WorkerCard
 from agentloop.store.store import Store
 from agentloop.types import (
+    Action,
     Completion,
+    Decision,
     Failure,
     FailureType,
     Imported,
@@ -30,7 +32,10 @@ from agentloop.types import (
 DISPUTED = "d1" * 16
 WAITING = "aa" * 16
 FAILED = "f1" * 16
+SOLVED = "50" * 16
 QUESTION = "Is the refund right?"
+HELD = "success fell on 9 of 20 tasks"
+"""Why version 5 was held."""
 WORDS = "the violet heron ledger"
 """Words that only the trace FAILED has."""
 
@@ -78,8 +83,12 @@ def fill_traces(store: Store, project: str = "default") -> None:
     unsettled = disputed.verdict.model_copy(update={"state": RewardState.disputed, "reward": None})
     person = Score(verifier="human", version="1", value=None, error=f"waiting: a person is asked: {QUESTION}")
     asks = waiting.verdict.model_copy(update={"state": RewardState.unscored, "reward": None, "scores": (person,)})
+    solved = failed_run(SOLVED, said="blue")
+    assert solved.verdict is not None
+    solution = Verdict(trace_id=SOLVED, state=RewardState.scored, reward=1.0, scores=solved.verdict.scores[1:])
     items = [
         failed,
+        solved.model_copy(update={"verdict": solution}),
         disputed.model_copy(update={"verdict": unsettled}),
         waiting.model_copy(update={"verdict": asks}),
     ]
@@ -90,12 +99,13 @@ def fill_project(store: Store) -> None:
     """The same with versions, their attempts, a run and its units."""
     fill_traces(store, store.project)
     attempts = [
-        judged(f"{n:02x}" * 16, pool=("sum", "max")[n % 2], version=n % 3, reward=float(n % 2), minute=n)
+        judged(f"{n:02x}" * 16, pool=("sum", "max")[n % 2], version=n % 6, reward=float(n % 4 > 0), minute=n)
         for n in range(1, 9)
     ]
     store.put_attempts("stage", attempts)
     registry = Registry(store)
-    for number, note in ((1, "first"), (2, "shorter instructions")):
+    notes = ("first", "shorter instructions", "asks before it refunds", "a lesson on totals", "another model")
+    for number, note in enumerate(notes, 1):
         registry.add(
             number=number,
             parent=number - 1 or None,
@@ -105,6 +115,12 @@ def fill_project(store: Store) -> None:
             config_hash="c",
             note=note,
         )
+    for number, action in ((2, Action.hold), (3, Action.promote), (4, Action.hold), (5, Action.hold)):
+        decision = Decision(
+            action=action, baseline=3 if number > 3 else 1, candidate=number, n_tasks=20, n=60, difference=-0.15,
+            ci95=(-0.3, 0.01), reasons=(HELD if number == 5 else "no proof of a gain",), created_at=NOW,
+        )  # fmt: skip
+        registry.apply(decision)
     run = store.begin_run("loop", "notes").number
     store.put_units(run, [Unit(key="a", kind="rollout"), Unit(key="b", kind="rollout", needs=("gpu",))])
     card = WorkerCard(

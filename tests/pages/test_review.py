@@ -18,7 +18,7 @@ from agentloop.types import FailureType, RewardState, Score
 from agentloop.views.review import passage, review_item, review_queue
 
 from .browsing import opened
-from .filling import DISPUTED, FAILED, QUESTION, WAITING, failed_run, fill_traces
+from .filling import DISPUTED, FAILED, QUESTION, SOLVED, WAITING, failed_run, fill_traces
 from .showing import Shown, showing
 
 
@@ -47,6 +47,7 @@ def test_the_queue_offers_disputes_first_then_what_waits_then_a_sample(either: S
     assert [(line.trace_id, line.why) for line in queue.lines] == [
         (DISPUTED, "disputed"),
         (WAITING, "waiting"),
+        (SOLVED, "sampled"),
         (FAILED, "sampled"),
     ]
     assert review_item(either, "default", WAITING, "ana").question == QUESTION

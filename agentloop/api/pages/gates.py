@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -49,11 +49,21 @@ def gate_pages(site: PageSite) -> APIRouter:
 
     @routes.get("/gates/{gate_id}")
     def show_gate(
-        request: Request, gate_id: GateId, pair: Annotated[str | None, Query(max_length=500)] = None
+        request: Request,
+        gate_id: GateId,
+        pair: Annotated[str | None, Query(max_length=500)] = None,
+        tasks: Annotated[Literal["", "all"], Query()] = "",
     ) -> Response:
         document, traces = find_gate(site.store_of(request), runs_of(request), gate_id)
         sides = None if pair is None else _pair(traces, document.result, pair)
-        return site.draw(request, "gate_page.html.j2", pair=sides, pair_task=pair, **_values(gate_id, document))
+        return site.draw(
+            request,
+            "gate_page.html.j2",
+            pair=sides,
+            pair_task=pair,
+            shows_all=bool(tasks),
+            **_values(gate_id, document),
+        )
 
     @routes.get("/gates/{gate_id}/live")
     def show_live(request: Request, gate_id: GateId, seen: Annotated[int, Query(ge=0)] = 0) -> Response:

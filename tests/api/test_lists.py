@@ -1,0 +1,81 @@
+"""The routes that the list pages are drawn from: the same views as JSON, for one project, and how they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from store.rows import judged
+from store.span_rows import span
+
+from agentloop.store.store import Store
+from agentloop.views.cost_table import cost_table
+from agentloop.views.failure_overview import failure_overview
+from agentloop.views.home import home_view
+from agentloop.views.trace_list import completions, facet_list, new_traces, trace_list
+
+from .serving import bearer, make_key, serving
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "store.db")
+    made.put_attempts("run", [judged(f"t{n}", reward=float(n % 2)) for n in range(4)])
+    made.put_spans("other", [span(1, n) for n in (1, 2, 3)])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def api(store: Store, tmp_path: Path) -> Iterator[dict[str, httpx.Client]]:
+    """A client with a reading key for each project."""
+    with serving(tmp_path / "store.db") as server:
+        clients = {}
+        for project in ("default", "other"):
+            words, _ = make_key(tmp_path / "store.db", project, "read")
+            clients[project] = httpx.Client(base_url=f"{server.url}/api/v1", headers=bearer(words))
+        yield clients
+        for client in clients.values():
+            client.close()
+
+
+def test_a_route_answers_with_the_view_of_its_project(store: Store, api: dict[str, httpx.Client]) -> None:
+    for project, client in api.items():
+        views = {
+            "/trace-list?filter=reward<1&limit=1": trace_list(store, "reward<1", project=project, limit=1),
+            "/trace-list?sort=-duration": trace_list(store, project=project, sort="-duration"),
+            "/new-traces": new_traces(store, project=project, after="0"),
+            "/facets": facet_list(store, project=project),
+            "/completions?filter=tool:s": completions(store, "tool:s", project=project),
+            "/failure-overview?by=task": failure_overview(store, project=project, by="task"),
+            "/costs?by=day": cost_table(store, project=project, by="day"),
+            "/home": home_view(store, project=project),
+        }
+        for path, view in views.items():
+            answer = client.get(path)
+            assert (path, answer.status_code, answer.json()) == (path, 200, view.model_dump(mode="json"))
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "why"),
+    [
+        ("/trace-list?filter=reward<x", 400, "filter: 'x' at character 8: reward needs a number"),
+        ("/facets?filter=a:b", 400, "'a' at character 1: no such key"),
+        ("/trace-list?cursor=x", 400, "cursor: 'x' is none of this store"),
+        ("/new-traces?after=-1", 400, "cursor: '-1' is none of this store"),
+        ("/trace-list?sort=nothing", 422, "query sort"),
+        ("/costs?by=nothing", 422, "query by"),
+        ("/costs?filter=x", 400, "'x' at character 1: no key"),
+        ("/failure-overview?since=9", 400, "v9 has no traces on both sides"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_one_line(
+    api: dict[str, httpx.Client], path: str, status: int, why: str
+) -> None:
+    answer = api["default"].get(path)
+    assert answer.status_code == status
+    assert why in answer.json()["error"]

@@ -1,0 +1,147 @@
+"""Every page for everybody: axe without serious findings, both themes, three widths, nothing wider than the screen, on
+paper, and by keyboard. The pages are found by walking the links from the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page
+
+from .browsing import opened
+from .filling import DISPUTED, FAILED, make_project
+from .showing import Shown, showing
+
+pytestmark = pytest.mark.slow
+WIDTHS = (360, 820, 1280)
+MAX_OF_A_KIND = 2
+"""Pages of one kind, such as of traces, that are looked at."""
+FIRST = (
+    "/", "/traces", "/failures", "/runs", "/tasks", "/versions", "/gates", "/review", "/costs", "/work", "/docs",
+    f"/traces/{FAILED}?step=3", f"/compare?a={FAILED}&b={DISPUTED}", f"/review/{DISPUTED}", "/traces?filter=nonsense:",
+    "/nowhere", "/traces/unknown", "/signin", "/compare",
+)  # fmt: skip
+
+
+class World(NamedTuple):
+    """A service with something on every page, and the addresses of its pages."""
+
+    shown: Shown
+    pages: list[str]
+
+
+def kind_of(address: str) -> tuple[str, ...]:
+    """What makes two pages of a kind: the first word of the path, how many follow, and the names in the query."""
+    parts = urlsplit(address)
+    words = parts.path.strip("/").split("/")
+    names = sorted(part.partition("=")[0] for part in parts.query.split("&") if part)
+    return (words[0], str(len(words)), *(words[2:]), *names[:1])
+
+
+def walk(page: Page, shown: Shown) -> list[str]:
+    """Addresses of pages that links lead to, a few of each kind."""
+    waiting = list(FIRST)
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    pages: list[str] = []
+    while waiting and len(pages) < 60:
+        address = waiting.pop(0)
+        alike = kinds.setdefault(kind_of(address), [])
+        if address in pages or (address not in FIRST and len(alike) >= MAX_OF_A_KIND):
+            continue
+        alike.append(address)
+        answer = page.context.request.get(shown.url + address)
+        assert answer.status < 500, address
+        if "text/html" not in answer.headers.get("content-type", ""):
+            continue  # a download
+        page.goto(shown.url + address)
+        pages.append(address)
+        links = page.eval_on_selector_all("a[href]:not([download])", "all => all.map((a) => a.getAttribute('href'))")
+        waiting += [link.partition("#")[0] for link in links if link.startswith("/")]
+    return pages
+
+
+@pytest.fixture(scope="module")
+def world(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("accessible")
+    make_project(folder).close()
+    with showing(folder / "traces" / "store.db", folder) as shown, opened(browser, shown.entry()) as tab:
+        tab.page.on("download", lambda download: download.cancel())
+        pages = walk(tab.page, shown)
+        assert len(pages) > len(FIRST)
+        yield World(shown, pages)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Browser, world: World, theme: str) -> None:
+    axe = Axe()
+    problems = []
+    with opened(browser, world.shown.entry(), color_scheme=theme, viewport={"width": 1280, "height": 900}) as tab:
+        for address in world.pages:
+            tab.page.goto(world.shown.url + address)
+            found = axe.run(tab.page).response["violations"]
+            problems += [
+                f"{address}: {each['id']}: {node['html'][:150]}"
+                for each in found
+                if each["impact"] in ("serious", "critical")
+                for node in each["nodes"][:2]
+            ]
+    assert "\n".join(problems) == ""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_page_is_wider_than_the_screen(browser: Browser, world: World, width: int) -> None:
+    wide = {}
+    with opened(browser, world.shown.entry(), viewport={"width": width, "height": 800}) as tab:
+        for address in world.pages:
+            tab.page.goto(world.shown.url + address)
+            actual = tab.page.evaluate("document.documentElement.scrollWidth")
+            if actual > width:
+                wide[address] = actual, tab.page.evaluate(WIDEST)
+    assert wide == {}
+
+
+WIDEST = """() => [...document.querySelectorAll("main *, header *, footer *")]
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".list, pre, .scroll, svg"))
+  .slice(0, 3).map((one) => one.outerHTML.slice(0, 120))"""
+
+
+def test_every_page_has_one_heading_a_title_and_named_fields(browser: Browser, world: World) -> None:
+    wrong = []
+    with opened(browser, world.shown.entry()) as tab:
+        for address in world.pages:
+            tab.page.goto(world.shown.url + address)
+            if tab.page.locator("h1").count() != 1:
+                wrong.append(f"{address}: {tab.page.locator('h1').count()} h1")
+            if not tab.page.title().endswith(" · agentloop"):
+                wrong.append(f"{address}: title {tab.page.title()}")
+            wrong += [f"{address}: {line}" for line in tab.console if "status of 4" not in line]
+            tab.console.clear()
+    assert wrong == []
+
+
+def test_on_paper_there_is_the_content_alone(browser: Browser, world: World) -> None:
+    with opened(browser, world.shown.entry(), viewport={"width": 794, "height": 1123}) as tab:
+        for address in world.pages:
+            tab.page.goto(world.shown.url + address)
+            tab.page.emulate_media(media="print")
+            assert not tab.page.locator(".top").is_visible(), address
+            assert tab.page.locator("h1").first.is_visible(), address
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= 794, address
+        assert tab.page.pdf()[:5] == b"%PDF-"
+
+
+def test_tab_reaches_the_content_and_shows_where_it_is(browser: Browser, world: World) -> None:
+    with opened(browser, world.shown.entry()) as tab:
+        page = tab.page
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "content"
+        page.keyboard.press("Tab")
+        is_inside = page.evaluate("document.activeElement.closest('main') != null")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert (is_inside, outline) == (True, "solid")

@@ -1,0 +1,117 @@
+"""Outlines: the same steps whether a trace is stored as steps or as spans, nesting, times, and what is odd."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from agentloop.otel.spans import trace_of
+from agentloop.store.store import Store
+from agentloop.types import SubTrace
+from agentloop.views.item_contents import TraceContents
+from agentloop.views.outline import AGENT, END, FOLDED, OUTLINES, START, OutlineCache, OutlineItem, timeline
+from tests.store.rows import NOW
+from tests.store.span_rows import span
+
+from .stored import PROJECT, golden, put, put_as_spans, step, trace
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store.db")
+
+
+def test_the_steps_of_spans_are_those_of_the_trace_that_they_make(store: Store) -> None:
+    """The oracle is `trace_of`, which reads everything; the outline reads no head of a call that succeeded."""
+    n_steps = 0
+    for name, one, _ in golden():
+        trace_id = put_as_spans(store, one.model_copy(update={"id": f"golden-{name}"}))
+        row = store.row(PROJECT, trace_id)
+        outline = OUTLINES.get(store, row)
+        steps = trace_of(store.spans(PROJECT, trace_id).spans).steps
+        contents = TraceContents(store, row, outline)
+        for each in steps:
+            content = contents.read([outline.by_step[each.index]])[0]
+            assert content.message.content == each.completion.message.content, name
+            assert [call.arguments for call in content.message.tool_calls] == [
+                call.arguments for call in each.completion.message.tool_calls
+            ], name
+            n_steps += 1
+        assert len(outline.by_step) - len(steps) in (0, 1)  # one where the last call failed without an answer
+    assert n_steps > 30
+
+
+def test_a_sub_agent_is_inside_of_the_step_that_asked_for_it(store: Store) -> None:
+    inner = trace("inner", step(0, "deep"), agent="helper")
+    outer = trace("outer", step(0, "", ("ask", "{}", "ok")), step(1, "end"), children=(SubTrace(trace=inner, step=0),))
+    row = store.row(PROJECT, put(store, outer))
+    items = OUTLINES.get(store, row).items
+    assert [(item.kind, item.depth, item.step) for item in items] == [
+        (START, 0, None), ("step", 0, 0), (AGENT, 1, None), ("step", 2, None), ("step", 0, 1), (END, 0, None),
+    ]  # fmt: skip
+    assert [item.label for item in OUTLINES.get(store, row).ancestors(3)] == ["", "helper"]
+
+
+def test_a_sub_agent_of_an_unknown_step_comes_last(store: Store) -> None:
+    outer = trace("outer", step(0, "a"), children=(SubTrace(trace=trace("inner", step(0, "deep")), step=7),))
+    row = store.row(PROJECT, put(store, outer))
+    assert [item.kind for item in OUTLINES.get(store, row).items] == [START, "step", AGENT, "step", END]
+
+
+def test_spans_without_times_parents_or_in_a_loop_are_all_there(store: Store) -> None:
+    loop = [span(1, 2, parent_id=f"{3:016x}"), span(1, 3, parent_id=f"{2:016x}")]
+    strange = [span(1, 4, parent_id="f" * 16, start_ns=0, end_ns=0), span(1, 5, start_ns=9, end_ns=3)]
+    store.put_spans(PROJECT, [span(1, 1), *loop, *strange])
+    outline = OUTLINES.get(store, store.row(PROJECT, f"{1:032x}"))
+    assert len(outline.items) == 5
+    assert all(item.duration_s >= 0 for item in outline.items)
+
+
+def test_times_are_those_of_the_steps_and_long_gaps_are_folded(store: Store) -> None:
+    late = NOW + timedelta(hours=6)
+    one = trace(
+        "gap",
+        step(0, "a", started_at=NOW, duration_s=2.0),
+        step(1, "b", started_at=NOW + timedelta(seconds=2), duration_s=2.0),
+        step(2, "c", started_at=late, duration_s=4.0),
+    )
+    items = OUTLINES.get(store, store.row(PROJECT, put(store, one))).items
+    line = timeline(items)
+    assert [round(seconds) for _, seconds in line.gaps] == [6 * 3600 - 4]
+    half = (1 - FOLDED) / 2
+    assert line.at(2.0) == pytest.approx(half / 2)
+    assert line.at(4.0) == pytest.approx(half)
+    assert line.at(6 * 3600.0) == pytest.approx(half + FOLDED)
+    assert line.at(6 * 3600.0 + 4) == pytest.approx(1.0)
+
+
+def test_where_only_durations_are_known_steps_follow_each_other(store: Store) -> None:
+    one = trace("durations", step(0, "a", duration_s=2.0), step(1, "b", duration_s=1.0), started_at=None)
+    items = OUTLINES.get(store, store.row(PROJECT, put(store, one))).items
+    assert [item.start_s for item in items if item.kind == "step"] == [0.0, 2.0]
+
+
+def test_an_outline_is_read_anew_once_something_was_added(store: Store) -> None:
+    store.put_spans(PROJECT, [span(1, 1), span(1, 2)])
+    cache = OutlineCache()
+    first = cache.get(store, store.row(PROJECT, f"{1:032x}"))
+    assert cache.get(store, store.row(PROJECT, f"{1:032x}")) is first
+    store.put_spans(PROJECT, [span(1, 3)])
+    assert len(cache.get(store, store.row(PROJECT, f"{1:032x}")).items) == 3
+
+
+def test_a_full_cache_forgets_the_outline_that_was_read_longest_ago(store: Store) -> None:
+    for n in (1, 2):
+        store.put_spans(PROJECT, [span(n, k) for k in range(1, 5)])
+    rows = [store.row(PROJECT, f"{n:032x}") for n in (1, 2)]
+    cache = OutlineCache(max_items=6)
+    first = cache.get(store, rows[0])
+    second = cache.get(store, rows[1])
+    assert cache.get(store, rows[1]) is second
+    assert cache.get(store, rows[0]) is not first
+
+
+def test_no_time_at_all_is_no_time_line() -> None:
+    assert timeline([OutlineItem("0", "step", 0)]).at(5.0) == 1.0
