@@ -10,14 +10,19 @@ from agentloop.suites.names import CASE
 from agentloop.views.failure_overview import CaseOrigin
 
 
-def case_origins(folder: Path | None) -> list[CaseOrigin]:
-    """The cases in `folder`, by name. Leaves out broken ones, which `agentloop gate` refuses with their place."""
+def case_folders(folder: Path | None) -> list[Path]:
+    """The folders of the cases of the project in `folder`, by name; none without a project."""
     if folder is None:
         return []
+    return sorted(path.parent for path in (folder / REGRESSIONS).glob(f"*/{CASE}"))
+
+
+def case_origins(folder: Path | None) -> list[CaseOrigin]:
+    """The cases in `folder`, by name. Leaves out broken ones, which `agentloop gate` refuses with their place."""
     origins = []
-    for path in sorted((folder / REGRESSIONS).glob(f"*/{CASE}")):
+    for place in case_folders(folder):
         try:
-            case = read_case(path.parent)
+            case = read_case(place)
         except ConfigError:
             continue
         detector = case.detector.partition("@")[0]

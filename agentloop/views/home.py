@@ -69,7 +69,7 @@ def home_view(store: Store, *, project: str, clusters: NewClusters | None = None
     open_runs = run_list(units, limit=MAX_OPEN_RUNS).runs
     latest = run_list(units, ended=True, limit=N_RUNS).runs
     concerns = [
-        *_new_failures(clusters),
+        *new_failures(clusters),
         *_disputed(store, project),
         *_failed_gates(store, project),
         *_losing_canary(store, project, versions),
@@ -91,13 +91,13 @@ def live_version(store: Store, project: str) -> int | None:
     return _in_state(store.versions_in(project).versions(), PolicyState.live)
 
 
-def new_clusters(store: Store, *, project: str, since: int) -> NewClusters | None:
-    """Clusters among the newest failures that are new since a version; None if nothing is older than it."""
+def new_clusters(store: Store, *, project: str, since: int) -> NewClusters:
+    """Clusters among the newest failures that are new since a version; none if no trace is older than it."""
     newest = store.failures_after(store.begin_of_failures("", project=project, newest=MAX_FAILED))
     try:
         result = survey(newest, project=project, since=since)
     except ConfigError:  # no traces on both sides of the version
-        return None
+        return NewClusters(since=since, n_clusters=0, n_traces=0)
     return NewClusters(
         since=since, n_clusters=result.n_clusters, n_traces=sum(cluster.n for cluster in result.clusters)
     )
@@ -107,7 +107,8 @@ def _in_state(versions: Sequence[PolicyVersion], state: PolicyState) -> int | No
     return next((version.number for version in versions if version.state is state), None)
 
 
-def _new_failures(clusters: NewClusters | None) -> Iterator[Concern]:
+def new_failures(clusters: NewClusters | None) -> Iterator[Concern]:
+    """The concern that these clusters are, if there are any."""
     if clusters is not None and clusters.n_clusters:
         kinds = counted(clusters.n_clusters, "cluster")
         traces = counted(clusters.n_traces, "trace")

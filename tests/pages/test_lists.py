@@ -160,12 +160,34 @@ def test_costs_are_never_zero_where_nobody_knows_them(browser: Browser, place: P
 
 def test_the_first_page_leads_to_what_needs_attention(browser: Browser, place: Path) -> None:
     with tab(browser, place, "/", script=False) as (page, shown):
-        assert "Nothing does" in page.inner_text(".concerns")
+        assert page.inner_text(".concerns a") == "Which failures are new since v2?"
         shown.store.put_reward("default", "t1", RewardState.disputed, None)
         page.reload()
-        assert page.inner_text(".concerns a") == "The verifiers disagree about 1 trace"
+        assert page.locator(".concerns a").all_inner_texts()[1] == "The verifiers disagree about 1 trace"
         page.click("text=All traces")
         assert page.url == f"{shown.url}/traces"
+
+
+def test_the_first_page_looks_for_new_failures_once_it_is_drawn(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/") as (page, shown):
+        expect(page.locator(".concerns li")).to_contain_text(
+            "No cluster of failures is new since v2, the live version."
+        )
+        page.reload()  # it knows by now
+        assert "Nothing does" in page.inner_text(".concerns")
+    store = Store(place)
+    one = judged("new", reward=0.0, version=2)
+    failure = one.verdict.failures[0].model_copy(update={"evidence": "other words", "detector": "rules.new@1"})
+    verdict = one.verdict.model_copy(update={"failures": (failure,)})
+    store.put_attempts("run", [one.model_copy(update={"verdict": verdict})], first=60)
+    store.close()
+    with tab(browser, place, "/") as (page, shown):
+        expect(page.locator(".concerns a")).to_have_text(
+            "1 cluster of failures in 1 trace did not occur before v2, the live version"
+        )
+        page.click(".concerns a")
+        assert page.url == f"{shown.url}/failures?since=2"
+        assert page.locator(".cluster").count() == 1
 
 
 @pytest.mark.parametrize("path", ["/", "/traces", "/failures", "/costs"])

@@ -49,7 +49,7 @@ def test_clusters_that_are_new_since_the_live_version_are_counted(store: Store) 
     register(store, 2, PolicyState.live)
     store.put_attempts("run", [judged("a", version=1), judged("b", reward=0.0, version=2)])
     assert new_clusters(store, project="default", since=2) == NewClusters(since=2, n_clusters=1, n_traces=1)
-    assert new_clusters(store, project="default", since=1) is None  # no trace of an earlier one
+    assert new_clusters(store, project="default", since=1).n_clusters == 0  # no trace of an earlier one
     view = home_view(store, project="default", clusters=NewClusters(since=2, n_clusters=1, n_traces=1))
     [concern] = view.concerns
     assert concern.words == "1 cluster of failures in 1 trace did not occur before v2, the live version"

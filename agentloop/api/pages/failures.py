@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from agentloop.api.failures import Since
-from agentloop.api.mined import case_origins
+from agentloop.api.mined import case_folders, case_origins
 from agentloop.api.pages.recent import RecentViews
 from agentloop.api.pages.site import PageSite
 from agentloop.api.parameters import Filter, Project
@@ -35,11 +34,12 @@ def failure_pages(site: PageSite) -> APIRouter:
     ) -> Response:
         state = {"filter": filter, "by": by, "since": "" if since is None else since}
         folder = site.folder if project == site.store.project else None
-        cases = case_origins(folder)
-        stamp = (site.store.newest_key(project), site.store.newest_verdict(), len(cases))
-        build = partial(
-            failure_overview, site.store, filter, project=project, by=by, since=since, folder=folder, cases=cases
-        )
+        stamp = (site.store.newest_key(project), site.store.newest_verdict(), tuple(case_folders(folder)))
+
+        def build() -> FailureOverview:
+            cases = case_origins(folder)
+            return failure_overview(site.store, filter, project=project, by=by, since=since, folder=folder, cases=cases)
+
         try:
             overview = recent.get((project, filter, by, since), stamp, build)
         except ConfigError as error:

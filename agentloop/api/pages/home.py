@@ -11,7 +11,7 @@ from starlette.responses import Response
 from agentloop.api.pages.recent import RecentViews
 from agentloop.api.pages.site import PageSite
 from agentloop.api.parameters import Project
-from agentloop.views.home import Concern, ConcernKind, NewClusters, home_view, live_version, new_clusters
+from agentloop.views.home import Concern, ConcernKind, NewClusters, home_view, live_version, new_clusters, new_failures
 
 CLUSTERS_FRESH_S = 60.0
 """Seconds for which new clusters are shown again: they take hundreds of milliseconds to find."""
@@ -27,21 +27,28 @@ _PLACES = {
 
 
 def home_pages(site: PageSite) -> APIRouter:
-    """The page."""
+    """The page, and its line of new failures, which the page asks for once it is drawn if it is not known yet."""
     routes = APIRouter(include_in_schema=False)
-    recent: RecentViews[tuple[NewClusters | None]] = RecentViews(CLUSTERS_FRESH_S)
+    recent: RecentViews[NewClusters] = RecentViews(CLUSTERS_FRESH_S)
 
     @routes.get("/")
     def home(request: Request, project: Project) -> Response:
         live = live_version(site.store, project)
-        clusters = None
-        if live is not None:
-            find = partial(new_clusters, site.store, project=project, since=live)
-            [clusters] = recent.get(project, live, lambda: (find(),))
+        clusters = None if live is None else recent.peek(project, live)
         view = home_view(site.store, project=project, clusters=clusters)
         may_review = request.state.session.may("judge")
         concerns = [(*_place(concern, may_review=may_review), concern.words) for concern in view.concerns]
-        return site.draw(request, "home.html.j2", view=view, concerns=concerns)
+        is_pending = live is not None and clusters is None
+        return site.draw(request, "home.html.j2", view=view, concerns=concerns, is_pending=is_pending)
+
+    @routes.get("/list/new-failures")
+    def list_new_failures(request: Request, project: Project) -> Response:
+        live = live_version(site.store, project)
+        clusters = None
+        if live is not None:
+            clusters = recent.get(project, live, partial(new_clusters, site.store, project=project, since=live))
+        concerns = [(*_place(concern, may_review=False), concern.words) for concern in new_failures(clusters)]
+        return site.draw(request, "home_failures.html.j2", concerns=concerns, live=live)
 
     return routes
 

@@ -27,12 +27,18 @@ class RecentViews(Generic[View]):
 
         stamp: changes whenever the view does, as far as that is cheap to know.
         """
-        now = self._clock()
-        built_at, old_stamp, view = self._views.get(parameters, (0.0, None, None))
-        if view is not None and old_stamp == stamp and now - built_at < self._fresh_s:
-            return view
-        view = build()
-        if len(self._views) >= MAX_VIEWS:  # filters that somebody invents must not fill the memory
-            self._views.clear()
-        self._views[parameters] = (now, stamp, view)
+        view = self.peek(parameters, stamp)
+        if view is None:
+            now = self._clock()
+            view = build()
+            if len(self._views) >= MAX_VIEWS:  # filters that somebody invents must not fill the memory
+                self._views.clear()
+            self._views[parameters] = (now, stamp, view)
         return view
+
+    def peek(self, parameters: Hashable, stamp: Hashable) -> View | None:
+        """The view if `get` would not build it anew; None otherwise."""
+        built_at, old_stamp, view = self._views.get(parameters, (0.0, None, None))
+        if old_stamp == stamp and self._clock() - built_at < self._fresh_s:
+            return view
+        return None

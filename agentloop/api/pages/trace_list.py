@@ -16,12 +16,15 @@ from agentloop.api.pages.site import PageSite
 from agentloop.api.parameters import Cursor, Filter, Project
 from agentloop.api.trace_lists import After, SortBy, Start
 from agentloop.errors import FilterError
+from agentloop.store.find import key_of
 from agentloop.store.looks import MAX_COUNT, MAX_NEW
 from agentloop.store.query import parse
-from agentloop.views.trace_list import FacetList, TraceList, completions, facet_list, new_traces, term, trace_list
+from agentloop.views.trace_list import FacetList, TraceList, completions, facet_list, term, trace_list
 
 LIMIT = 50
 MAX_SELECTED = 100
+MAX_VALUE = 200
+"""Maximum characters of a value that a facet offers."""
 SEE_OTHER = 303
 _Selected = Annotated[list[str], Query(max_length=MAX_SELECTED)]
 
@@ -77,11 +80,13 @@ def trace_list_pages(site: PageSite) -> APIRouter:
 
     @routes.get("/list/new")
     def new(request: Request, project: Project, after: After, filter: Filter = "", seen: int = 0) -> Response:
-        found = new_traces(site.store, filter, project=project, after=after, limit=1)
-        if found.n == seen:
+        n = 0
+        if site.store.newest_key(project) > key_of(after):
+            n = site.store.n_newer(filter, project=project, after=after)
+        if n == seen:
             return Response(status_code=204)
-        more = "+" if found.n == MAX_NEW else ""
-        return site.draw(request, "traces_new.html.j2", n=found.n, more=more, after=after, filter=filter)
+        more = "+" if n == MAX_NEW else ""
+        return site.draw(request, "traces_new.html.j2", n=n, more=more, after=after, filter=filter)
 
     @routes.get("/list/completions")
     def complete(request: Request, project: Project, filter: Filter = "") -> Response:
@@ -149,6 +154,8 @@ def _counted(page: TraceList, *, sorted_: bool) -> str:
 def _facet_links(state: Mapping[str, Any], key: str, facets: FacetList) -> Iterator[FacetLink]:
     terms = parse(state["filter"])
     for value, n in facets.values[key]:
+        if len(value) > MAX_VALUE:
+            continue
         chosen = next((one for one in terms if not one.negated and one.key == key and one.value == value), None)
         words = [state["filter"], term(key, value)]
         if chosen is not None:
