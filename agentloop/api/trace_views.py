@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
 from agentloop.api.parameters import Project, TraceId
 from agentloop.store.store import Store
@@ -13,9 +13,19 @@ from agentloop.views.trace_page import MAX_ITEMS, MAX_ROWS, CallContext, TracePl
 from agentloop.views.trace_search import MAX_QUERY, TraceHits, search
 
 MAX_INT = 2**31 - 1
-Place = Annotated[int | None, Query(ge=0, le=MAX_INT)]
+Number = Annotated[int | None, Query(ge=0, le=MAX_INT)]
 ItemId = Annotated[str, Query(max_length=200, description="Id of an item, such as a span's; see `items`.")]
 Words = Annotated[str, Query(max_length=MAX_QUERY, description="Words, whatever their case.")]
+
+
+def place_of(
+    start: Number = None, step: Number = None, at: ItemId = "", failure: Number = None, q: Words = ""
+) -> TracePlace:
+    """Which part of a trace a request asks for: the first of failure, step, at and start that is sent says it."""
+    return TracePlace(failure=failure, step=step, at=at, start=start, q=q)
+
+
+Place = Annotated[TracePlace, Depends(place_of)]
 
 
 def trace_view_routes(store: Store) -> APIRouter:
@@ -26,19 +36,14 @@ def trace_view_routes(store: Store) -> APIRouter:
     def view_trace(
         project: Project,
         trace_id: TraceId,
-        start: Place = None,
-        step: Place = None,
-        at: ItemId = "",
-        failure: Place = None,
+        place: Place,
         limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = MAX_ITEMS,
-        q: Words = "",
     ) -> TraceView:
         """Some items of a trace as its page shows them, with the words of failures marked.
 
         The first of failure, step, at and start that is sent says which items; without any, the first ones.
         """
-        place = TracePlace(failure=failure, step=step, at=at, start=start, limit=limit, q=q)
-        return trace_view(store, project, trace_id, place)
+        return trace_view(store, project, trace_id, place.model_copy(update={"limit": limit}))
 
     @routes.get("/traces/{trace_id}/call")
     def view_call(project: Project, trace_id: TraceId, at: ItemId) -> CallContext:

@@ -44,7 +44,7 @@ MAX_LEVELS = 32
 """Levels of JSON that are indented further and further; deeper ones stand at this one."""
 
 
-class Place(NamedTuple):
+class TextRange(NamedTuple):
     """A range of a text: its first position, and the first one after it."""
 
     start: int
@@ -61,16 +61,16 @@ class TextPart(Frozen):
     """Characters that are left out here; such a part has no text."""
 
 
-class Rewritten(NamedTuple):
+class EditedText(NamedTuple):
     """A text as it is shown, and the ranges of the original that were replaced in it."""
 
     text: str
     edits: Sequence[tuple[int, int, int]]
     """(start, end, number of characters in their place), in order."""
 
-    def place(self, original: Place) -> Place:
+    def place(self, original: TextRange) -> TextRange:
         """Where a range of the original stands."""
-        return Place(self._at(original.start, is_end=False), self._at(original.end, is_end=True))
+        return TextRange(self._at(original.start, is_end=False), self._at(original.end, is_end=True))
 
     def _at(self, position: int, *, is_end: bool) -> int:
         starts = [start for start, _, _ in self.edits]
@@ -82,7 +82,7 @@ class Rewritten(NamedTuple):
         return position + shifts[n]
 
 
-def places(text: str, quote: str) -> list[Place]:
+def places(text: str, quote: str) -> list[TextRange]:
     """Where the words of `quote` stand in `text`, at most MAX_PLACES. Spacing and line breaks do not matter."""
     words = quote.strip()
     if not words:
@@ -93,7 +93,7 @@ def places(text: str, quote: str) -> list[Place]:
     for variant in dict.fromkeys((words, _FENCE.sub("", words))):
         squashed = _DROPPED.sub("", variant)
         if squashed and squashed in (dense := _DROPPED.sub("", text)):
-            return _spread(text, [Place(at.start, at.end) for at in _exact(dense, squashed)])
+            return _spread(text, [TextRange(at.start, at.end) for at in _exact(dense, squashed)])
     return []
 
 
@@ -103,24 +103,24 @@ def fragments(quote: str) -> list[str]:
     return [line for line in lines if len(line) >= MIN_FRAGMENT]
 
 
-def cleaned(text: str) -> Rewritten:
+def cleaned(text: str) -> EditedText:
     """A text without what `printable.clean` removes."""
-    return Rewritten(clean(text), [(start, end, 0) for start, end in removals(text)])
+    return EditedText(clean(text), [(start, end, 0) for start, end in removals(text)])
 
 
-def readable(text: str) -> Rewritten:
+def readable(text: str) -> EditedText:
     """JSON indented, or the only text in an object without its JSON; any other text unchanged.
 
     Only spacing and escapes change, so numbers and keys stay as they were written.
     """
     single = _ONE_TEXT.fullmatch(text)
     if text.lstrip()[:1] not in ("{", "[") or (single is None and len(text) <= ONE_LINE):
-        return Rewritten(text, ())
+        return EditedText(text, ())
     try:
         json.loads(text)
     except (ValueError, RecursionError):
-        return Rewritten(text, ())
-    return _unescaped(text, Place(*single.span(1))) if single else _indented(text)
+        return EditedText(text, ())
+    return _unescaped(text, TextRange(*single.span(1))) if single else _indented(text)
 
 
 def view_of(text: str, quotes: Iterable[tuple[str, str]], limit: int, *, is_json: bool = False) -> tuple[TextPart, ...]:
@@ -130,29 +130,37 @@ def view_of(text: str, quotes: Iterable[tuple[str, str]], limit: int, *, is_json
     """
     marks = list(quotes)
     if len(text) > MAX_WHOLE:
-        at = [(place, kind) for words, kind in marks for place in places(text, words)]
+        at = [(place, kind) for words, kind in marks for place in _marks(text, words, kind)]
         return tuple(_cut(text, at, limit, is_clean=False))
-    readable_text = readable(text) if is_json else Rewritten(text, ())
+    readable_text = readable(text) if is_json else EditedText(text, ())
     clean_text = cleaned(readable_text.text)
     at = []
     for words, kind in marks:
-        here = places(clean_text.text, clean(words))
+        here = _marks(clean_text.text, clean(words), kind)
         if not here:
             here = [clean_text.place(readable_text.place(place)) for place in places(text, words)]
         at += [(place, kind) for place in here]
     return tuple(_cut(clean_text.text, at, limit, is_clean=True))
 
 
-def _exact(text: str, words: str) -> list[Place]:
-    exact: list[Place] = []
+def _marks(text: str, words: str, kind: str) -> list[TextRange]:
+    """Where words stand; what a reader searches, whatever its case."""
+    lower = text.lower() if kind == HIT else text
+    if kind == HIT and len(lower) == len(text):
+        return places(lower, words.lower())
+    return places(text, words)
+
+
+def _exact(text: str, words: str) -> list[TextRange]:
+    exact: list[TextRange] = []
     at = text.find(words)
     while at >= 0 and len(exact) < MAX_PLACES:
-        exact.append(Place(at, at + len(words)))
+        exact.append(TextRange(at, at + len(words)))
         at = text.find(words, at + len(words))
     return exact
 
 
-def _spread(text: str, dense: Sequence[Place]) -> list[Place]:
+def _spread(text: str, dense: Sequence[TextRange]) -> list[TextRange]:
     """Ranges of a text without spacing, as ranges of the text."""
     spread = []
     wanted = iter(dense)
@@ -167,7 +175,7 @@ def _spread(text: str, dense: Sequence[Place]) -> list[Place]:
                 start = at + place.start - n
             if start < 0 or place.end > n + length:
                 break
-            spread.append(Place(start, at + place.end - n))
+            spread.append(TextRange(start, at + place.end - n))
             start = -1
             following = next(wanted, None)
             if following is None:
@@ -178,7 +186,7 @@ def _spread(text: str, dense: Sequence[Place]) -> list[Place]:
     return spread
 
 
-def _unescaped(text: str, value: Place) -> Rewritten:
+def _unescaped(text: str, value: TextRange) -> EditedText:
     """The value of the only text of an object."""
     edits = [(0, value.start, 0)]
     raw = text[value.start : value.end]
@@ -193,10 +201,10 @@ def _unescaped(text: str, value: Place) -> Rewritten:
         half = (start, end) if is_half else None
         edits.append((start, end, 1))
     edits.append((value.end, len(text), 0))
-    return Rewritten(json.loads(f'"{raw}"', strict=False), edits)
+    return EditedText(json.loads(f'"{raw}"', strict=False), edits)
 
 
-def _indented(text: str) -> Rewritten:
+def _indented(text: str) -> EditedText:
     parts: list[str] = []
     edits: list[tuple[int, int, int]] = []
     level = 0
@@ -225,19 +233,19 @@ def _indented(text: str) -> Rewritten:
         if after:
             edits.append((match.end(), match.end(), len(after)))
     parts.append(text[at:])
-    return Rewritten("".join(parts), edits)
+    return EditedText("".join(parts), edits)
 
 
 def _line(level: int) -> str:
     return "\n" + "  " * min(level, MAX_LEVELS)
 
 
-def _cut(text: str, marks: Sequence[tuple[Place, str]], limit: int, *, is_clean: bool) -> Iterable[TextPart]:
+def _cut(text: str, marks: Sequence[tuple[TextRange, str]], limit: int, *, is_clean: bool) -> Iterable[TextPart]:
     """The parts that are shown: the text if it is short, else its beginning, its end and what surrounds the marks."""
-    shown_ranges = [Place(0, len(text))]
+    shown_ranges = [TextRange(0, len(text))]
     if len(text) > limit:
-        around = [Place(max(place.start - AROUND, 0), min(place.end + AROUND, len(text))) for place, _ in marks]
-        ends = [Place(0, limit * 3 // 4), Place(len(text) - limit // 4, len(text))]
+        around = [TextRange(max(place.start - AROUND, 0), min(place.end + AROUND, len(text))) for place, _ in marks]
+        ends = [TextRange(0, limit * 3 // 4), TextRange(len(text) - limit // 4, len(text))]
         shown_ranges = _merged([*ends, *around])
     at = 0
     for window in shown_ranges:
@@ -249,7 +257,9 @@ def _cut(text: str, marks: Sequence[tuple[Place, str]], limit: int, *, is_clean:
         yield TextPart(n_hidden=len(text) - at)
 
 
-def _marked(text: str, window: Place, marks: Sequence[tuple[Place, str]], *, is_clean: bool) -> Iterable[TextPart]:
+def _marked(
+    text: str, window: TextRange, marks: Sequence[tuple[TextRange, str]], *, is_clean: bool
+) -> Iterable[TextPart]:
     """The parts of a window. Where marks overlap, the most important one is shown."""
     edges = {window.start, window.end}
     edges.update(edge for place, _ in marks for edge in place if window.start < edge < window.end)
@@ -268,11 +278,11 @@ def _clean(text: str, *, is_clean: bool) -> str:
     return text if is_clean else clean(text)
 
 
-def _merged(ranges: Iterable[Place]) -> list[Place]:
-    merged: list[Place] = []
+def _merged(ranges: Iterable[TextRange]) -> list[TextRange]:
+    merged: list[TextRange] = []
     for place in sorted(ranges):
         if merged and place.start <= merged[-1].end:
-            merged[-1] = Place(merged[-1].start, max(merged[-1].end, place.end))
+            merged[-1] = TextRange(merged[-1].start, max(merged[-1].end, place.end))
         else:
             merged.append(place)
     return merged

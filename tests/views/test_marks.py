@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentloop.judge.fence import fence, quoted
 from agentloop.printable import clean, removals
-from agentloop.views.marks import EVIDENCE, FOCUS, HIT, Place, cleaned, fragments, places, readable, view_of
+from agentloop.views.marks import EVIDENCE, FOCUS, HIT, TextRange, cleaned, fragments, places, readable, view_of
 
 TEXTS = st.text(alphabet="ab \n\t|\x1b[31m\x9b;]\x07\u200b\ufffd\x00é", max_size=60)
 
@@ -71,7 +71,7 @@ def test_a_place_is_followed_through_what_is_removed(text: str, data: st.DataObj
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
     rewritten = cleaned(text)
-    at = rewritten.place(Place(start, end))
+    at = rewritten.place(TextRange(start, end))
     whole = [n for n in range(start, end) if not any(a <= n < b for a, b in removals(text))]
     assert rewritten.text[at.start : at.end] == "".join(text[n] for n in whole)
 

@@ -39,6 +39,10 @@ PAGES = (
     sharing_pages,
     documentation_pages,
 )
+from agentloop.api.pages.trace_links import trace_link_routes
+from agentloop.api.sessions import BrowserSessions
+
+PAGES = (home_routes, trace_page_routes, trace_link_routes, compare_routes)
 """One function a page, which makes its routes."""
 
 

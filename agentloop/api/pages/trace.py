@@ -7,26 +7,18 @@ from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
-import orjson
 from fastapi import APIRouter, Query, Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from agentloop.api.pages.site import PageSite, Viewer
 from agentloop.api.parameters import TraceId
-from agentloop.api.trace_views import MAX_INT, ItemId, Place, Words
-from agentloop.errors import NoSuchTrace, StoreError
-from agentloop.formats.export import load_exporter
-from agentloop.loop.held_out import withhold
-from agentloop.loop.project import EVALS
-from agentloop.otel.stored_trace import StoredTrace
+from agentloop.api.trace_views import Place, Words
+from agentloop.errors import StoreError
 from agentloop.store.store import Store
-from agentloop.store.tables import TraceRow
-from agentloop.views.item_contents import ItemContent, TraceContents, text_at
-from agentloop.views.outline import OUTLINES, Outline
-from agentloop.views.trace_page import MAX_ITEMS, MAX_ROWS, TracePlace, TraceView, call_context, summary_of, trace_view
-from agentloop.views.trace_search import nearest, positions_of_errors, positions_of_tool, search
+from agentloop.views.outline import OUTLINES
+from agentloop.views.trace_page import MAX_ITEMS, MAX_ROWS, TraceView, call_context, trace_view
+from agentloop.views.trace_search import search
 
-SEE_OTHER = 303
 KINDS = (
     ("tools", "Tools"),
     ("reasoning", "Reasoning"),
@@ -36,8 +28,6 @@ KINDS = (
 """What can be hidden: word in the address, label."""
 EXPORTS = ("html", "jsonl", "atif", "otlp")
 """Formats in which the page offers its trace."""
-PLAIN = "text/plain; charset=utf-8"
-Part = Annotated[str, Query(max_length=200)]
 
 
 class PageAddress(NamedTuple):
@@ -75,29 +65,15 @@ def trace_page_routes(site: PageSite) -> APIRouter:
         request: Request,
         viewer: Viewer,
         trace_id: TraceId,
-        start: Place = None,
-        step: Place = None,
-        at: ItemId = "",
-        failure: Place = None,
-        q: Words = "",
+        place: Place,
         tool: Words = "",
         tab: Annotated[str, Query(pattern="^(|tree|call)$")] = "",
         hide: Annotated[list[str] | None, Query(max_length=10)] = None,
     ) -> Response:
-        limit = MAX_ROWS if tab == "tree" else MAX_ITEMS
-        place = TracePlace(failure=failure, step=step, at=at, start=start, limit=limit, q=q)
+        place = place.model_copy(update={"limit": MAX_ROWS if tab == "tree" else MAX_ITEMS})
         view = trace_view(site.store, viewer.project, trace_id, place)
         hidden = [name for name, _ in KINDS if name in (hide or ())]
-        query = {
-            "start": start,
-            "step": step,
-            "at": at,
-            "failure": failure,
-            "q": q,
-            "tool": tool,
-            "tab": tab,
-            "hide": hidden,
-        }
+        query = {**place.model_dump(exclude={"limit"}), "tool": tool, "tab": tab, "hide": hidden}
         values: dict[str, Any] = {
             "view": view,
             "place": place,
@@ -107,7 +83,7 @@ def trace_page_routes(site: PageSite) -> APIRouter:
             "exports": EXPORTS,
             "tab": tab,
             "tool": tool,
-            "hits": _hits(site.store, viewer.project, view, q, tool),
+            "hits": _hits(site.store, viewer.project, view, place.q, tool),
             "call": call_context(site.store, viewer.project, trace_id, view.target or "") if tab == "call" else None,
         }
         if not site.is_read_only:
@@ -115,82 +91,11 @@ def trace_page_routes(site: PageSite) -> APIRouter:
                 site.store.put_visit(viewer.project, trace_id, viewer.by)
         return site.draw(request, "trace.html.j2", **values)
 
-    @routes.get("/traces/{trace_id}/next")
-    def go_on(
-        viewer: Viewer,
-        trace_id: TraceId,
-        position: Annotated[int, Query(alias="from", ge=0, le=MAX_INT)],
-        what: Annotated[str, Query(pattern="^(error|tool)$")],
-        tool: Words = "",
-        back: bool = False,
-    ) -> Response:
-        row, outline = _read(site.store, viewer.project, trace_id)
-        contents = TraceContents(site.store, row, outline)
-        if what == "error":
-            positions = positions_of_errors(site.store, row, outline, contents)
-        else:
-            positions = positions_of_tool(site.store, row, outline, contents, tool)
-        target = nearest(positions, position, is_back=back)
-        if target is None:
-            which = "error" if what == "error" else f"call of {tool!r}"
-            side = "before" if back else "after"
-            raise NoSuchTrace(f"no {which} {side} this place; go back to the trace, which has {len(positions)} of them")
-        item = outline.items[target]
-        return RedirectResponse(f"/traces/{trace_id}?{urlencode({'at': item.id})}#{anchor(item)}", SEE_OTHER)
-
-    @routes.get("/traces/{trace_id}/text")
-    def send_text(viewer: Viewer, trace_id: TraceId, at: ItemId, part: Part) -> Response:
-        row, outline = _read(site.store, viewer.project, trace_id)
-        position = outline.position(at, trace_id)
-        contents = TraceContents(site.store, row, outline)
-        kind, _, name = part.partition(".")
-        content = contents.read([position])[0]
-        if kind == "context":
-            content = ItemContent(heard=tuple(contents.context(position)[0]))
-            part = f"heard.{name}"
-        text = text_at(content, part)
-        if text is None:
-            raise NoSuchTrace(f"part {at!r} of trace {trace_id!r} has no text {part!r}; its page lists what it has")
-        return _attachment(text.encode(errors="replace"), f"trace-{position}-{part}.txt")
-
-    @routes.get("/traces/{trace_id}/raw")
-    def send_raw(viewer: Viewer, trace_id: TraceId, at: ItemId) -> Response:
-        row, outline = _read(site.store, viewer.project, trace_id)
-        position = outline.position(at, trace_id)
-        contents = TraceContents(site.store, row, outline)
-        value = contents.span(at) if outline.is_spans else contents.step(position)
-        options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
-        return _attachment(orjson.dumps(value, default=str, option=options), f"trace-{position}.txt")
-
-    @routes.get("/traces/{trace_id}/export")
-    def send_export(viewer: Viewer, trace_id: TraceId, format: Part = "jsonl") -> Response:
-        exporter = load_exporter(format)
-        if site.folder is not None:
-            withhold(exporter, site.folder / EVALS)
-        row = site.store.row(viewer.project, trace_id)
-        data = b"".join(exporter.write([StoredTrace(site.store, summary_of(row))]))
-        return _attachment(data, f"trace.{format}.txt")
-
     return routes
-
-
-def anchor(item: Any) -> str:
-    """The id of an item's element, which is part of addresses: `step-N` for a step of the trace itself."""
-    return f"step-{item.step}" if item.step is not None else f"at-{item.id}"
-
-
-def _read(store: Store, project: str, trace_id: str) -> tuple[TraceRow, Outline]:
-    row = store.row(project, trace_id)
-    return row, OUTLINES.get(store, row)
 
 
 def _hits(store: Store, project: str, view: TraceView, q: str, tool: str) -> Any:
     if not q and not tool:
         return None
-    row, outline = _read(store, project, view.summary.id)
-    return search(store, row, outline, q, tool)
-
-
-def _attachment(data: bytes, name: str) -> Response:
-    """Text of a trace as a file, which no browser shows as a page."""
-    return Response(data, media_type=PLAIN, headers={"Content-Disposition": f'attachment; filename="{name}"'})
+    row = store.row(project, view.summary.id)
+    return search(store, row, OUTLINES.get(store, row), q, tool)

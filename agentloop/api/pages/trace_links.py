@@ -1,0 +1,117 @@
+"""What the page of a trace links to: the next error or call of a tool, whole texts, raw steps and spans, exports.
+
+Everything that a trace contains is sent as an attachment of plain text, which no browser shows as a page.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlencode
+
+import orjson
+from fastapi import APIRouter, Query
+from starlette.responses import RedirectResponse, Response
+
+from agentloop.api.pages.site import PageSite, Viewer
+from agentloop.api.parameters import TraceId
+from agentloop.api.trace_views import MAX_INT, ItemId, Words
+from agentloop.errors import NoSuchTrace
+from agentloop.formats.export import load_exporter
+from agentloop.loop.held_out import withhold
+from agentloop.loop.project import EVALS
+from agentloop.otel.stored_trace import StoredTrace
+from agentloop.store.store import Store
+from agentloop.store.tables import TraceRow
+from agentloop.views.item_contents import ItemContent, TraceContents, text_at
+from agentloop.views.outline import OUTLINES, Outline, OutlineItem
+from agentloop.views.trace_page import summary_of
+from agentloop.views.trace_search import nearest, positions_of_errors, positions_of_tool
+
+SEE_OTHER = 303
+PLAIN = "text/plain; charset=utf-8"
+Part = Annotated[str, Query(max_length=200)]
+
+
+def trace_link_routes(site: PageSite) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/traces/{trace_id}/next")
+    def go_on(
+        viewer: Viewer,
+        trace_id: TraceId,
+        position: Annotated[int, Query(alias="from", ge=0, le=MAX_INT)],
+        what: Annotated[str, Query(pattern="^(error|tool)$")],
+        tool: Words = "",
+        back: bool = False,
+    ) -> Response:
+        row, outline = _read(site.store, viewer.project, trace_id)
+        item = _following(site.store, row, outline, position, "" if what == "error" else tool, is_back=back)
+        return RedirectResponse(f"/traces/{trace_id}?{urlencode({'at': item.id})}#{anchor(item)}", SEE_OTHER)
+
+    @routes.get("/traces/{trace_id}/text")
+    def send_text(viewer: Viewer, trace_id: TraceId, at: ItemId, part: Part) -> Response:
+        row, outline = _read(site.store, viewer.project, trace_id)
+        position = outline.position(at, trace_id)
+        contents = TraceContents(site.store, row, outline)
+        kind, _, name = part.partition(".")
+        content = contents.read([position])[0]
+        if kind == "context":
+            content = ItemContent(heard=tuple(contents.context(position)[0]))
+            part = f"heard.{name}"
+        text = text_at(content, part)
+        if text is None:
+            raise NoSuchTrace(f"part {at!r} of trace {trace_id!r} has no text {part!r}; its page lists what it has")
+        return _attachment(text.encode(errors="replace"), f"trace-{position}-{part}.txt")
+
+    @routes.get("/traces/{trace_id}/raw")
+    def send_raw(viewer: Viewer, trace_id: TraceId, at: ItemId) -> Response:
+        row, outline = _read(site.store, viewer.project, trace_id)
+        position = outline.position(at, trace_id)
+        contents = TraceContents(site.store, row, outline)
+        value = contents.span(at) if outline.is_spans else contents.step(position)
+        options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+        return _attachment(orjson.dumps(value, default=str, option=options), f"trace-{position}.txt")
+
+    @routes.get("/traces/{trace_id}/export")
+    def send_export(viewer: Viewer, trace_id: TraceId, format: Part = "jsonl") -> Response:
+        exporter = load_exporter(format)
+        if site.folder is not None:
+            withhold(exporter, site.folder / EVALS)
+        row = site.store.row(viewer.project, trace_id)
+        data = b"".join(exporter.write([StoredTrace(site.store, summary_of(row))]))
+        return _attachment(data, f"trace.{format}.txt")
+
+    return routes
+
+
+def _following(
+    store: Store, row: TraceRow, outline: Outline, position: int, tool: str, *, is_back: bool
+) -> OutlineItem:
+    """The next call of a tool, or the next error where `tool` is empty. Raises NoSuchTrace if there is none."""
+    contents = TraceContents(store, row, outline)
+    if tool:
+        positions = positions_of_tool(store, row, outline, contents, tool)
+    else:
+        positions = positions_of_errors(store, row, outline, contents)
+    target = nearest(positions, position, is_back=is_back)
+    if target is None:
+        which = f"call of {tool!r}" if tool else "error"
+        side = "before" if is_back else "after"
+        raise NoSuchTrace(f"no {which} {side} this place; go back to the trace, which has {len(positions)} of them")
+    return outline.items[target]
+
+
+def anchor(item: OutlineItem) -> str:
+    """The id of an item's element, which is part of addresses: `step-N` for a step of the trace itself."""
+    return f"step-{item.step}" if item.step is not None else f"at-{item.id}"
+
+
+def _read(store: Store, project: str, trace_id: str) -> tuple[TraceRow, Outline]:
+    row = store.row(project, trace_id)
+    return row, OUTLINES.get(store, row)
+
+
+def _attachment(data: bytes, name: str) -> Response:
+    """Text of a trace as a file, which no browser shows as a page."""
+    return Response(data, media_type=PLAIN, headers={"Content-Disposition": f'attachment; filename="{name}"'})
