@@ -7,7 +7,7 @@ agents. Where traces are available, the baseline's is shown beside the candidate
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,17 +26,6 @@ MAX_ROWS = 200
 """Maximum rows of one table; a line below it counts the omitted ones."""
 SIZES = ((8, MAX_ROWS), (4, MAX_ROWS), (2, 100), (1, 50), (0, 20))
 """(pairs of traces, rows of a table): the first that keeps the report below MAX_BYTES is used."""
-
-
-GATE_FILTERS: dict[str, Callable[..., object]] = {
-    "tally": findings.tally,
-    "points": findings.points,
-    "span": findings.span,
-    "failure_type": findings.failure_type,
-    "last_look": findings.last_look,
-    "what_happened": findings.what_happened,
-}
-"""What the templates of a gate's report and page need besides `loop.environment`."""
 
 
 class ReportEvidence(Frozen):
@@ -94,7 +83,6 @@ def render(result: GateResult, evidence: ReportEvidence | None = None) -> str:
     """The report as one self-contained HTML document of at most MAX_BYTES."""
     evidence = evidence or ReportEvidence()
     templates = environment(evidence.own_types)
-    templates.filters.update(GATE_FILTERS)
     template = templates.get_template("gate.html.j2")
     all_pairs = list(pairs(result, evidence.attempts))
     html = ""

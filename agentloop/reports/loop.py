@@ -16,6 +16,7 @@ from pydantic import Field
 
 from agentloop.failures.analysis.survey import rate, trend
 from agentloop.failures.taxonomy import describe
+from agentloop.gate import findings
 from agentloop.output_files import write_text
 from agentloop.printable import clean
 from agentloop.reports.curves import figure_charts
@@ -180,6 +181,12 @@ def environment(own_types: Mapping[str, str]) -> Environment:
         "outcome": lambda action: OUTCOMES[action],
         "meaning": lambda kind: own_types.get(kind) or _meaning(kind),
         "why_left_out": lambda reason: LEFT_OUT.get(reason, ""),
+        "tally": findings.tally,
+        "points": findings.points,
+        "span": findings.span,
+        "failure_type": findings.failure_type,
+        "last_look": findings.last_look,
+        "what_happened": findings.what_happened,
     }
     templates.filters.update(filters)
     return templates

@@ -115,7 +115,7 @@ class GateRows:
         mine = (col(EvidenceRow.project) == self.project, col(EvidenceRow.kind).in_(KINDS))
         query = select(*_COLUMNS).where(*mine)
         if before is not None:
-            query = query.where(col(EvidenceRow.started_at) < before)
+            query = query.where(col(EvidenceRow.started_at) < _utc(before))
         order = (col(EvidenceRow.started_at).desc(), col(EvidenceRow.id))
         with self._database.read() as connection:
             gates = [_gate(row) for row in connection.execute(query.order_by(*order).limit(limit))]
@@ -196,6 +196,8 @@ class GateRows:
 
 def _gate(row: Sequence[Any]) -> StoredGate:
     gate = StoredGate(*row)
-    if gate.started_at.tzinfo is None:
-        return gate._replace(started_at=gate.started_at.replace(tzinfo=UTC))
-    return gate
+    return gate._replace(started_at=_utc(gate.started_at))
+
+
+def _utc(at: datetime) -> datetime:
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)

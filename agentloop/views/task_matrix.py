@@ -208,6 +208,13 @@ def _by_version(counts: Sequence[OutcomeCounts]) -> tuple[VersionAtTask, ...]:
     return tuple(VersionAtTask(version=one.policy_version, cell=_cell(one)) for one in ordered)
 
 
+def task_filter(task_id: str, version: int | None = None) -> str:
+    """The filter for the attempts at a task, and of one version."""
+    escaped = task_id.replace("\\", "\\\\").replace('"', '\\"')
+    of_version = "" if version is None else f" version:{version}"
+    return f'task:"{escaped}"{of_version}'
+
+
 class _Place(NamedTuple):
     """What a row is sorted by."""
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 from gate.test_live import gate, replayed, runs
+from mining.planted import seven
+from mining.test_case import case, laid
 from playwright.sync_api import Browser, Page, expect
 from registry.test_versions import add
 from store.rows import judged
@@ -272,3 +274,18 @@ def test_another_projects_versions_gates_and_runs_are_not_there(folder: Path) ->
                 assert answer.status_code == 200, path
                 assert "a-f1" not in answer.text
                 assert "notes" not in answer.text.partition("<main")[2], path
+
+
+def test_mined_cases_stand_below_the_gates_with_the_checks_that_admitted_them(
+    browser: Browser, folder: Path, tmp_path: Path
+) -> None:
+    laid(folder / "evals" / "regressions", case(), seven(tmp_path))
+    with showing(folder / "store.db", folder) as shown, opened(browser, shown.entry("/gates")) as tab:
+        text = tab.page.inner_text("#cases")
+        assert case().id in text
+        assert "✓ novel" in text
+        link = tab.page.locator("#cases a", has_text="call.wrong_arguments").get_attribute("href")
+        assert link == "/traces/a1?step=1#step-1"
+        (folder / "evals" / "regressions" / case().id / "case.toml").write_text("id = 3\n")
+        tab.page.reload()
+        assert "case.toml" in tab.page.inner_text("#cases .problem")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,26 @@ def test_of_many_looks_the_last_and_the_highest_are_among_those_shown(store: Sto
     assert 5 <= len(few) < len(every)
     assert few[-1] == every[-1]
     assert max(look.e_fail for look in few) == max(look.e_fail for look in every)
+
+
+def test_a_list_goes_on_before_its_last_gate_in_any_zone(either: Store) -> None:
+    header = {"format": 1, "suites": [{"name": "words"}], "baseline": "main", "candidate": "v2"}
+    for number in range(5):
+        kind = "loop" if number % 2 else "gate"
+        either.begin_evidence(kind, f"{number:08x}", {"header": header, "candidate": f"sha{number}"})
+    either.begin_evidence("bank", "00000009", {"header": header})
+    ids: list[str] = []
+    before = None
+    while page := gate_list(either, before=before, limit=2).gates:
+        ids += [line.id for line in page]
+        before = page[-1].started_at.astimezone(timezone(timedelta(hours=5)))
+    assert ids == [f"{'loop' if number % 2 else 'gate'}-{number:08x}-1" for number in (4, 3, 2, 1, 0)]
+    assert gate_list(either).n_all == 5
+    assert {(line.baseline, line.candidate, line.suite, line.look) for line in gate_list(either).gates} == {
+        ("main", "v2", "words", None)
+    }
+    assert [gate.id for gate in either.gates_of("sha3", "v9")] == ["loop-00000003-1"]
+    assert len(either.gates_of("other", "v2")) == 5
 
 
 def test_another_project_has_no_such_gate(store: Store, tmp_path: Path) -> None:

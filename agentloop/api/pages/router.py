@@ -18,6 +18,7 @@ from agentloop.api.pages.signing_in import sign_in_routes
 from agentloop.api.pages.site import PageSite
 from agentloop.api.pages.tasks import task_pages
 from agentloop.api.pages.trace import trace_page_routes
+from agentloop.api.pages.trace_links import trace_link_routes
 from agentloop.api.pages.trace_list import trace_list_pages
 from agentloop.api.pages.versions import version_pages
 from agentloop.api.pages.work import work_pages
@@ -27,6 +28,7 @@ PAGES = (
     home_pages,
     trace_list_pages,
     trace_page_routes,
+    trace_link_routes,
     compare_routes,
     failure_pages,
     cost_pages,
@@ -39,10 +41,6 @@ PAGES = (
     sharing_pages,
     documentation_pages,
 )
-from agentloop.api.pages.trace_links import trace_link_routes
-from agentloop.api.sessions import BrowserSessions
-
-PAGES = (home_routes, trace_page_routes, trace_link_routes, compare_routes)
 """One function a page, which makes its routes."""
 
 

@@ -8,8 +8,7 @@ from starlette.responses import Response
 from agentloop.api.pages.site import PageSite
 from agentloop.api.parameters import Cursor
 from agentloop.api.tasks import By, Find, OfVersion, PageNumber, TaskId, Trained, find_task
-from agentloop.store.query import quoted
-from agentloop.views.task_matrix import trial_matrix, version_matrix
+from agentloop.views.task_matrix import task_filter, trial_matrix, version_matrix
 
 ATTEMPTS = 50
 """Attempts on a page of a task."""
@@ -34,13 +33,13 @@ def task_pages(site: PageSite) -> APIRouter:
             matrix = trial_matrix(store, after, trained=trained, find=find, page=page)
         else:
             matrix = version_matrix(store, before=before, after=after, trained=trained, find=find, page=page)
-        return site.draw(request, "tasks.html.j2", matrix=matrix, trained=trained, find=find, quoted=quoted)
+        return site.draw(request, "tasks.html.j2", matrix=matrix, trained=trained, find=find, task_filter=task_filter)
 
     @routes.get("/tasks/{task_id:path}")
     def show_task(request: Request, task_id: TaskId, cursor: Cursor = None) -> Response:
         store = site.store_of(request)
         task = find_task(store, task_id)
-        filter = f"task:{quoted(task_id)}"
+        filter = task_filter(task_id)
         listed = store.find(filter, project=store.project, cursor=cursor, limit=ATTEMPTS)
         return site.draw(
             request,
@@ -48,7 +47,7 @@ def task_pages(site: PageSite) -> APIRouter:
             task=task,
             listed=listed,
             filter=filter,
-            quoted=quoted,
+            task_filter=task_filter,
             is_first=cursor is None,
         )
 

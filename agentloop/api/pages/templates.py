@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 
 from agentloop.api.pages.figures import FILTERS
-from agentloop.reports.gate import GATE_FILTERS
 from agentloop.reports.loop import environment
 
 
@@ -15,7 +14,6 @@ def page_environment(own_types: Mapping[str, str]) -> Environment:
     """Templates of `templates/`, then those of the reports. own_types: definitions of a project's own failure types."""
     templates = environment(own_types)
     templates.filters.update(FILTERS)
-    templates.filters.update(GATE_FILTERS)
     reports = templates.loader
     assert reports is not None  # noqa: S101
     templates.loader = ChoiceLoader([PackageLoader("agentloop.api.pages", "templates"), reports])

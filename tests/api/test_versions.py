@@ -1,0 +1,68 @@
+"""Versions, decisions and the canary over HTTP, read-only, and each for its own project."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from registry.test_versions import add
+
+from agentloop.registry.moves import Moves
+from agentloop.registry.versions import Registry
+from agentloop.store.store import Store
+
+from .serving import bearer, make_key, serving
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[httpx.Client]:
+    """The project `mine` has a live version and a canary that gets a fifth of new episodes; `other` has nothing."""
+    store = Store(tmp_path / "store.db", project="mine")
+    registry = Registry(store)
+    for number in (1, 2):
+        add(registry, number, parts={"policy.model": f"{number}" * 8})
+    Moves(registry, "a person").start_canary(2, 0.2, why="try it")
+    store.close()
+    words, _ = make_key(tmp_path / "store.db", "mine", "read")
+    others, _ = make_key(tmp_path / "store.db", "other", "read")
+    headers = {**bearer(words), "x-other": others}
+    with (
+        serving(tmp_path / "store.db", folder=tmp_path) as server,
+        httpx.Client(base_url=f"{server.url}/api/v1", headers=headers) as client,
+    ):
+        yield client
+
+
+def test_the_tree_the_detail_and_the_changes_are_there(api: httpx.Client) -> None:
+    tree = api.get("/versions").json()
+    assert [(node["line"]["number"], node["line"]["share"]) for node in tree["nodes"]] == [(1, 0.8), (2, 0.2)]
+    detail = api.get("/versions/2").json()
+    assert (detail["line"]["state"], detail["live"], detail["canary"]) == ("canary", 1, 2)
+    assert detail["moves"][-1]["why"] == "try it"
+    changes = api.get("/versions/2/changes").json()
+    assert (changes["before"], changes["after"], changes["parts"]) == (1, 2, ["policy.model"])
+    assert api.get("/versions/2/changes", params={"against": "v2"}).json()["parts"] == []
+    assert api.get("/versions/2/costs").json() == []
+    assert api.get("/decisions").json() == {"decisions": []}
+    assert api.get("/versions/9").status_code == 404
+
+
+def test_the_canary_has_its_share_and_no_episode_yet(api: httpx.Client) -> None:
+    canary = api.get("/canary").json()["canary"]
+    assert (canary["canary"], canary["live"], canary["share"], canary["verdict"]) == (2, 1, 0.2, None)
+    assert canary["n_begun"] == {"live": 0, "canary": 0}
+
+
+def test_another_project_sees_none_of_it(api: httpx.Client) -> None:
+    headers = bearer(api.headers["x-other"])
+    assert api.get("/versions", headers=headers).json()["nodes"] == []
+    assert api.get("/versions/2", headers=headers).status_code == 404
+    assert api.get("/canary", headers=headers).json() == {"canary": None}
+    assert api.get("/tasks", headers=headers).json()["rows"] == []
+    assert api.get("/gates", headers=headers).json()["gates"] == []
+    assert api.get("/loop", headers=headers).json()["stages"] == []
+    assert api.get("/work", headers=headers).json()["runs"] == []
