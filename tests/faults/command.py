@@ -14,8 +14,8 @@ from pathlib import Path
 COMMAND = (str(Path(sys.executable).with_name("agentloop")),)
 BRIEF = (sys.executable, str(Path(__file__).with_name("brief.py")))
 """The same command with a warm start of few steps; see `brief.py`."""
-SECONDS = 100.0
-"""How long a line may take to come."""
+SECONDS = 300.0
+"""How long a line may take to come, on a machine that has much else to do."""
 
 
 class Running:
