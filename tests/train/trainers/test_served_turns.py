@@ -297,7 +297,7 @@ def test_weights_that_are_published_twice_are_compared_with_other_ones(
     kind: type[Served] | type[ServedWeights], server: TorchServer, tmp_path: Path
 ) -> None:
     """A turn whose last step had no gradient publishes its last update and its version with the same weights."""
-    settings = Learning(**SMALL, model=server.folder, lora=LORA if kind is Served else None, device="cpu")
+    settings = Learning(model=server.folder, lora=LORA if kind is Served else None, device="cpu")
     host = kind(settings, Server(server.url, BASE, 1.0))
     trainable = host.load(None, head=False, seed=0)
     sample = [each.token_ids.tolist() for each in random_rows(trainable.n_vocab)]
