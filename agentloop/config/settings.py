@@ -390,7 +390,11 @@ def known_secrets(project: Path) -> list[str]:
         secrets = [config.policy.api_key, *(secret.value for secret in config.sandbox.secrets)]
         secrets += [value for server in config.agent.mcp for value in server.headers.values()]
         texts = [text.get_secret_value() for text in secrets if text is not None]
-        texts += [*config.policy.secret_options, *config.agent.secret_options]
+        texts += [
+            *config.policy.secret_options,
+            *config.agent.secret_options,
+            *config.sandbox.secret_options,
+        ]
         texts += [v for name, v in config.train.options.items() if is_secret(name) and isinstance(v, str)]
         for text in (upstream.api_key for upstream in config.gateway.upstream):
             with suppress(ConfigError):  # of a variable that is not set: whoever needs it says so
