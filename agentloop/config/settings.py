@@ -104,8 +104,8 @@ class Config(_Settings):
     """The resolved settings of one project."""
 
     project: ProjectSection = ProjectSection()
-    sandbox: SandboxSection = SandboxSection()
     # Made by a factory: of a default instance every key would be merged into the table, as if the user had set it.
+    sandbox: SandboxSection = Field(default_factory=SandboxSection)
     policy: PolicySection = Field(default_factory=PolicySection)
     agent: AgentSection = Field(default_factory=AgentSection)
     serving: ServingSection = ServingSection()
