@@ -58,6 +58,10 @@ class Environments:
         problem = None
         try:
             self._type().preflight(kwargs=self._options)
+        except ModuleNotFoundError as error:
+            problem = _words(error)
+            if error.name == "harbor":
+                problem = f"{sys.executable} has no package harbor; `pip install harbor`, with Python 3.12 or newer"
         except (Exception, SystemExit) as error:  # whatever a provider's own check raises is the answer
             problem = _words(error)
         try:

@@ -67,14 +67,18 @@ class _Lines:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the reading thread
-        # A session of its own: Ctrl-C is for this process, which then ends what the other holds.
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-        )
+        try:
+            # A session of its own: Ctrl-C is for this process, which then ends what the other holds.
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,
+            )
+        except OSError:
+            self._errors.close()
+            raise
         self.reason: str | None = None
         """Why it has ended."""
         self.waiting: dict[int, Future[dict[str, Any]]] = {0: Future()}

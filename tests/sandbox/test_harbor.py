@@ -153,7 +153,9 @@ def test_no_environment_outlives_its_owner(fake: Fake, tmp_path: Path) -> None:
     """Killed while one sandbox is there and another one starts: both are stopped, and their process ends."""
     program = tmp_path / "owner.py"
     program.write_text(
-        "import asyncio, sys\nfrom agentloop.sandbox.harbor import HarborBackend\nfrom agentloop.types import SandboxSpec\n"
+        "import asyncio, sys\n"
+        "from agentloop.sandbox.harbor import HarborBackend\n"
+        "from agentloop.types import SandboxSpec\n"
         "async def main():\n"
         f"    backend = HarborBackend(sys.executable, {CANNED!r}, options={{'events': sys.argv[1], 'slow_s': 0.3}})\n"
         "    spec = SandboxSpec(image='some/image:1')\n"
@@ -281,8 +283,7 @@ def test_the_probe_says_what_is_missing(fake: Fake, tmp_path: Path, monkeypatch:
     monkeypatch.delenv("PYTHONPATH")
     reason = HarborBackend(sys.executable, CANNED).probe()
     assert reason is not None
-    assert "No module named 'harbor" in reason
-    assert "pip install harbor" in reason
+    assert "has no package harbor; `pip install harbor`, with Python 3.12 or newer" in reason
 
 
 def test_settings_name_the_environment(fake: Fake, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An environment that is a container of the Docker Engine: its interface is Harbor's, its calls are the docker SDK's."""
+"""An environment that is a container of the Docker Engine. Its interface is Harbor's, its calls are the SDK's."""
 
 from __future__ import annotations
 
