@@ -163,7 +163,8 @@ async def files_do_not_follow_an_enemy(backend: SandboxBackend, folder: Path) ->
         if not (isinstance(sandbox, Files) and isinstance(sandbox, Folders)):
             raise lacks(backend, Files, Folders)
         await sandbox.exec(
-            "mkdir /work/real; ln -s /work/real /work/link; truncate -s 1T /work/sparse; mkfifo /work/pipe"
+            "mkdir /work/real; ln -s /work/real /work/link; mkfifo /work/pipe; "
+            "dd of=/work/sparse bs=1M seek=1048576 count=0"
         )
         refused: list[tuple[Awaitable[object], type[Exception]]] = [
             (sandbox.upload(folder, "/work/link"), PathError),
