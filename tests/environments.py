@@ -76,7 +76,7 @@ def python_of_newer(minimum: tuple[int, int], requirements: Path) -> Path:
 
     def make(folder: Path) -> None:
         subprocess.run([program, "-m", "venv", folder], check=True, capture_output=True)
-        pip = [str(folder / PYTHON), "-m", "pip", "install", "--quiet", "--no-compile", "-r", str(requirements)]
+        pip = [str(folder / PYTHON), "-m", "pip", "install", "--quiet", "-r", str(requirements)]
         done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=900)
         if done.returncode != 0:
             lacking(f"{requirements} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
