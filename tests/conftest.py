@@ -46,8 +46,8 @@ STARTS_PROCESSES = {
 }
 """Fixtures that start a command, a server or sandboxes."""
 ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.(slow|alone|soak)\b", re.MULTILINE)
-SOAKS = {"vllm", "installed"}
-"""Fixtures that install vLLM, which takes minutes."""
+SOAKS = {"vllm", "installed", "real_harbor"}
+"""Fixtures that install vLLM, which takes minutes, or Harbor, which needs a newer Python."""
 LONGEST = ("demo", "faults", "harbor", "cli")
 """Folders that come first, so that at the end no worker waits for the other's long ones."""
 REMEDY = {
