@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from outside_worlds import MOVES
+from outside_worlds import MOVES, NAMES
 
 from agentloop.types import EnvironmentSpec, Limits, Message, Part
 
@@ -61,53 +61,52 @@ def said(text: str) -> Message:
 
 
 def distracted(messages: Sequence[Message], rng: random.Random) -> Message:
-    """Binary search, but two guesses of five are any number."""
-    return any_number(messages, rng) if rng.random() < 0.4 else halves(messages, rng)
+    """Binary search, but every other guess is any number."""
+    return any_number(messages, rng) if rng.random() < 0.5 else halves(messages, rng)
 
 
 def halves(messages: Sequence[Message], rng: random.Random) -> Message:
     """Binary search."""
-    low, high = bounds(messages)
-    return said(str((low + high) // 2))
+    words = messages[-1].content.split()
+    bounds = {"higher": 0, "lower": 51}
+    bounds |= {side: NAMES.index(name) for side, name in pairwise(words) if side in bounds}
+    return said(NAMES[sum(bounds.values()) // 2])
 
 
 def any_number(messages: Sequence[Message], rng: random.Random) -> Message:
-    return said(str(rng.randint(1, 50)))
+    return said(rng.choice(NAMES[1:]))
 
 
 def any_move(messages: Sequence[Message], rng: random.Random) -> Message:
     return said(rng.choice(MOVES))
 
 
-def bounds(messages: Sequence[Message]) -> tuple[int, int]:
-    """Where the number is, after what was heard."""
-    low, high = 1, 50
-    for guess, hint in pairwise(messages):
-        if hint.content == "lower":
-            high = min(high, int(guess.content) - 1)
-        elif hint.content == "higher":
-            low = max(low, int(guess.content) + 1)
-    return low, high
-
-
 GAMES = {
     "guess": Game(
         name="guess",
-        spec=EnvironmentSpec(id="outside_worlds:Guess-v0", text=True),
-        limits=Limits(max_steps=7, max_tokens=4),
+        spec=EnvironmentSpec(id="outside_worlds:Guess-v0", text=True, window=1),
+        limits=Limits(max_steps=7, max_tokens=1),  # each name is one token of the vocabulary
         verifier=Part(kind="env_return", options={"threshold": 1.0}),
         shows=distracted,
-        n_shown=3_000,
-        warm_steps=1_000,
-        n_train=3_000,
-        kind="grpo",
-        options={"entropy_floor": 0.02, "entropy_weight": 0.05},
-        learning={"steps_per_turn": 66, "n_tasks": 16, "group_size": 16, "epochs": 2, "learning_rate": 4e-4},
+        n_shown=5_000,
+        warm_steps=2_500,
+        n_train=5_000,
+        kind="ppo",
+        options={"gamma": 0.8, "lam": 0.95, "value_weight": 0.5},
+        learning={
+            "steps_per_turn": 56,
+            "n_tasks": 128,
+            "group_size": 2,
+            "epochs": 4,
+            "rows_per_update": 256,
+            "learning_rate": 5e-4,
+        },
         n_turns=1,
         n_unseen=400,
         goal=0.95,
         before=0.5,
         max_episodes=20_000,
+        vocabulary=700,
     ),
     "doorkey": Game(
         name="doorkey",

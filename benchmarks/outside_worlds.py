@@ -17,6 +17,18 @@ import gymnasium
 from gymnasium.spaces import Text
 
 WORDS = Text(4_000, min_length=0, charset=string.printable)
+UNITS = ("", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+TEENS = (
+    "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+NAMES = (
+    "zero",
+    *UNITS[1:],
+    *TEENS,
+    *(f"{ten}{unit}" for ten in ("twenty", "thirty", "forty") for unit in UNITS),
+    "fifty",
+)
+"""Of the numbers 0 to 50: a word each, which is one token of a tokenizer that was trained on them."""
 MOVES = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
 """Words for MiniGrid's actions 0 to 6."""
 OBJECTS = {2: "wall", 4: "door", 5: "key", 8: "goal"}
@@ -27,10 +39,11 @@ HERE, FRONT, LEFT, RIGHT = (3, 6), (3, 5), (2, 6), (4, 6)
 
 
 class Guess(gymnasium.Env[str, str]):
-    """A game of GEM (arXiv:2510.01051): the number between 1 and 50, in at most 7 guesses. An answer is the number.
+    """A game of GEM (arXiv:2510.01051): the number between 1 and 50, in at most 7 guesses. An answer is its name.
 
-    The rules never change and are left out. Of a hint, `At turn 1, you guessed 25, and the target number is lower than
-    25.`, the observation is the one word that the answer before it does not tell.
+    The rules never change and are left out. Of the hints so far, such as `At turn 1, you guessed 25, and the target
+    number is lower than 25.`, an observation repeats the nearest ones in few words: `higher twelve lower twentyfive`.
+    The game says nothing else that helps, and what lies between is for the player to find.
     """
 
     observation_space = action_space = WORDS
@@ -39,6 +52,7 @@ class Guess(gymnasium.Env[str, str]):
         import gem
 
         self._game = gem.make("game:GuessTheNumber-v0-hard")
+        self._hints: dict[str, int] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """The game draws its number from Python's global generator, which nobody else should find seeded."""
@@ -46,13 +60,23 @@ class Guess(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         _, info = self._game.reset(seed=seed)
         random.setstate(state)
-        return "Guess.", info
+        self._hints = {}
+        return self._observation(), info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """The game ends with the right number, after the seventh guess, and after an answer without a number."""
-        seen, reward, terminated, truncated, info = self._game.step(f"\\boxed{{{action}}}")
-        hint = re.search(r"the target number is (lower|higher)", seen)
-        return hint[1] if hint else seen, float(reward), terminated, truncated, info
+        guess = NAMES.index(action) if action in NAMES else "no number"
+        seen, reward, terminated, truncated, info = self._game.step(f"\\boxed{{{guess}}}")
+        hint = re.search(r"the target number is (lower|higher) than (\d+)", seen)
+        if hint is not None:
+            number = int(hint[2])
+            nearest = min if hint[1] == "lower" else max
+            self._hints[hint[1]] = nearest(number, self._hints.get(hint[1], number))
+        return self._observation(), float(reward), terminated, truncated, info
+
+    def _observation(self) -> str:
+        words = [f"{side} {NAMES[self._hints[side]]}" for side in ("higher", "lower") if side in self._hints]
+        return " ".join(words) or "guess"
 
 
 class DoorKey(gymnasium.Env[str, str]):

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from ssl import SSLContext
@@ -25,7 +26,7 @@ import pytest
 from agentloop_cli.main import main
 from hypothesis import HealthCheck, settings
 from outside import RESEARCH_FORMATS, install
-from parts import Done, Run, lacking, need_ports, why_no_ports
+from parts import Done, Run, children, lacking, need_ports, why_no_ports
 
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout import retry
@@ -45,8 +46,8 @@ STARTS_PROCESSES = {
 }
 """Fixtures that start a command, a server or sandboxes."""
 ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.(slow|alone|soak)\b", re.MULTILINE)
-SOAKS = {"vllm", "installed"}
-"""Fixtures that install vLLM, which takes minutes."""
+SOAKS = {"vllm", "installed", "real_harbor"}
+"""Fixtures that install vLLM, which takes minutes, or Harbor, which needs a newer Python."""
 LONGEST = ("demo", "faults", "harbor", "cli")
 """Folders that come first, so that at the end no worker waits for the other's long ones."""
 REMEDY = {
@@ -148,6 +149,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if marks.endswith(" and alone"):
         return "mark.alone" not in collection_path.read_text() or None
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """A test that fails leaves no process, not even a stopped one: it would run beside all tests after it."""
+    before = set(children(os.getpid()))
+    try:
+        yield
+    except BaseException:
+        for pid in set(children(os.getpid())) - before:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise
 
 
 @pytest.fixture(scope="session", autouse=True)

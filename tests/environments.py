@@ -65,6 +65,36 @@ def python_resolved(name: str, requirements: Sequence[str], constraints: Path) -
     return made_whole(folder, lambda made: _install(made, packages, f"extra {name!r}", resolve=True)) / PYTHON
 
 
+def python_of_newer(minimum: tuple[int, int], requirements: Path) -> Path:
+    """Another Python of this machine, `minimum` or newer, with what the file says and what that needs.
+
+    Kept in the user's cache, under the name of the file's folder. Skips where there is no such Python.
+    """
+    program = _newer(minimum)
+    if program is None:
+        lacking(f"no Python {'.'.join(map(str, minimum))} or newer on PATH. Remedy: install one, such as `python3.13`")
+
+    def make(folder: Path) -> None:
+        subprocess.run([program, "-m", "venv", folder], check=True, capture_output=True)
+        pip = [str(folder / PYTHON), "-m", "pip", "install", "--quiet", "-r", str(requirements)]
+        done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=900)
+        if done.returncode != 0:
+            lacking(f"{requirements} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+
+    name = f"{requirements.parent.name}-{_hash(requirements.read_text() + program)}"
+    return made_whole(cache() / "environments" / name, make) / PYTHON
+
+
+def _newer(minimum: tuple[int, int]) -> str | None:
+    """The path of the first interpreter that runs and is new enough."""
+    ask = f"import sys; sys.exit(sys.version_info < {minimum})"
+    for name in (sys.executable, *(f"python3.{minor}" for minor in range(minimum[1], minimum[1] + 6))):
+        program = shutil.which(name)
+        if program and subprocess.run([program, "-c", ask], capture_output=True, check=False).returncode == 0:
+            return program
+    return None
+
+
 def cache() -> Path:
     """Our folder in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentloop"

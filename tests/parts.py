@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -40,6 +41,29 @@ def need_ports() -> None:
     """Skip the test where there are none; in CI that is a failure."""
     if reason := why_no_ports():
         lacking(f"no port of 127.0.0.1 can be reached here ({reason}); run with the loopback interface up")
+
+
+def children(pid: int) -> list[int]:
+    """Every process below `pid`."""
+    try:
+        direct = [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return direct + [below for child in direct for below in children(child)]
+
+
+def made_once(name: str, make: Callable[[Path], None], factory: pytest.TempPathFactory) -> Path:
+    """A folder for the tests of all workers, which the first one that needs it makes."""
+    base = factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, unfinished = root / name, root / f"{name}.{os.getpid()}"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            unfinished.mkdir()
+            make(unfinished)
+            unfinished.rename(folder)
+    return folder
 
 
 @contextmanager

@@ -58,12 +58,18 @@ class SecretSection(Section):
         return text
 
 
-class SandboxSection(Section):
+class SandboxSection(KindSection):
     """The place where actions run."""
 
+    built_in: ClassVar[tuple[str, ...]] = ("auto", "docker", "bubblewrap", "unconfined", "replay")
+    shared: ClassVar[frozenset[str]] = frozenset({"kind", "allow_unconfined", "journals", "secrets"})
     kind: str = "auto"
     """`auto` takes docker if an engine answers, else bubblewrap, else refuses to run. `unconfined` is no sandbox, and
-    `replay` answers from `journals`; `auto` never chooses these two."""
+    `replay` answers from `journals`; `auto` never chooses these two. `harbor` is an environment of Harbor. Any other
+    value is an installed name of `agentloop.sandboxes` or `file.py:Class`. For these the other keys of the table are
+    the arguments of its constructor."""
+    runtime: str | None = None
+    """For `kind = "docker"`: a runtime of the engine, such as `runsc` (gVisor). Default: the engine's own."""
     allow_unconfined: bool = False
     """True accepts two things that are refused by default: the kind `unconfined`, with which every action of the policy
     runs on this machine as this user, and a trainer for an agent that runs on this machine, because such an agent can
@@ -79,6 +85,20 @@ class SandboxSection(Section):
         if len({secret.host for secret in secrets}) < len(secrets):
             raise ValueError("two tables for one host; remove one")
         return secrets
+
+    @model_validator(mode="after")
+    def _runtime_of_docker(self) -> SandboxSection:
+        if self.runtime is not None and self.kind != "docker":
+            raise ValueError(f"runtime is one of the Docker Engine, and kind is {self.kind!r}; set kind = 'docker'")
+        return self
+
+    def options_of(self, kind: str) -> dict[str, Any]:
+        """Keyword arguments of the backend `kind`; none if another is set here."""
+        if kind != self.kind:
+            return {}
+        if not self.is_built_in:
+            return dict(self.options)
+        return {} if self.runtime is None else {"runtime": self.runtime}
 
 
 class PolicySection(KindSection):

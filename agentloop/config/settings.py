@@ -104,8 +104,8 @@ class Config(_Settings):
     """The resolved settings of one project."""
 
     project: ProjectSection = ProjectSection()
-    sandbox: SandboxSection = SandboxSection()
     # Made by a factory: of a default instance every key would be merged into the table, as if the user had set it.
+    sandbox: SandboxSection = Field(default_factory=SandboxSection)
     policy: PolicySection = Field(default_factory=PolicySection)
     agent: AgentSection = Field(default_factory=AgentSection)
     serving: ServingSection = ServingSection()
@@ -395,7 +395,11 @@ def known_secrets(project: Path) -> list[str]:
         secrets = [config.policy.api_key, *(secret.value for secret in config.sandbox.secrets)]
         secrets += [value for server in config.agent.mcp for value in server.headers.values()]
         texts = [text.get_secret_value() for text in secrets if text is not None]
-        texts += [*config.policy.secret_options, *config.agent.secret_options]
+        texts += [
+            *config.policy.secret_options,
+            *config.agent.secret_options,
+            *config.sandbox.secret_options,
+        ]
         texts += [v for name, v in config.train.options.items() if is_secret(name) and isinstance(v, str)]
         for text in (upstream.api_key for upstream in config.gateway.upstream):
             with suppress(ConfigError):  # of a variable that is not set: whoever needs it says so

@@ -30,6 +30,7 @@ from agentloop.rollout.workplace import sandbox_tests
 from agentloop.sandbox import host, images
 from agentloop.sandbox.builds import image_id
 from agentloop.sandbox.engine import engine
+from agentloop.sandbox.harbor import HarborBackend
 from agentloop.sandbox.images import ImageKind
 from agentloop.source import package
 from agentloop.types import Frozen, Task, content_hash
@@ -95,7 +96,10 @@ def environment_of(
         outside.append("this machine, on which commands run unconfined")
     if backend.name == ReplayBackend.name:
         outside.append("recorded sandboxes")
-    images_now, unknown = _images(sorted({task.sandbox.image for task in boxed}))
+    names = sorted({task.sandbox.image for task in boxed})
+    images_now, unknown = _images(names)
+    if backend.name == HarborBackend.name:  # its images are elsewhere
+        images_now, unknown = dict[str, str](), [f"the image {name!r} of {backend.isolation}" for name in names]
     hosts = sorted({name for task in boxed for name in (*task.sandbox.allowed_hosts, *_hosts_of_tests(task))})
     outside += [*unknown, *(f"the host {name}, which sandboxes may reach" for name in hosts)]
     games, unknown = _games(sorted({task.environment.id for task in tasks if task.environment is not None}))

@@ -131,8 +131,14 @@ def project_backend(kind: str | None, project: Path, agents: Sequence[Agent] = (
     where = "--sandbox" if kind else place(project / CONFIG_FILE, "sandbox", "kind")
     journals = project / settings.journals if settings.journals else None
     is_needed = not agents or not all(map(is_on_host, agents))
+    named = kind or settings.kind
     backend = make_backend(
-        kind or settings.kind, where, recording=journals, secrets=settings.secrets, is_needed=is_needed
+        named,
+        where,
+        recording=journals,
+        secrets=settings.secrets,
+        options=settings.options_of(named),
+        is_needed=is_needed,
     )
     refuse_unconfined(backend, allowed=settings.allow_unconfined)
     return backend

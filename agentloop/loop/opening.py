@@ -43,11 +43,13 @@ def loop_backend(folder: Path, kind: str | None) -> SandboxBackend:
     """The backend called `kind`, or the one that the settings of the project in `folder` name. Raises ConfigError."""
     config = load_config(folder)
     journals = config.sandbox.journals
+    named = kind or config.sandbox.kind
     return make_backend(
-        kind or config.sandbox.kind,
+        named,
         "--sandbox" if kind else place(folder / CONFIG_FILE, "sandbox", "kind"),
         recording=folder / journals if journals else None,
         secrets=config.sandbox.secrets,
+        options=config.sandbox.options_of(named),
         is_needed=bool(config.project.suite) and needs_sandbox(config.agent, folder),
     )
 

@@ -221,6 +221,11 @@ def new_backend(folder: Path, config: Config, kind: str) -> SandboxBackend:
     """The backend `kind` with the settings of the project in `folder`."""
     if kind == AbsentBackend.name:
         return AbsentBackend()
-    backend = make_backend(kind, place(folder / CONFIG_FILE, "sandbox", "kind"), secrets=config.sandbox.secrets)
+    backend = make_backend(
+        kind,
+        place(folder / CONFIG_FILE, "sandbox", "kind"),
+        secrets=config.sandbox.secrets,
+        options=config.sandbox.options_of(kind),
+    )
     refuse_unconfined(backend, allowed=config.sandbox.allow_unconfined)
     return backend

@@ -6,19 +6,24 @@ import asyncio
 import getpass
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentloop.config.sections import SandboxSection
 from agentloop.errors import PluginError, SandboxError
 from agentloop.plugins import installed, load_part
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import cgroups
+from agentloop.sandbox.docker import DockerBackend
+from agentloop.sandbox.engine import engine
 from agentloop.sandbox.ladder import LADDER
 from agentloop.types import ExecResult, SandboxSpec
 
-NOT_TRIED = ("replay", "unconfined")
-"""Backends that create no sandbox."""
+NOT_TRIED = ("harbor", "replay", "unconfined")
+"""Backends that create no sandbox, or none without settings."""
+RUNTIMES = ("runsc", "kata")
+"""Runtimes of a Docker Engine that put more between a sandbox and the kernel."""
 IMAGES = {
     "docker": "host, Dockerfile folder, root folder or tar, local tag",
     "bubblewrap": "host, root folder or tar",
@@ -134,6 +139,8 @@ class Checkup:
     start_s: float | None = None
     """Time to start a sandbox, in seconds."""
     held: dict[str, LimitResult] = field(default_factory=dict)
+    is_untested: bool = False
+    """True if what the backend needs is not installed, so that nothing was tried."""
 
 
 def machine() -> dict[str, str]:
@@ -150,19 +157,48 @@ def machine() -> dict[str, str]:
     }
 
 
-async def check_all() -> list[Checkup]:
-    """The results of every installed backend, in the order of the ladder. Takes seconds."""
+async def check_all(settings: SandboxSection | None = None) -> list[Checkup]:
+    """The results of every installed backend, in the order of the ladder. Takes seconds.
+
+    settings: of a project; the backend that they name is tried with its options. Runtimes of docker come last.
+    """
+    kind = settings.kind if settings is not None else ""
+    options = settings.options_of(kind) if settings is not None else {}
+    runtimes = [options["runtime"]] if kind == "docker" and options else []
     others = sorted(set(installed("sandboxes")) - {*LADDER, *NOT_TRIED})
-    return list(await asyncio.gather(*(check_installed(name) for name in (*LADDER, *others))))
+    if ":" in kind or (kind in NOT_TRIED and options):
+        others.append(kind)
+    names = (*LADDER, *others)
+    checks = [check_installed(name, options if name == kind and name not in LADDER else None) for name in names]
+    checkups = list(await asyncio.gather(*checks))
+    if checkups[0].problem is None:
+        checkups += await check_runtimes(dict.fromkeys([*RUNTIMES, *runtimes]))
+    return checkups
 
 
-async def check_installed(name: str) -> Checkup:
-    """The backend of that name, even if it cannot be loaded."""
+async def check_installed(name: str, options: Mapping[str, Any] | None = None) -> Checkup:
+    """The backend of that name, even if it cannot be loaded. options: keyword arguments of the backend."""
     try:
-        backend: SandboxBackend = load_part("sandboxes", name)
+        backend: SandboxBackend = load_part("sandboxes", name, options)
     except PluginError as error:
         return Checkup(name, "unknown", str(error))
     return await check(backend)
+
+
+async def check_runtimes(runtimes: Iterable[str]) -> list[Checkup]:
+    """Docker with each of the runtimes; one that the engine does not have is untested."""
+    with engine() as client:
+        present = client.api.info()["Runtimes"]
+    checkups = []
+    for runtime in runtimes:
+        backend = DockerBackend(runtime=runtime)
+        if runtime in present:
+            checkup = await check(backend)
+        else:
+            reason = f"the engine has no runtime {runtime!r}, so nothing is known about it here"
+            checkup = Checkup(backend.name, backend.isolation, reason, is_untested=True)
+        checkups.append(replace(checkup, backend=f"{backend.name} ({runtime})"))
+    return checkups
 
 
 async def check(backend: SandboxBackend) -> Checkup:

@@ -66,9 +66,16 @@ class DockerBackend:
     name = "docker"
     isolation = "container"
 
-    def __init__(self, secrets: Mapping[str, Secret] | None = None) -> None:
-        """secrets: host name -> header that the proxy adds to requests for that host."""
+    def __init__(self, secrets: Mapping[str, Secret] | None = None, runtime: str | None = None) -> None:
+        """secrets: host name -> header that the proxy adds to requests for that host.
+
+        runtime: one that the engine has, such as `runsc`; None is its default. It must let a sandbox connect to a unix
+        socket of the host: gVisor does with `--host-uds=open`, a virtual machine such as Kata's does not.
+        """
         self._secrets = secrets
+        self._runtime = runtime
+        if runtime is not None:
+            self.isolation = f"container ({runtime})"
         self._swept = False
 
     def probe(self) -> str | None:
@@ -81,12 +88,18 @@ class DockerBackend:
             with engine(PROBE_TIMEOUT_S) as client:
                 api = client.api.api_version
                 url = client.api.base_url
+                runtimes = sorted(client.api.info()["Runtimes"]) if self._runtime else []
         except SandboxUnavailable as error:
             return str(error)
         if tuple(map(int, api.split("."))) < MIN_API:
             return f"the Docker Engine speaks API {api}, 1.41 is needed; update it"
         if url != LOCAL:
             return f"the Docker Engine at {url} is not on this machine and cannot see its files; use a local engine"
+        if self._runtime and self._runtime not in runtimes:
+            return (
+                f"the Docker Engine has no runtime {self._runtime!r} (it has {', '.join(runtimes)}); install it and "
+                "name it in /etc/docker/daemon.json, or leave [sandbox] runtime out"
+            )
         with ThreadPoolExecutor(1) as aside:  # because the caller may be in an event loop
             return aside.submit(asyncio.run, self._try_sandbox()).result()
 
@@ -134,6 +147,11 @@ class DockerBackend:
     async def _create(self, spec: SandboxSpec, timeout_s: float) -> SupervisedSandbox:
         host.check_files(spec)
         _check(spec)
+        if self._runtime and spec.scratch_files is not None:
+            raise CapabilityError(
+                f"docker cannot hold scratch_files with the runtime {self._runtime!r}; leave scratch_files or the "
+                "runtime out"
+            )
         egress = Egress(spec.allowed_hosts, self._secrets)
         image, settings = await _image(spec.image, timeout_s)
         sockets = SocketFolder(spec.lifetime_s)
@@ -167,6 +185,8 @@ class DockerBackend:
                 sweep(client)
             host_config = arguments.pop("host_config")
             limits = client.api.create_host_config(**host_config)
+            if self._runtime:
+                limits["Runtime"] = self._runtime
             # Keys of the API that the SDK does not know.
             limits["MaskedPaths"] = list(privileges.HIDDEN)
             limits["ReadonlyPaths"] = list(privileges.READ_ONLY)

@@ -6,8 +6,9 @@ There is no third step: an agent's commands never run unconfined because nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentloop.config.sections import SecretSection
 from agentloop.errors import ConfigError, SandboxUnavailable, did_you_mean
@@ -22,13 +23,17 @@ REPLAY = "replay"
 
 
 def choose_backend(
-    kind: str, *, recording: Path | None = None, secrets: Sequence[SecretSection] = ()
+    kind: str,
+    *,
+    recording: Path | None = None,
+    secrets: Sequence[SecretSection] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> SandboxBackend:
     """The backend named `kind`; for `auto`, the first of the ladder that works here.
 
-    recording: the folder that `replay` reads. secrets: headers that the sandboxes' proxies add to requests. Raises
-    SandboxUnavailable with each reason and remedy, PluginError for a name that is not installed, ConfigError for a
-    recording that does not exist.
+    recording: the folder that `replay` reads. secrets: headers that the sandboxes' proxies add to requests. options:
+    keyword arguments of the backend. Raises SandboxUnavailable with each reason and remedy, PluginError for a name that
+    is not installed or does not take the options, ConfigError for a recording that does not exist.
     """
     if kind == REPLAY:
         if recording is None:
@@ -36,10 +41,10 @@ def choose_backend(
         replayed: SandboxBackend = load_object("sandboxes", REPLAY)(recording)
         return replayed
     added = {secret.host: Secret(secret.header, secret.value.get_secret_value()) for secret in secrets}
-    options = {"secrets": added} if added else None
+    arguments = {**(options or {}), **({"secrets": added} if added else {})}
     reasons = []
     for name in LADDER if kind == "auto" else (kind,):
-        backend: SandboxBackend = load_part("sandboxes", name, options)
+        backend: SandboxBackend = load_part("sandboxes", name, arguments)
         reason = backend.probe()
         if reason is None:
             return backend
@@ -53,18 +58,20 @@ def make_backend(
     recording: Path | None = None,
     secrets: Sequence[SecretSection] = (),
     *,
+    options: Mapping[str, Any] | None = None,
     is_needed: bool = True,
 ) -> SandboxBackend:
     """The backend that a user named. Raises ConfigError for an unknown `kind`, naming `where` it was set.
 
-    recording: the folder that `replay` reads. secrets: headers that the sandboxes' proxies add to requests. is_needed:
-    False for an agent that acts on this machine; if no sandbox can be created, `auto` then returns AbsentBackend.
+    recording: the folder that `replay` reads. secrets: headers that the sandboxes' proxies add to requests. options:
+    keyword arguments of the backend. is_needed: False for an agent that acts on this machine; if no sandbox can be
+    created, `auto` then returns AbsentBackend.
     """
     names = list(dict.fromkeys(["auto", *LADDER, *sorted(installed("sandboxes"))]))
     if ":" not in kind and kind not in names:
         raise ConfigError(f"{where}: no sandbox {kind!r} (known: {', '.join(names)}){did_you_mean(kind, names)}")
     try:
-        return choose_backend(kind, recording=recording, secrets=secrets)
+        return choose_backend(kind, recording=recording, secrets=secrets, options=options)
     except SandboxUnavailable:
         if is_needed or kind != "auto":
             raise

@@ -154,8 +154,9 @@ async def host_is_out_of_sight(backend: SandboxBackend, folder: Path) -> None:
             names = [line.split(":")[0].strip() for line in interfaces]
             expect([n for n in names if n in ("lo", "")] == names, f"network interfaces: {names}")
             n_processes = (await sandbox.exec("ls -d /proc/[0-9]* | wc -l")).stdout
-            # A sandbox in the host's PID namespace would show all of the host's processes.
-            expect(int(n_processes) < 10, f"{n_processes.strip()} processes are visible")
+            # A sandbox in the host's PID namespace would show all of the host's processes; a script that runs commands
+            # in one has about ten.
+            expect(int(n_processes) < 16, f"{n_processes.strip()} processes are visible")
             expect((await sandbox.exec("echo x > /usr/planted")).exit_code != 0, "/usr can be written")
     finally:
         del os.environ["AGENTLOOP_CONTRACT"]

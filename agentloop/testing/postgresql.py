@@ -30,20 +30,27 @@ def server(*settings: str) -> Iterator[str]:
     programs = binaries()
     if programs is None:
         raise FileNotFoundError(f"no PostgreSQL here. Remedy: {REMEDY}")
-    with tempfile.TemporaryDirectory(prefix="al-pg-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    folder = Path(tempfile.mkdtemp(prefix="al-pg-"))
+    data = folder / "data"
+    with _at_the_end(folder, programs / "pg_ctl", "-D", data, "-m", "immediate", "stop"):
         if os.geteuid() == 0:
             shutil.chown(folder, "postgres")
-        data = folder / "data"
         _run(programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8")
-        options = f"-k {folder} -c listen_addresses='' -c max_connections=50" + "".join(
-            f" -c {one}" for one in settings
-        )
+        options = " -c ".join((f"-k {folder}", "listen_addresses=''", "max_connections=50", *settings))
         _run(programs / "pg_ctl", "-D", data, "-l", folder / "log", "-o", options, "-w", "start")
-        try:
-            yield f"postgresql://postgres@/NAME?host={folder}"
-        finally:
-            _run(programs / "pg_ctl", "-D", data, "-m", "immediate", "stop")
+        yield f"postgresql://postgres@/NAME?host={folder}"
+
+
+@contextmanager
+def _at_the_end(folder: Path, *command: object) -> Iterator[None]:
+    """After the block, and also if this process is killed inside it: run `command`, and remove `folder`.
+
+    A process of its own does it: its input ends when this process does.
+    """
+    words = ["sh", "-c", 'cat; folder=$1; shift; "$@"; rm -rf "$folder"', "sh", str(folder), *_as_postgres(*command)]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, cwd="/", start_new_session=True):
+        yield
 
 
 @contextmanager
@@ -58,7 +65,11 @@ def database(of: str, template: str = "template0") -> Iterator[str]:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def _run(*command: object) -> None:
+def _as_postgres(*command: object) -> list[str]:
+    """The command for a user whom PostgreSQL accepts: it refuses root."""
     words = [str(word) for word in command]
-    as_somebody = ["runuser", "-u", "postgres", "--", *words] if os.geteuid() == 0 else words  # PostgreSQL refuses root
-    subprocess.run(as_somebody, check=True, stdout=subprocess.DEVNULL, cwd="/")
+    return ["runuser", "-u", "postgres", "--", *words] if os.geteuid() == 0 else words
+
+
+def _run(*command: object) -> None:
+    subprocess.run(_as_postgres(*command), check=True, stdout=subprocess.DEVNULL, cwd="/")

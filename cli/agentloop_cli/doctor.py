@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,6 +18,7 @@ from agentloop.version import __version__
 from agentloop_cli.render import AsJson, print_json, stderr, stdout
 
 if TYPE_CHECKING:
+    from agentloop.config.sections import SandboxSection
     from agentloop.sandbox.checkup import Checkup
 
 
@@ -24,8 +26,9 @@ def doctor(as_json: AsJson = False) -> None:
     """Show which sandboxes work on this machine, which limits each holds, and how to fix the others."""
     from agentloop.sandbox.checkup import check_all, machine
 
+    settings = _settings()
     with stderr.status("trying what sandboxes hold here"):
-        checkups = asyncio.run(check_all())
+        checkups = asyncio.run(check_all(settings))
     chosen = next((checkup.backend for checkup in checkups if checkup.problem is None), None)
     if as_json:
         print_json(_document(machine(), checkups, chosen))
@@ -33,6 +36,13 @@ def doctor(as_json: AsJson = False) -> None:
         _print(machine(), checkups, chosen)
     if chosen is None:
         raise typer.Exit(SandboxUnavailable.exit_code)
+
+
+def _settings() -> SandboxSection | None:
+    """Those of the project in this folder, if it is one."""
+    from agentloop.config.settings import CONFIG_FILE, load_config
+
+    return load_config(Path()).sandbox if Path(CONFIG_FILE).is_file() else None
 
 
 def _document(machine: dict[str, str], checkups: Sequence[Checkup], chosen: str | None) -> dict[str, Any]:
@@ -43,6 +53,7 @@ def _document(machine: dict[str, str], checkups: Sequence[Checkup], chosen: str 
             "name": checkup.backend,
             "isolation": checkup.isolation,
             "works": checkup.problem is None,
+            "untested": checkup.is_untested,
             "problem": checkup.problem,
             "start_s": checkup.start_s,
             "images": IMAGES.get(checkup.backend),
@@ -86,6 +97,8 @@ def _table(working: Sequence[Checkup]) -> Table:
 
 
 def _problems(checkup: Checkup) -> list[tuple[str, str]]:
+    if checkup.is_untested and checkup.problem is not None:
+        return [(f"{checkup.backend} is untested", checkup.problem)]
     if checkup.problem is not None:
         return [(f"{checkup.backend} does not work", checkup.problem)]
     return [

@@ -73,9 +73,10 @@ class Server:
         """Until it answers."""
         for _ in range(1200):
             try:
+                socket.create_connection(("127.0.0.1", self.port)).close()  # a request costs 10 ms, a refusal none
                 httpx.get(f"{self.url}/healthz")
                 return
-            except httpx.TransportError:
+            except (OSError, httpx.TransportError):
                 assert self.process.poll() is None, self.said
                 time.sleep(0.05)
         raise AssertionError(self.said)

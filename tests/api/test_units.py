@@ -88,14 +88,13 @@ def test_a_key_sees_and_moves_the_runs_of_its_own_project_alone(server: Server, 
             assert api.post(f"/runs/1/{path}", json={}).status_code == 403
 
 
-@pytest.mark.parametrize(
-    ("path", "code"),
-    [("/runs/x", 422), ("/runs/0", 422), ("/runs/99", 404), ("/units?state=lost", 422), ("/runs?limit=0", 422)],
-)
+REFUSED = {"/runs/x": 422, "/runs/0": 422, "/runs/99": 404, "/units?state=lost": 422, "/runs?limit=0": 422}
+
+
 @pytest.mark.first(where=1)
-def test_bad_input_is_refused(server: Server, where: str | Path, path: str, code: int) -> None:
+def test_bad_input_is_refused(server: Server, where: str | Path) -> None:
     with client(server, where, "mine", "read") as api:
-        assert api.get(path).status_code == code
+        assert {path: api.get(path).status_code for path in REFUSED} == REFUSED
 
 
 def test_without_a_key_only_the_token_of_this_machines_user_moves_a_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from parts import made_once
 
 from agentloop.store.store import Store
 from agentloop.testing import decision, own, session
@@ -103,15 +104,18 @@ def run_all(pytester: pytest.Pytester, *options: str, policy: str = "steady") ->
     return run(pytester, *ALL, *options, policy=policy)
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def record(folder: Path) -> None:
     """A project with a bank and a tape of `steady`."""
-    folder = tmp_path_factory.mktemp("recording")
     lay(folder)
     command = [sys.executable, "-m", "pytest", *words(*ALL, "--agentloop-mode=record"), "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `record` makes."""
+    return made_once("recording", record, tmp_path_factory)
 
 
 @pytest.fixture

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from parts import lacking
 
+from agentloop.config.settings import STORE
 from agentloop.demo.project import prepare_demo
 from agentloop.demo.template import prepare_template
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.store.store import Store
+from agentloop.suites.suite import load_suite
+from tests.faults.command import Running
 
 pytestmark = pytest.mark.slow
 MISTAKE = "failure:call.wrong_arguments version:1 purpose:evaluate"
@@ -93,15 +99,26 @@ def make_notes(folder: Path, *edits: tuple[str, str]) -> Path:
     return folder
 
 
+def success(store: Store, folder: Path, version: int) -> float:
+    """On the held-out tasks."""
+    report = store.report(load_suite(folder / "evals" / "notes").hash, version)
+    assert report is not None
+    return fmean(fmean(rewards) for rewards in report.rewards.values())
+
+
 def test_what_init_makes_starts_half_wrong_and_rises(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
-    """On a third of its demonstrations, and in a turn a fifth as long."""
+    """On a third of its demonstrations, in a turn a fifth as long, and without the control arm that comes last."""
     short = "[train.options]\nsteps_per_turn = 4\nn_tasks = 9"
     edits = (("= 1500", "= 500"), ("[train.options]", short), ("trials = 4", "trials = 2"))
-    document = loop(make_notes(tmp_path / "notes", *edits))
-    before, after = document["heldout"]["before"]["success"], document["heldout"]["after"]["success"]
-    assert 0.2 <= before <= 0.75, "it starts near 0.37; the whole of it at 0.4 to 0.6"
-    assert after >= before + 0.1, "it reaches 0.73; the whole of it 0.75 to 0.9 in one turn"
-    assert [version["decision"] for version in document["versions"]] == [None, "promote"]
+    folder = make_notes(tmp_path / "notes", *edits)
+    running = Running("loop", "--sandbox", "bubblewrap", cwd=folder)
+    running.wait_for("v2: promote. ")
+    assert running.end(signal.SIGINT)[0] == 130
+    store = Store(folder / STORE, create=False)
+    before, after = success(store, folder, 1), success(store, folder, 2)
+    store.close()
+    assert 0.2 <= before <= 0.75, "it starts near 0.48; the whole of it at 0.4 to 0.6"
+    assert after >= before + 0.1, "it reaches 0.70; the whole of it 0.75 to 0.9 in one turn"
 
 
 @pytest.mark.soak

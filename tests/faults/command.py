@@ -11,11 +11,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from parts import children
+
 COMMAND = (str(Path(sys.executable).with_name("agentloop")),)
 BRIEF = (sys.executable, str(Path(__file__).with_name("brief.py")))
 """The same command with a warm start of few steps; see `brief.py`."""
-SECONDS = 100.0
-"""How long a line may take to come."""
+SECONDS = 300.0
+"""How long a line may take to come, on a machine that has much else to do."""
 
 
 class Running:
@@ -68,15 +70,6 @@ class Running:
         assert self.process.stderr is not None
         self.process.stderr.close()
         return status, shown
-
-
-def children(pid: int) -> list[int]:
-    """Every process below `pid`."""
-    try:
-        direct = [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-    return direct + [below for child in direct for below in children(child)]
 
 
 def left_over(folder: Path, below: list[int], within_s: float = 10.0) -> list[int]:

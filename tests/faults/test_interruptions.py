@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loop.mini import make_mini
 from parts import lacking
 
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
@@ -25,7 +27,7 @@ Moments = tuple[tuple[str | None, float, signal.Signals], ...]
 MOMENTS: Moments = (
     (None, 4.0, signal.SIGKILL),
     ("demonstrations ", 5.0, signal.SIGKILL),
-    ("gate: v1 on held-out", 0.5, signal.SIGKILL),
+    ("measure: v1 on held-out", 0.5, signal.SIGKILL),
     ("v2: ", 0.3, signal.SIGINT),
 )
 """(what is said first, seconds after it at most, signal): in the start, the warm start, a turn, and the next."""
@@ -105,11 +107,13 @@ def test_interrupted_it_ends_in_the_same_versions(
 
 
 def test_a_second_run_of_the_same_project_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
-    folder = make_tiny(tmp_path / "busy")
-    first = Running("loop", folder, cwd=tmp_path)
-    first.wait_for("demonstrations")
+    folder = make_mini(tmp_path / "busy")
+    first = Running("loop", folder, cwd=tmp_path, AGENTLOOP_GATE__TRIALS="100")
+    first.wait_for("v1 is the first version")
+    os.kill(first.process.pid, signal.SIGSTOP)
     second = Running("loop", folder, cwd=tmp_path)
     status, _ = second.finish()
+    os.kill(first.process.pid, signal.SIGCONT)
     assert status == 4
     assert second.said == [
         f"error: {folder}/traces/store.db is in use by process {first.process.pid}; wait for it or end it\n"

@@ -185,7 +185,7 @@ def again(calls: Sequence[Call], recorded: Recorded) -> list[Call]:
 @pytest.mark.parametrize(
     "how",
     [
-        [signal.SIGKILL, signal.SIGINT] * 2,
+        [signal.SIGKILL, signal.SIGINT],
         pytest.param([signal.SIGKILL] * N_POINTS, marks=pytest.mark.soak),
         pytest.param([signal.SIGINT] * N_POINTS, marks=pytest.mark.soak),
     ],

@@ -112,6 +112,7 @@ def doers(where: str | Path, project: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("make", [make_mini, pytest.param(make_tiny, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("where", [pytest.param("sqlite", marks=pytest.mark.soak), "postgresql"], indirect=True)
 def test_workers_elsewhere_end_in_the_same_versions(
     tmp_path: Path, named: str | Path, make: Callable[[Path, str], Path]
 ) -> None:

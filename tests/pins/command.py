@@ -17,7 +17,6 @@ import typer
 
 FOREIGN = ("AGENTLOOP_", "GITHUB_", "GITLAB_", "CI_", "DOCKER_", "OPENAI_", "ANTHROPIC_")
 """Variables that change what commands do: they are of the machine, not of the pin."""
-GET_COMMAND = typer.main.get_command
 NO_ENGINE = "unix:///nonexistent/docker.sock"
 
 
@@ -44,10 +43,9 @@ def typer_app() -> Any:
     return app
 
 
-@cache
 def command_tree(app: Any) -> Any:
-    """The commands of a typer app. It makes them anew at each call, which takes longer than most commands do."""
-    return GET_COMMAND(app)
+    """The commands of a typer app."""
+    return typer.main.get_command(app)
 
 
 def run(folder: Path, *arguments: str | Path, environ: Mapping[str, str] | None = None) -> Ended:
@@ -58,7 +56,6 @@ def run(folder: Path, *arguments: str | Path, environ: Mapping[str, str] | None 
         clean_environment(environ or {}),
         chdir(folder),
         patch.object(sys, "argv", argv),
-        patch("typer.main.get_command", command_tree),
         redirect_stdout(stdout),
         redirect_stderr(stderr),
     ):

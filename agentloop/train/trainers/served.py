@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from pydantic import SecretStr
-from torch import Tensor
 
 from agentloop.errors import ConfigError, PublishError
 from agentloop.policies.plain import samples_plainly
@@ -27,6 +26,7 @@ from agentloop.train.model import Lora, Placement, Trainable
 from agentloop.train.probes import make_probe, row_of
 from agentloop.train.trainers.hosts import version_names
 from agentloop.train.trainers.learning import Learning
+from agentloop.train.trainers.updates import LastDifferent
 from agentloop.types import PolicyVersion, VersionKind
 
 Spare: TypeAlias = Callable[[Sequence[str]], str | None]
@@ -69,8 +69,7 @@ class Served:
         """Names of updates before which no row carried a gradient, so that the base model answers for them."""
         self._trainable: Trainable | None = None
         self._parent: Path | None = None
-        self._published: Mapping[str, Tensor] | None = None
-        """Tensors that were published last; None: those of the base model."""
+        self._before = LastDifferent(None)
         self._base_hash: str | None = None
 
     def check_room(self, folder: Path, *, has_reference: bool) -> None:
@@ -86,7 +85,7 @@ class Served:
         self._trainable = Trainable.load(
             self._model, lora=self._lora, adapter=adapter, head=head, placement=self._placement, seed=seed
         )
-        self._published = self._trainable.state() if adapter else None
+        self._before = LastDifferent(self._trainable.state() if adapter else None)
         return self._trainable
 
     def name_of(self, version: PolicyVersion) -> str:
@@ -126,8 +125,8 @@ class Served:
         if sequences:
             rows = [row_of(ids) for ids in sequences]
             self._base_hash = self._base_hash or weights_hash(self._model)
-            probe = make_probe(trainable, rows, self._published, base_hash=self._base_hash)
-            self._published = trainable.state()
+            before = self._before.of(trainable.state())
+            probe = make_probe(trainable, rows, before, base_hash=self._base_hash)
             trainable.save(folder)  # again after an interruption, which may have left anything
             probe.save(folder)
         elif self._parent is None:  # nothing was trained yet: the base model answers

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from torch import Tensor
 
 from agentloop.errors import ConfigError
 from agentloop.policies.vllm import VLLMPolicy
@@ -28,6 +26,7 @@ from agentloop.train.probes import make_probe, row_of
 from agentloop.train.trainers.hosts import version_names
 from agentloop.train.trainers.learning import Learning
 from agentloop.train.trainers.served import Server, check_server
+from agentloop.train.trainers.updates import LastDifferent
 from agentloop.types import PolicyVersion, VersionKind
 
 N_TOKENS = 64
@@ -71,7 +70,7 @@ class ServedWeights:
         self._parent = learning.model
         """Folder of the weights at the start of the turn."""
         self._parent_probe: Probe | None = None
-        self._published: Mapping[str, Tensor] = {}
+        self._before = LastDifferent(None)
 
     def check_room(self, folder: Path, *, has_reference: bool) -> None:
         """See `hosts.Host`."""
@@ -86,8 +85,9 @@ class ServedWeights:
         trainable = Trainable.load(self._parent, head=head, placement=self._placement)
         rng = random.Random(0)
         ids = [rng.randrange(trainable.n_vocab) for _ in range(N_TOKENS)]
-        self._published = trainable.state()
-        self._parent_probe = make_probe(trainable, [row_of(ids)], self._published)
+        state = trainable.state()
+        self._before = LastDifferent(state)
+        self._parent_probe = make_probe(trainable, [row_of(ids)], state)
         self._trainable = trainable
         return trainable
 
@@ -125,12 +125,12 @@ class ServedWeights:
         trainable = self._trainable
         if trainable is None:
             raise RuntimeError("load comes first")
-        probe = make_probe(trainable, [row_of(ids) for ids in sequences], self._published)
+        before = self._before.of(trainable.state())
+        probe = make_probe(trainable, [row_of(ids) for ids in sequences], before)
         if not (folder / WEIGHTS).is_dir():  # an existing folder is complete; weights are large
             trainable.save(folder)
         probe.save(folder)
         await self._publisher.publish(name, folder / WEIGHTS, probe)
-        self._published = trainable.state()
         self._folders[name] = folder
 
     async def retract(self, name: str) -> None:

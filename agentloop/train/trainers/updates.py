@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from agentloop.errors import TrainingError
@@ -59,3 +60,29 @@ class Updates:
             return self._trainable.read(self._folder_of(number) / ADAPTER)
         except TrainingError:
             return None
+
+
+class LastDifferent:
+    """For each published model, the newest one before it that has other weights.
+
+    A step without a gradient publishes the weights of the step before it under a new name. Compared with those, a
+    probe could tell nothing apart.
+    """
+
+    def __init__(self, first: Mapping[str, Tensor] | None) -> None:
+        """first: the model that the turn begins with; None: the base model."""
+        self._newest = first
+        self._before = first
+
+    def of(self, state: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
+        """The model to compare `state` with, which is published now. None: the base model."""
+        if not _same(state, self._newest):
+            self._before = self._newest
+            self._newest = state
+        return self._before
+
+
+def _same(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor] | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())

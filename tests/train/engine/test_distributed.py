@@ -31,8 +31,8 @@ def run_two(folder: Path, what: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone  # two ranks wait for each other without sleeping
-@pytest.mark.first(what=1)
-@pytest.mark.parametrize("what", ["adapter", "all"])
+@pytest.mark.first(what=1)  # an adapter trains in two processes in `trainers/test_served_turns.py`, too
+@pytest.mark.parametrize("what", ["all", "adapter"])
 def test_two_ranks_equal_one(tmp_path: Path, what: str) -> None:
     need_ports()
     one, two = tmp_path / "one", tmp_path / "two"

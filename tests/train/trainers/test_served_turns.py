@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from agentloop.errors import ConfigError, PublishError, TrainingError
 from agentloop.publish.lora import LoraHotSwap
-from agentloop.publish.probe import Probe
+from agentloop.publish.probe import Probe, read_probe
 from agentloop.registry.artifacts import ADAPTER, weights_hash
 from agentloop.testing.experience import MemoryExperience
 from agentloop.train.algorithms.kinds import algorithm
@@ -290,6 +290,26 @@ def test_a_turn_of_all_weights_that_is_killed_goes_on_and_ends_in_the_same_versi
     draft = draft_in(tmp_path / "v2")
     improved(all_weights(server, tmp_path), draft, world)
     assert weights_hash(draft.folder / "weights") == weights_hash(expected.folder / "weights")
+
+
+@pytest.mark.parametrize("kind", [Served, ServedWeights])
+def test_weights_that_are_published_twice_are_compared_with_other_ones(
+    kind: type[Served] | type[ServedWeights], server: TorchServer, tmp_path: Path
+) -> None:
+    """A turn whose last step had no gradient publishes its last update and its version with the same weights."""
+    settings = Learning(model=server.folder, lora=LORA if kind is Served else None, device="cpu")
+    host = kind(settings, Server(server.url, BASE, 1.0))
+    trainable = host.load(None, head=False, seed=0)
+    sample = [each.token_ids.tolist() for each in random_rows(trainable.n_vocab)]
+    train(trainable, 1)
+    asyncio.run(host.publish("policy-v2-s1-0000", sample, tmp_path / "s1"))
+    train(trainable, 2)
+    for name in ("policy-v2-s2-0000", "policy-v2"):
+        asyncio.run(host.publish(name, sample, tmp_path / name))
+    first, second, version = (read_probe(tmp_path / name) for name in ("s1", "policy-v2-s2-0000", "policy-v2"))
+    assert first.is_proof
+    assert second.is_proof
+    assert version == second
 
 
 def test_all_weights_refuse_what_only_adapters_have(server: TorchServer, tmp_path: Path) -> None:

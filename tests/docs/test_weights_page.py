@@ -1,0 +1,90 @@
+"""`docs/16-weights.md` states no figure of a benchmark without a committed result that says the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "16-weights.md").read_text()
+TABLE = dict(re.findall(r"^\| `(\w+)\.py` \| [^|]*\| ([^|]*) \|$", PAGE, re.MULTILINE))
+"""Script -> its answer."""
+ARMS = re.findall(
+    r"^\| `(\w+)`(?:, loss `(\w+)`)? \| (\d+%) \| (\d+%) \| (\S+%) \|$", PAGE, re.MULTILINE
+)  # (kind, loss, before, after, smallest lower bound)
+
+
+def result(script: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{script}.json").read_text())
+
+
+def lora_loop(data: Any) -> Iterator[str]:
+    rises = [f"{seed['before']:.0%} to {seed['after']:.0%}" for seed in data["seeds"]]
+    yield f"from {rises[0]}, {rises[1]} and {rises[2]} on three seeds"
+    yield f"after {data['seeds'][0]['n_steps']} updates; all three are promoted"
+    minutes = sorted(seed["wall_s"] / 60 for seed in data["seeds"])
+    yield f"{minutes[0]:.1f} to {minutes[-1]:.1f} minutes"
+    live_ms = sorted(seed["publish_ms"] for seed in data["seeds"])
+    yield f"{live_ms[0]:.0f} to {live_ms[-1]:.0f} ms"
+
+
+def publish(data: Any) -> Iterator[str]:
+    yield f"{data['p50_ms']:.0f} ms (median of {data['rounds']}, slowest {data['worst_ms']:.0f} ms)"
+    yield f"{data['refused']} of {data['faults']} faults are refused"
+
+
+def rows_vllm(data: Any) -> Iterator[str]:
+    yield f"{data['episodes']:,} episodes of three turns at temperature {data['temperature']}"
+    yield f"each of {data['sampled']:,} tokens is in one row"
+    yield f"{data['worst_against_torch']:.1e}".replace("e-0", "e-") + " nats at most"
+
+
+def imported(data: Any) -> Iterator[str]:
+    lifts = [each["lift"] for each in data["lifts"] if each["labels"] == "true" and each["low"] > 0]
+    yield f"by {100 * min(lifts):.0f} to {100 * max(lifts):.0f} points on three seeds"
+
+
+def overlap(data: Any) -> Iterator[str]:
+    yield f"{data['faster']:.1f} times as fast as waiting for each group"
+    yield f"at {data['wall_over_floor']:.2f} of the time"
+    low, high = (100 * (data["difference"] + side * data["difference_95"]) for side in (-1, 1))
+    yield f"{100 * data['difference']:+.0f} points, 95% interval {low:+.0f} to {high:+.0f}"
+    yield f"{data['dropped']:.0%} of the groups are dropped"
+
+
+def train_step(data: Any) -> Iterator[str]:
+    yield f"{data['trl']['ratio']:.1f} times the tokens that TRL trains in a CPU-second"
+    yield f"{data['shared']['ratio']:.1f} times as fast"
+    yield f"{data['large']['tokens']:,} tokens at a vocabulary of {data['large']['vocabulary']:,}"
+    yield f"use {data['large']['gib']} GiB above the weights"
+
+
+SAYS: dict[str, Callable[[Any], Iterator[str]]] = {
+    each.__name__: each for each in (lora_loop, publish, rows_vllm, imported, overlap, train_step)
+}
+
+
+@pytest.mark.parametrize("script", TABLE)
+def test_the_table_says_what_was_measured(script: str) -> None:
+    for words in SAYS[script](result(script)):
+        assert words in TABLE[script]
+
+
+def test_what_each_algorithm_reaches_was_measured() -> None:
+    rises = result("algorithms")["rises"]
+    assert {loss or kind for kind, loss, *_ in ARMS} == {each["arm"] for each in rises}
+    for kind, loss, *percents in ARMS:
+        own = [each for each in rises if each["arm"] == (loss or kind)]
+        before, after = (fmean(each[name] for each in own) for name in ("before", "after"))
+        assert percents == [f"{before:.0%}", f"{after:.0%}", f"{min(each['low'] for each in own):+.0%}"]
+
+
+def test_nothing_is_said_of_a_gpu_that_no_benchmark_ran_on() -> None:
+    assert not [row for row in result("gpu")["rows"] if row["ran"]], "state the figures, and their hardware"
+    assert "No\n  figure for a GPU has been measured" in PAGE
