@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,12 +36,12 @@ from agentloop.api.sessions import BrowserSessions
 from agentloop.api.viewing import entry
 from agentloop.store.store import Store
 from agentloop.testing import postgresql
-from agentloop.types import Span
+from agentloop.types import Move, PolicyState, PolicyVersion, Span, VersionKind
 
 PER_TRACE = 10
 BATCH = 200
 """Traces of a commit while the store is filled."""
-N_TASKS, N_VERSIONS, N_RARE = 200, 10, 50
+N_TASKS, N_VERSIONS, LIVE = 200, 10, 10
 START_NS = 1_767_225_600 * 10**9
 WORDS = Path(__file__).read_text().split()
 TYPES = ("call.wrong_arguments", "obs.misread", "outcome.premature_stop", "plan.repetition", "infra.tool_timeout")
@@ -166,6 +167,7 @@ def other_pages(store: Store, rounds: int) -> dict[str, list[Spent]]:
         "/failures?by=task": {"by": "task"},
         "/costs": {},
         "/costs?by=day": {"by": "day"},
+        "/list/new-failures": {},
     }
     times: dict[str, list[Spent]] = {}
     for _ in range(rounds):
@@ -183,6 +185,12 @@ def measure(where: str, n_traces: int, rounds: int) -> tuple[dict[str, float], b
     if not store.newest_key(store.project):
         before = time.perf_counter()
         fill(store, n_traces)
+        version = PolicyVersion(
+            number=LIVE, parent=None, kind=VersionKind.settings, artifact=None, sha256="a" * 64, config_hash="b" * 64,
+            state=PolicyState.live, created_at=datetime.now(UTC),
+        )  # fmt: skip
+        move = Move(version=LIVE, before=None, after=PolicyState.live, by="benchmark", why="", at=version.created_at)
+        store.add_version(version, move)
         print(f"filled in {time.perf_counter() - before:.0f} s", flush=True)
     figures: dict[str, float] = {}
     fits = True

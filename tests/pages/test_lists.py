@@ -210,3 +210,15 @@ def test_a_page_is_readable_on_a_phone_and_without_findings(browser: Browser, pl
             assert [
                 (one["id"], one["nodes"][0]["html"]) for one in findings if one["impact"] in ("serious", "critical")
             ] == []
+
+
+def test_keys_lead_from_a_filter_to_a_trace(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/traces") as (page, shown):
+        page.keyboard.press("/")
+        page.keyboard.type("id:t3,t6")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/traces?filter=*")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("o")
+        page.wait_for_url(f"{shown.url}/traces/t3")
