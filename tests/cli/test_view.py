@@ -36,21 +36,16 @@ def written(path: Path, *items: Imported) -> Path:
 def viewed(tmp_path: Path, *arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """(a running command, the address that it printed); its temporary files are in `tmp`."""
     (tmp_path / "tmp").mkdir(exist_ok=True)
-    process = subprocess.Popen(
-        [COMMAND, "view", *map(str, arguments), "--no-browser"],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
-    )
-    try:
+    command = [COMMAND, "view", *map(str, arguments), "--no-browser"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as process:
         assert process.stderr is not None
-        address = next((match[0] for each in process.stderr if (match := re.search(r"http\S+", each))), None)
-        assert address is not None
-        yield process, address
-    finally:
-        process.kill()
-        process.wait()
+        try:
+            address = next((match[0] for each in process.stderr if (match := re.search(r"http\S+", each))), None)
+            assert address is not None
+            yield process, address
+        finally:
+            process.kill()
 
 
 def fetched(address: str) -> tuple[str, str]:
