@@ -32,7 +32,7 @@ BODIES: dict[str, Any] = {
 }
 """By the path, or by its last word that is no parameter."""
 
-QUERIES = {"/api/v1/compare": "?a={trace_id}&b={trace_id}"}
+QUERIES = {"/api/v1/traces/{trace_id}/compare": "?with={trace_id}"}
 """Parameters that a route needs besides those of its path."""
 
 
