@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from agentloop.api.parameters import Project, otlp_id
+from agentloop.api.parameters import Project, TraceId, otlp_id
 from agentloop.store.store import Store
 from agentloop.views.comparison import TraceComparison, compare
 
 ComparedId = Annotated[
-    str, Query(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$", description="A trace's id.")
+    str, Query(alias="with", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$", description="A trace's id.")
 ]
 Opened = Annotated[list[int] | None, Query(alias="open", max_length=50, description="Positions of open folds.")]
 Row = Annotated[int, Query(ge=0, le=2**31 - 1, description="Index of the first row.")]
@@ -21,11 +21,11 @@ def comparison_routes(store: Store) -> APIRouter:
     """The route."""
     routes = APIRouter()
 
-    @routes.get("/compare")
+    @routes.get("/traces/{trace_id}/compare")
     def compare_traces(
-        project: Project, a: ComparedId, b: ComparedId, start: Row = 0, opened: Opened = None
+        project: Project, trace_id: TraceId, other: ComparedId, start: Row = 0, opened: Opened = None
     ) -> TraceComparison:
         """Two traces, aligned by what was done, with equal beginnings folded and the first difference marked."""
-        return compare(store, project, otlp_id(a), otlp_id(b), start=start, opened=opened or ())
+        return compare(store, project, trace_id, otlp_id(other), start=start, opened=opened or ())
 
     return routes

@@ -46,8 +46,8 @@ def trace_view_routes(store: Store) -> APIRouter:
         return trace_view(store, project, trace_id, place.model_copy(update={"limit": limit}))
 
     @routes.get("/traces/{trace_id}/call")
-    def view_call(project: Project, trace_id: TraceId, at: ItemId) -> CallContext:
-        """All that was before the model in one of its calls, as far as it is recorded."""
+    def view_call(project: Project, trace_id: TraceId, at: ItemId = "") -> CallContext:
+        """All that was before the model in one of its calls, as far as it is recorded; default: the first call."""
         return call_context(store, project, trace_id, at)
 
     @routes.get("/traces/{trace_id}/search")

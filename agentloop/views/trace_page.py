@@ -233,9 +233,16 @@ def trace_view(store: Store, project: str, trace_id: str, place: TracePlace) -> 
 
 
 def call_context(store: Store, project: str, trace_id: str, item_id: str) -> CallContext:
-    """The messages before the model at a step or at a span of a call. Raises NoSuchTrace for any other item."""
+    """The messages before the model at a step or at a span of a call. Raises NoSuchTrace for any other item.
+
+    item_id: empty for the first call; a trace without any has an empty context.
+    """
     row = store.row(project, trace_id)
     outline = OUTLINES.get(store, row)
+    if not item_id:
+        item_id = next((item.id for item in outline.items if item.kind in (STEP, CHAT)), "")
+    if not item_id:
+        return CallContext(item="", label="no call of a model", messages=(), n_more=0)
     item = outline.items[outline.position(item_id, trace_id)]
     if item.kind not in (STEP, CHAT):
         raise NoSuchTrace(f"part {item_id!r} of trace {trace_id!r} is no call of a model; open a step of it")

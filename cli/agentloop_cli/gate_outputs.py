@@ -163,6 +163,7 @@ def show(result: GateResult, folder: Path | None, report: str | None) -> None:
         _say(f"report: {report}")
     if folder:
         _say(f"traces: agentloop traces ls --project {shlex.quote(str(folder))}")
+        _say(f"pages: agentloop view --project {shlex.quote(str(folder))}")
 
 
 def _suite(suite: SuiteResult, tallied: str) -> str:

@@ -62,6 +62,7 @@ def show_loop(folder: Path, document: Mapping[str, Any], report: Path) -> None:
     print_summary(document)
     stdout.print(f"report: {report}", markup=False, soft_wrap=True)
     stdout.print(f"traces: agentloop traces ls --project {shlex.quote(str(folder))}", markup=False, soft_wrap=True)
+    stdout.print(f"pages: agentloop view --project {shlex.quote(str(folder))}", markup=False, soft_wrap=True)
     if unscored := document["unscored"]:
         stdout.print(
             f"unscored: {counted(unscored['episodes'], 'held-out episode')}; {unscored['why']}: "

@@ -37,6 +37,9 @@ BODIES: dict[str, Any] = {
 }
 """By the path, or by its last word that is no parameter."""
 
+QUERIES = {"/api/v1/traces/{trace_id}/compare": "?with={trace_id}"}
+"""Parameters that a route needs besides those of its path."""
+
 
 class Way(NamedTuple):
     """One way in."""
@@ -45,7 +48,8 @@ class Way(NamedTuple):
     template: str
 
     def path(self, trace_id: str) -> str:
-        return self.template.replace(":path}", "}").format(trace_id=trace_id, **FILLED)
+        template = self.template.replace(":path}", "}") + QUERIES.get(self.template, "")
+        return template.format(trace_id=trace_id, **FILLED)
 
     def body(self) -> Any:
         fixed = [part for part in self.template.split("/") if not part.startswith("{")]

@@ -53,7 +53,7 @@ def test_an_export_is_streamed_in_each_format_and_comes_back(tmp_path: Path) -> 
             assert (after["trace"], after["span_ids"]) == (before["trace"], before["span_ids"])
         for params, words in (
             ({"filter": "tol:x"}, "'tol' at character 1: no such key"),
-            ({"format": "csv"}, "no format 'csv' (known: atif, jsonl, otlp, parquet"),
+            ({"format": "csv"}, "no format 'csv' (known: atif, html, jsonl, otlp, parquet"),
         ):
             refused = httpx.get(f"{url}/api/v1/export", params=params)
             assert refused.status_code == 400

@@ -93,13 +93,13 @@ def test_the_name_tells_the_format(agentloop: Run, project: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--format", "csv"), 2, "no format 'csv' (known: atif, jsonl, otlp, parquet, rows)"),
+        (("--format", "csv"), 2, "no format 'csv' (known: atif, html, jsonl, otlp, parquet, rows)"),
         (("eee", "--filter", "tool:x"), 2, "IDS and --filter cannot be combined; use one of them"),
         (("--json",), 2, "--json and the traces both go to stdout; name a file with --out"),
         (("--out", "none/x.jsonl"), 2, "none: no such folder; make it, or name another with --out"),
         (("--out", "traces"), 2, "traces is a folder; --out needs the name of a file"),
         (("--out", "traces", "--format", "atif"), 2, "traces exists already; --out needs the name of a new folder"),
-        (("--out", "all.foo"), 2, "all.foo: no format is called 'foo'; say which with --format (atif, jsonl, otlp"),
+        (("--out", "all.foo"), 2, "all.foo: no format is called 'foo'; say which with --format (atif, html, jsonl"),
         (("source:tau",), 2, "'source:tau' is no trace's id; for a filter, write --filter source:tau"),
         (("reward>0",), 2, "'reward>0' is no trace's id; for a filter, write --filter 'reward>0'"),
         (("zzz",), 5, "no trace with an id that begins with 'zzz'"),

@@ -1,0 +1,90 @@
+"""`agentloop view PATH`, as it is typed: it imports, prints an address, shows the trace, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import HTTPCookieProcessor, build_opener
+
+import pytest
+from store.span_rows import imported
+
+from agentloop.formats.jsonl import line
+from agentloop.types import Imported, RewardState, Verdict
+
+from .conftest import COMMAND, Run
+
+pytestmark = pytest.mark.slow
+
+
+def written(path: Path, *items: Imported) -> Path:
+    """A file of traces, as `traces export` writes it."""
+    lines = []
+    for item in items:
+        verdict = Verdict(trace_id=item.trace.id, state=RewardState.unscored, reward=None)
+        lines.append(line({"trace": item.trace.model_dump(mode="json"), "verdict": verdict.model_dump(mode="json")}))
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+@contextmanager
+def viewed(tmp_path: Path, *arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """(a running command, the address that it printed); its temporary files are in `tmp`."""
+    (tmp_path / "tmp").mkdir(exist_ok=True)
+    command = [COMMAND, "view", *map(str, arguments), "--no-browser"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as process:
+        assert process.stderr is not None
+        try:
+            address = next((match[0] for each in process.stderr if (match := re.search(r"http\S+", each))), None)
+            assert address is not None
+            yield process, address
+        finally:
+            process.kill()
+
+
+def fetched(address: str) -> tuple[str, str]:
+    """(address of the page that was shown, its text)."""
+    answer = build_opener(HTTPCookieProcessor()).open(address)
+    return answer.geturl(), answer.read().decode()
+
+
+def test_the_only_trace_of_a_file_is_shown_at_once(tmp_path: Path) -> None:
+    one = imported("a", said="seen in a browser")
+    with viewed(tmp_path, written(tmp_path / "a.jsonl", one)) as (_, address):
+        url, text = fetched(address)
+        assert url.endswith(f"/traces/{one.trace.id}")
+        assert "seen in a browser" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_behind(tmp_path: Path, number: signal.Signals) -> None:
+    file = written(tmp_path / "a.jsonl", imported("a"))
+    with viewed(tmp_path, file) as (process, _):
+        assert list((tmp_path / "tmp").iterdir())
+        process.send_signal(number)
+        process.wait(30)
+    assert not list((tmp_path / "tmp").iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "tmp"]
+
+
+def test_a_trace_of_a_folder_is_shown_first(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    written(folder / "a.jsonl", imported("a"), imported("b", said="this one"))
+    with viewed(tmp_path, folder, imported("b").trace.id) as (_, address):
+        assert "this one" in fetched(address)[1]
+
+
+def test_a_path_without_traces_says_why(process: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no trace")
+    done = process("view", tmp_path / "notes.txt", "--no-browser")
+    assert done.returncode == 2
+    assert "no trace in these files" in done.stderr
+    assert "notes.txt" in done.stderr
+    assert "no such file or folder" in process("view", "missing", "abc").stderr
