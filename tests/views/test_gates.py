@@ -15,6 +15,7 @@ from agentloop.gate.outcomes import GateVerdict
 from agentloop.gate.result import pack_result
 from agentloop.gate.run import MADE_OF, OUTCOMES
 from agentloop.gate.sent import put_gate, read_gate, sent_id
+from agentloop.store.evidence import StoredLook
 from agentloop.store.store import Store
 from agentloop.views.gates import gate_document, gate_list
 
@@ -61,17 +62,13 @@ def test_when_it_has_stopped_the_result_is_the_one_of_the_report(store: Store, t
     assert (line.id, line.verdict, line.baseline, line.suite) == (id, "FAIL", "baseline", "words")
 
 
-def test_of_many_looks_the_last_and_the_highest_are_among_those_shown(tmp_path: Path) -> None:
-    gate(tmp_path, runs())
-    store = Store(tmp_path / "store.db")
-    [every] = store.thinned_looks(id_of(tmp_path), 10_000).values()
-    [few] = store.thinned_looks(id_of(tmp_path), 5).values()
-    store.close()
-    highest = max(every, key=lambda look: look.e_fail)
-    assert highest != every[-1], "a gate that passed"
-    assert 5 <= len(few) < len(every)
-    assert few[-1] == every[-1]
-    assert highest.e_fail in [look.e_fail for look in few]
+def test_of_many_looks_the_last_and_the_highest_are_among_those_shown(either: Store) -> None:
+    evidence = either.begin_evidence("gate", "00000001", {})
+    looks = [StoredLook("words", n, n + 1, float(n == 7), 0.0, 0.0, -1.0, 1.0) for n in range(99)]
+    evidence.add([], looks)
+    assert either.thinned_looks(evidence.id, 200) == {"words": looks}
+    [few] = either.thinned_looks(evidence.id, 10).values()
+    assert [look.number for look in few] == [0, 7, 10, 20, 30, 40, 50, 60, 70, 80, 90, 98]
 
 
 def test_a_list_goes_on_before_its_last_gate_in_any_zone(either: Store) -> None:
