@@ -98,7 +98,7 @@ def gate_routes(store: Store, folder: Path | None) -> APIRouter:
         """One gate with its result; while it runs, with what its outcomes so far say."""
         return find_gate(store.in_project(project), runs_of(project), gate_id)[0]
 
-    @routes.put("/gates/{gate_id}", status_code=201)
+    @routes.put("/gates/{gate_id}")
     def put_sent_gate(project: Project, request: Request, gate_id: GateId, body: SentGate) -> GateLine:
         """Keep a gate that ran elsewhere, with its outcomes and looks. Sent again, it changes nothing."""
         own = store.in_project(project)

@@ -69,7 +69,7 @@ async def _put(address: str, body: bytes, key: str) -> None:
             aiohttp.ClientSession(headers=headers, timeout=limit, trust_env=True) as session,
             session.put(address, data=body, allow_redirects=False) as response,
         ):
-            if response.status != 201:
+            if response.status != 200:
                 words = clean((await response.text())[:300])
                 raise ConfigError(
                     f"{address} answered {response.status} {' '.join(words.split())}; check the address, and that the "

@@ -6,10 +6,11 @@ another run of the same question on another machine becomes another gate. A sent
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from agentloop.errors import ConfigError
 from agentloop.gate.outcomes import GateResult, Header, Look, Outcome
@@ -37,6 +38,13 @@ class SentLook(Frozen):
     number: int = Field(ge=0, lt=2**31)
     look: Look
 
+    @model_validator(mode="after")
+    def _can_be_stored(self) -> SentLook:
+        figures = (self.look.e_fail, self.look.e_pass, self.look.mean, self.look.low, self.look.high)
+        if not 0 <= self.look.n < 2**31 or not all(map(math.isfinite, figures)):
+            raise ValueError("a look has a number that is too large or not finite")
+        return self
+
 
 class SentGate(Frozen):
     """A gate with all that a page shows of it."""
@@ -54,6 +62,14 @@ class SentGate(Frozen):
     looks: tuple[SentLook, ...]
     result: GateResult
     """Without looks."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> SentGate:
+        if self.verdict not in (None, self.result.verdict.value):
+            raise ValueError(f"the verdict is {self.verdict!r}, and its result says {self.result.verdict.value}")
+        if not all(math.isfinite(reward) for rewards in self.banked.values() for reward in rewards):
+            raise ValueError("a reward in the bank is not finite")
+        return self
 
 
 def read_gate(store: Store, id: str) -> tuple[str, SentGate]:
@@ -91,6 +107,13 @@ def put_gate(store: Store, id: str, gate: SentGate, *, by: str) -> None:
     match = _ID.fullmatch(id)
     if match is None:
         raise ConfigError(f"{id!r} is no id of a gate that was sent; `agentloop gate --post` names it")
+    if r"\u0000" in gate.model_dump_json():
+        raise ConfigError("a text of the gate has the character NUL, which not every database stores; remove it")
+    packed = pack_result(gate.result)
+    try:
+        unpack_result(packed, {})
+    except ValidationError:
+        raise ConfigError("the result has a number that is not finite; send the result as the gate wrote it") from None
     rows = [
         StoredOutcome(
             position=position,
@@ -118,7 +141,7 @@ def put_gate(store: Store, id: str, gate: SentGate, *, by: str) -> None:
                 "posted_by": by,
             },
             verdict=gate.verdict,
-            result=pack_result(gate.result),
+            result=packed,
             started_at=_aware(gate.started_at),
             outcomes=rows,
             looks=[

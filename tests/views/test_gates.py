@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from datetime import timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gate.test_live import BANK, TASKS, gate, replayed, runs
+from pydantic import ValidationError
 
 from agentloop.errors import ConfigError
 from agentloop.gate.outcomes import GateVerdict
 from agentloop.gate.result import pack_result
 from agentloop.gate.run import MADE_OF, OUTCOMES
-from agentloop.gate.sent import put_gate, read_gate, sent_id
+from agentloop.gate.sent import SentGate, put_gate, read_gate, sent_id
+from agentloop.store.evidence import StoredLook
 from agentloop.store.store import Store
 from agentloop.views.gates import gate_document, gate_list
 
@@ -61,17 +65,13 @@ def test_when_it_has_stopped_the_result_is_the_one_of_the_report(store: Store, t
     assert (line.id, line.verdict, line.baseline, line.suite) == (id, "FAIL", "baseline", "words")
 
 
-def test_of_many_looks_the_last_and_the_highest_are_among_those_shown(tmp_path: Path) -> None:
-    gate(tmp_path, runs())
-    store = Store(tmp_path / "store.db")
-    [every] = store.thinned_looks(id_of(tmp_path), 10_000).values()
-    [few] = store.thinned_looks(id_of(tmp_path), 5).values()
-    store.close()
-    highest = max(every, key=lambda look: look.e_fail)
-    assert highest != every[-1], "a gate that passed"
-    assert 5 <= len(few) < len(every)
-    assert few[-1] == every[-1]
-    assert highest.e_fail in [look.e_fail for look in few]
+def test_of_many_looks_the_last_and_the_highest_are_among_those_shown(either: Store) -> None:
+    evidence = either.begin_evidence("gate", "00000001", {})
+    looks = [StoredLook("words", n, n + 1, float(n == 7), 0.0, 0.0, -1.0, 1.0) for n in range(99)]
+    evidence.add([], looks)
+    assert either.thinned_looks(evidence.id, 200) == {"words": looks}
+    [few] = either.thinned_looks(evidence.id, 10).values()
+    assert [look.number for look in few] == [0, 7, 10, 20, 30, 40, 50, 60, 70, 80, 90, 98]
 
 
 def test_a_list_goes_on_before_its_last_gate_in_any_zone(either: Store) -> None:
@@ -99,25 +99,25 @@ def test_another_project_has_no_such_gate(store: Store, tmp_path: Path) -> None:
     assert gate_list(store.in_project("other")).gates == ()
 
 
-def test_a_gate_that_is_sent_twice_is_there_once_and_shows_the_same(store: Store, tmp_path: Path) -> None:
+def test_a_gate_that_is_sent_twice_is_there_once_and_shows_the_same(
+    store: Store, tmp_path: Path, either: Store
+) -> None:
     id = id_of(tmp_path)
     end(store, id, tmp_path)
     name, sent = read_gate(store, id)
-    again = type(sent).model_validate_json(sent.model_dump_json())
-    with_service = Store(tmp_path / "service" / "store.db", project="team")
-    try:
-        for _ in range(2):
-            put_gate(with_service, name, again, by="key 1")
-        [line] = gate_list(with_service).gates
-        assert (line.id, line.verdict, line.posted_by) == (name, "FAIL", "key 1")
-        document = gate_document(with_service, name)
-        here = gate_document(store, id)
-        assert document is not None
-        assert here is not None
-        assert document.result == here.result
-        assert document.n_outcomes == here.n_outcomes
-    finally:
-        with_service.close()
+    again = SentGate.model_validate_json(sent.model_dump_json())
+    service = either.in_project("team")
+    for _ in range(2):
+        put_gate(service, name, again, by="key 1")
+    [line] = gate_list(service).gates
+    assert (line.id, line.verdict, line.posted_by) == (name, "FAIL", "key 1")
+    document = gate_document(service, name)
+    here = gate_document(store, id)
+    assert document is not None
+    assert here is not None
+    assert document.result == here.result
+    assert document.n_outcomes == here.n_outcomes
+    assert gate_list(either).gates == ()
 
 
 def test_another_run_of_the_same_question_is_sent_under_another_id(store: Store, tmp_path: Path) -> None:
@@ -140,6 +140,28 @@ def test_a_gate_without_a_result_is_not_sent_and_no_id_of_this_store_is_taken(st
     _, sent = read_gate(store, id)
     with pytest.raises(ConfigError, match="no id of a gate that was sent"):
         put_gate(store, id, sent, by="key 1")
+
+
+def test_a_sent_gate_that_could_not_be_shown_is_refused(store: Store, tmp_path: Path) -> None:
+    end(store, id_of(tmp_path), tmp_path)
+    name, sent = read_gate(store, id_of(tmp_path))
+    document = sent.model_dump()
+    with pytest.raises(ValidationError, match="its result says FAIL"):
+        SentGate.model_validate({**document, "verdict": "PASS"})
+    with pytest.raises(ValidationError, match="not finite"):
+        SentGate.model_validate({**document, "banked": {"t00": [math.inf]}})
+    look = {**document["looks"][0], "look": {**document["looks"][0]["look"], "e_fail": math.nan}}
+    with pytest.raises(ValidationError, match="not finite"):
+        SentGate.model_validate({**document, "looks": [look]})
+    for change, words in (({"candidate": "v\0"}, "NUL"), ({"drift": None, "suites": _alpha(document)}, "not finite")):
+        broken = SentGate.model_validate({**document, "result": {**document["result"], **change}})
+        with pytest.raises(ConfigError, match=words):
+            put_gate(store, name, broken, by="key 1")
+
+
+def _alpha(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Suites whose share is no number."""
+    return [{**suite, "alpha": math.nan} for suite in document["result"]["suites"]]
 
 
 def end(store: Store, id: str, folder: Path) -> None:
