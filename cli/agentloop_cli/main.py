@@ -157,7 +157,7 @@ app.add_typer(store, name="store")
 def narrowed(words: Sequence[str]) -> typer.Typer:
     """The app with only the command or group that the first of `words` names, or the whole app if it names none.
 
-    typer reads the signatures of all that it has, for every command: a third of the time until one begins.
+    typer reads the signatures of all that it has, for every command, which takes 50 ms.
     """
     commands = [each for each in app.registered_commands if each.callback and each.callback.__name__ in words[:1]]
     groups = [each for each in app.registered_groups if each.name in words[:1]]

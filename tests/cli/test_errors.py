@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
+from agentloop_cli.main import app, narrowed
 
 from .conftest import Run
 
@@ -189,3 +191,16 @@ def test_a_mistake_of_ours_does_not_end_as_a_failed_check_does(agentloop: Run, m
     assert done.returncode == 4
     assert "ZeroDivisionError" in done.stderr
     assert done.stderr.endswith("please report it\n")
+
+
+def test_a_command_is_all_that_typer_reads() -> None:
+    everything = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, command in everything.items():
+        alone = typer.main.get_command(narrowed([name, "gate"])).commands  # type: ignore[attr-defined]
+        assert alone.keys() == {name}
+        assert getattr(alone[name], "commands", {}).keys() == getattr(command, "commands", {}).keys()
+
+
+@pytest.mark.parametrize("words", [[], ["nope"], ["--help", "gate"], ["-h"]])
+def test_a_line_that_names_no_command_has_all_of_them(words: list[str]) -> None:
+    assert narrowed(words) is app
