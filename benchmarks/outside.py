@@ -3,11 +3,11 @@
     python benchmarks/outside.py [--games guess doorkey] [--seeds 1 2 3] [--out FILE]
 
 guess: GEM's `game:GuessTheNumber-v0-hard`. doorkey: MiniGrid's `MiniGrid-DoorKey-5x5-v0`. Both are played in plain text
-(`outside_worlds.py`). A tiny model is made from scratch, imitates a clumsy program (guess: binary search in which every
-other guess is any number; doorkey: random moves), and learns with PPO by the shipped trainer from there. It is measured
-on environment seeds that nothing else uses, guess at temperature 1 before and after, doorkey at 0.5. Episodes and steps
-count those of the program, too; those that measure are extra. Beside it, on the same environment seeds: random moves,
-and for guess binary search. Options were tuned on seeds from 101 on, and on other environment seeds.
+(`outside_worlds.py`). A tiny model is made from scratch, imitates a clumsy program (guess: binary search in which two
+guesses of five are any number; doorkey: random moves), and learns with PPO by the shipped trainer from there. It is
+measured on environment seeds that nothing else uses, guess at temperature 1 before and after, doorkey at 0.5. Episodes
+and steps count those of the program, too; those that measure are extra. Beside it, on the same environment seeds:
+random moves, and for guess binary search. Options were tuned on seeds from 101 on, and on other environment seeds.
 
 Goals: guess from at most .5 to at least .95 success, with at most 20,000 episodes. doorkey: a mean return of at least
 .95, with at most 80,000 environment steps and 10 CPU-minutes. The last line is JSON. Exits 1 where a goal is missed.

@@ -61,8 +61,8 @@ def said(text: str) -> Message:
 
 
 def distracted(messages: Sequence[Message], rng: random.Random) -> Message:
-    """Binary search, but every other guess is any number."""
-    return any_number(messages, rng) if rng.random() < 0.5 else halves(messages, rng)
+    """Binary search, but two guesses of five are any number."""
+    return any_number(messages, rng) if rng.random() < 0.4 else halves(messages, rng)
 
 
 def halves(messages: Sequence[Message], rng: random.Random) -> Message:
@@ -88,13 +88,13 @@ GAMES = {
         limits=Limits(max_steps=7, max_tokens=1),  # each name is one token of the vocabulary
         verifier=Part(kind="env_return", options={"threshold": 1.0}),
         shows=distracted,
-        n_shown=5_000,
-        warm_steps=2_500,
-        n_train=5_000,
+        n_shown=2_000,
+        warm_steps=1_000,
+        n_train=2_000,
         kind="ppo",
         options={"gamma": 0.8, "lam": 0.95, "value_weight": 0.5},
         learning={
-            "steps_per_turn": 56,
+            "steps_per_turn": 68,
             "n_tasks": 128,
             "group_size": 2,
             "epochs": 4,
