@@ -16,7 +16,7 @@ from typing import Any
 from agentloop.errors import CapabilityError, SandboxError, SandboxGone
 from agentloop.sandbox import files
 from agentloop.sandbox.archives import MAX_HEADER, MAX_READ, Manifest
-from agentloop.sandbox.calls import ROOT, ScriptCall, Frame, CommandPlace
+from agentloop.sandbox.calls import ROOT, CommandPlace, Frame, ScriptCall
 from agentloop.sandbox.inside.commands import CANNOT_START, FLOOD, HARD_CAP
 from agentloop.sandbox.line_process import AnsweredError, LineProcess
 from agentloop.sandbox.process import End, Process

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentloop.errors import SandboxGone
-from agentloop.sandbox.calls import INSIDE, ScriptCall, Frame
+from agentloop.sandbox.calls import INSIDE, Frame, ScriptCall
 from agentloop.sandbox.files import TIMEOUT_S
 from agentloop.sandbox.inside.frames import CHUNK, WINDOW
 from agentloop.sandbox.process import End, Incoming, Outgoing, Process
