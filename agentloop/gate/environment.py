@@ -97,9 +97,11 @@ def environment_of(
     if backend.name == ReplayBackend.name:
         outside.append("recorded sandboxes")
     names = sorted({task.sandbox.image for task in boxed})
-    images_now, unknown = _images(names)
+    images_now: dict[str, str] = {}
     if backend.name == HarborBackend.name:  # its images are elsewhere
-        images_now, unknown = dict[str, str](), [f"the image {name!r} of {backend.isolation}" for name in names]
+        unknown = [f"the image {name!r} of {backend.isolation}" for name in names]
+    else:
+        images_now, unknown = _images(names)
     hosts = sorted({name for task in boxed for name in (*task.sandbox.allowed_hosts, *_hosts_of_tests(task))})
     outside += [*unknown, *(f"the host {name}, which sandboxes may reach" for name in hosts)]
     games, unknown = _games(sorted({task.environment.id for task in tasks if task.environment is not None}))

@@ -16,7 +16,7 @@ from typing import Any
 from agentloop.errors import CapabilityError, SandboxError, SandboxGone
 from agentloop.sandbox import files
 from agentloop.sandbox.archives import MAX_HEADER, MAX_READ, Manifest
-from agentloop.sandbox.calls import ROOT, Call, Frame, Place
+from agentloop.sandbox.calls import ROOT, CommandPlace, Frame, ScriptCall
 from agentloop.sandbox.inside.commands import CANNOT_START, FLOOD, HARD_CAP
 from agentloop.sandbox.line_process import AnsweredError, LineProcess
 from agentloop.sandbox.process import End, Process
@@ -35,7 +35,7 @@ KILLED_CODE = 137
 class CalledSandbox:
     """See `abilities.FileSandbox`."""
 
-    def __init__(self, sandbox_id: str, isolation: str, process: LineProcess, place: Place) -> None:
+    def __init__(self, sandbox_id: str, isolation: str, process: LineProcess, place: CommandPlace) -> None:
         """process: answers `exec`, `upload`, `download` and `stop` for the sandbox of that id."""
         self.id = sandbox_id
         self.isolation = isolation
@@ -56,7 +56,7 @@ class CalledSandbox:
         started = time.monotonic()
         text = command.replace("\0", "").encode(errors="replace").decode()
         half = max(1, max_output // 2)
-        call = Call(text, timeout_s=timeout_s, half=half, cap=max(HARD_CAP * max_output, FLOOD))
+        call = ScriptCall(text, timeout_s=timeout_s, half=half, cap=max(HARD_CAP * max_output, FLOOD))
         if len(call.text(self._place).encode()) >= MAX_TEXT:
             return ExecResult(exit_code=CANNOT_START, stdout="", stderr="cannot start: Argument list too long\n")
         frame = await self.call(call)
@@ -109,9 +109,9 @@ class CalledSandbox:
         if not spec.read_only:
             await self.upload(spec.files, "/work")
             return
-        as_root = CalledSandbox(self.id, self.isolation, self._process, Place(ROOT, folder="/", home="/"))
+        as_root = CalledSandbox(self.id, self.isolation, self._process, CommandPlace(ROOT, folder="/", home="/"))
         await as_root.upload(spec.files, "/work")
-        frame = await as_root.call(Call("chmod -R a+rX,go-w /work"))
+        frame = await as_root.call(ScriptCall("chmod -R a+rX,go-w /work"))
         if frame.code:
             raise CapabilityError(f"/work cannot be read-only: {frame.err.decode(errors='replace').strip()}")
 
@@ -122,7 +122,7 @@ class CalledSandbox:
             self._closing = asyncio.ensure_future(self._stop())
         await asyncio.shield(self._closing)
 
-    async def call(self, call: Call) -> Frame:
+    async def call(self, call: ScriptCall) -> Frame:
         """Run a command. Raises SandboxGone."""
         if self._killing is not None:
             await self._killing
@@ -135,28 +135,28 @@ class CalledSandbox:
         if frame is not None:
             return frame
         # A command that is root can end the script, and nothing else may look like that.
-        check = Call("true", timeout_s=10.0)
+        check = ScriptCall("true", timeout_s=10.0)
         if check.frame((await self._run(check))["output"]) is None:
             raise self._lose(await self._why_silent())
         return Frame(answer["code"] or KILLED_CODE)
 
     async def bring(self, source: Path, target: str) -> None:
-        """See `transfers.Caller`."""
+        """See `transfers.ScriptCaller`."""
         await self._ask("upload", TRANSFER_S, source=str(source), target=target)
 
     async def fetch(self, source: str, target: Path) -> None:
-        """See `transfers.Caller`."""
+        """See `transfers.ScriptCaller`."""
         await self._ask("download", TRANSFER_S, source=source, target=str(target))
 
     def drop(self, path: str) -> None:
-        """See `transfers.Caller`."""
+        """See `transfers.ScriptCaller`."""
         if self._end is None:
             self._process.ask("exec", sandbox=self.id, command=f"rm -f {path}", timeout_s=int(SLACK_S), tail=100)
 
     def _writing(self, command: str) -> Process:
         return writing(self, command)
 
-    async def _run(self, call: Call) -> dict[str, Any]:
+    async def _run(self, call: ScriptCall) -> dict[str, Any]:
         return await self._exec(call.text(self._place), call.timeout_s, call.n_answer)
 
     async def _exec(self, command: str, timeout_s: float, n_answer: int = 1000) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class CalledSandbox:
             return End("a command has removed what runs commands", "supervisor")
         return End(f"its environment runs no commands any more: {words or 'no output'}")
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: ScriptCall) -> None:
         if self._end is None:
             sweep = call.sweep(self._place)
             self._process.ask("exec", sandbox=self.id, command=sweep, timeout_s=int(SLACK_S), tail=100)
@@ -215,7 +215,7 @@ class CalledSandbox:
             if self._place.user == ROOT:  # and so is the script, which is to end as well
                 await self._exec("kill -9 -1", 10.0)
             else:
-                await self._run(Call("kill -9 -1", timeout_s=10.0))
+                await self._run(ScriptCall("kill -9 -1", timeout_s=10.0))
 
     async def _stop(self) -> None:
         with suppress(BrokenPipeError):  # the process has ended, and before that its environments, if it could

@@ -27,7 +27,7 @@ _READY = re.compile(r"agentloop-setup uid=(\d+) user=(\w+) missing=([\w ]*) netw
 
 
 @dataclass(frozen=True)
-class Place:
+class CommandPlace:
     """How commands run in a sandbox."""
 
     user: str
@@ -52,7 +52,7 @@ class Frame:
     err: bytes = b""
 
 
-class Call:
+class ScriptCall:
     """One run of the script."""
 
     def __init__(
@@ -73,7 +73,9 @@ class Call:
         self.timeout_s = timeout_s
         self.mark = secrets.token_hex(8)
         self.output = f"{INSIDE}/{self.mark}.out"
-        self._files = [input or "/dev/null", self.output] if has_output_file else [input] if input else []
+        self._files = [input or "/dev/null"]
+        if has_output_file:
+            self._files.append(self.output)
         self._command = command
         self._half = half
         self._cap = cap
@@ -83,7 +85,7 @@ class Call:
         """Characters of an answer in which the frame is: both outputs in base64, and what is printed beside."""
         return 8 * self._half + 4096
 
-    def text(self, place: Place) -> str:
+    def text(self, place: CommandPlace) -> str:
         """The command for the environment, which runs it as root."""
         blocks = -(-self._cap // 512)
         numbers = [f"{self.timeout_s:g}", str(self._half), str(blocks)]
@@ -91,10 +93,10 @@ class Call:
             ["sh", SCRIPT, self.mark, place.user, *numbers, place.folder, place.home, self._command, *self._files]
         )
 
-    def sweep(self, place: Place) -> str:
+    def sweep(self, place: CommandPlace) -> str:
         """A command for the environment that ends what this one has started, whoever waits for it."""
         mine = f"grep -lF AGENTLOOP_COMMAND={self.mark} /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
-        return Call(f"kill -KILL $({mine})", timeout_s=10.0).text(place)
+        return ScriptCall(f"kill -KILL $({mine})", timeout_s=10.0).text(place)
 
     def frame(self, output: str) -> Frame | None:
         """The frame in the output of the environment; None if the script did not come to its end."""
@@ -136,7 +138,7 @@ echo "agentloop-setup uid=$(id -u) user=$user missing=$missing networks=$network
 """
 
 
-def place_of(output: str, *, has_network: bool) -> Place | None:
+def place_of(output: str, *, has_network: bool) -> CommandPlace | None:
     """What `setup` said about an environment; None if it did not come to its end.
 
     has_network: False if there must be no way out. Raises CapabilityError where the script cannot work.
@@ -156,4 +158,4 @@ def place_of(output: str, *, has_network: bool) -> Place | None:
         problem = f"the environment has the network {networks.strip()}, although none was asked for"
     if problem is not None:
         raise CapabilityError(problem)
-    return Place(user, folder)
+    return CommandPlace(user, folder)

@@ -33,7 +33,7 @@ NO_NETWORK = "    network_mode: none\n"
 """A compose file has no network at all, while Harbor's own policy needs a sidecar, whose image a registry must have."""
 
 
-class Refusal(Exception):
+class RefusedRequest(Exception):
     """An answer that is an error. kind: capability, image, gone or lifetime."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -169,9 +169,9 @@ class Environments:
         try:
             environment = await asyncio.to_thread(construct)
         except FileNotFoundError as error:
-            raise Refusal("image", _words(error)) from error
+            raise RefusedRequest("image", _words(error)) from error
         except (ValueError, RuntimeError) as error:  # how Harbor refuses a limit
-            raise Refusal("capability", _words(error)) from error
+            raise RefusedRequest("capability", _words(error)) from error
         self._running[sandbox] = environment  # before it has started: a part of it may be there when it fails
         await asyncio.wait_for(environment.start(force_build=False), START_S)
 
@@ -229,9 +229,9 @@ class Environments:
 
     def _environment(self, sandbox: str) -> Any:
         if sandbox in self._expired:
-            raise Refusal("lifetime", "its lifetime is over")
+            raise RefusedRequest("lifetime", "its lifetime is over")
         if sandbox not in self._running:
-            raise Refusal("gone", "it has been stopped")
+            raise RefusedRequest("gone", "it has been stopped")
         return self._running[sandbox]
 
     @staticmethod
@@ -250,7 +250,7 @@ async def _answer(environments: Environments, line: bytes, answers: int) -> None
     number = request.pop("id")
     try:
         answer = {"result": await getattr(environments, request.pop("do"))(**request)}
-    except Refusal as error:
+    except RefusedRequest as error:
         answer = {"error": error.kind, "message": str(error)}
     except (Exception, asyncio.CancelledError, SystemExit) as error:  # the edge of the process: nobody else hears it
         answer = {"error": "failed", "message": _words(error) or type(error).__name__}

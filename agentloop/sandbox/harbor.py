@@ -21,7 +21,7 @@ from typing import Any
 from agentloop.errors import CapabilityError, ImageError, SandboxError, SandboxUnavailable
 from agentloop.sandbox import host, images
 from agentloop.sandbox.called import CalledSandbox
-from agentloop.sandbox.calls import Place, place_of, setup
+from agentloop.sandbox.calls import CommandPlace, place_of, setup
 from agentloop.sandbox.line_process import AnsweredError, LineProcess
 from agentloop.types import SandboxSpec
 
@@ -157,7 +157,9 @@ class HarborBackend:
                 "hosts, or accept that: [sandbox] open_network = true"
             )
 
-    async def _set_up(self, process: LineProcess, sandbox_id: str, spec: SandboxSpec, *, has_network: bool) -> Place:
+    async def _set_up(
+        self, process: LineProcess, sandbox_id: str, spec: SandboxSpec, *, has_network: bool
+    ) -> CommandPlace:
         """Bring our script into the environment. Raises CapabilityError, ImageError."""
         setting_up = process.ask("exec", sandbox=sandbox_id, command=setup(spec), timeout_s=SETUP_S, tail=1 << 16)
         answer = await asyncio.wrap_future(setting_up)

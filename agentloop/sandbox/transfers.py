@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentloop.errors import SandboxGone
-from agentloop.sandbox.calls import INSIDE, Call, Frame
+from agentloop.sandbox.calls import INSIDE, Frame, ScriptCall
 from agentloop.sandbox.files import TIMEOUT_S
 from agentloop.sandbox.inside.frames import CHUNK, WINDOW
 from agentloop.sandbox.process import End, Incoming, Outgoing, Process
 from agentloop.types import ExecResult
 
 
-class Caller(Protocol):
+class ScriptCaller(Protocol):
     """A sandbox whose environment copies single files. Its methods raise SandboxGone."""
 
-    async def call(self, call: Call) -> Frame:
+    async def call(self, call: ScriptCall) -> Frame:
         """Run a command."""
         ...
 
@@ -41,14 +41,14 @@ class Caller(Protocol):
         ...
 
 
-def reading(caller: Caller, command: str, cap: int) -> Process:
+def reading(caller: ScriptCaller, command: str, cap: int) -> Process:
     """A command whose output is received after its end, at most `cap` bytes of it. It has no input."""
     transfer = _Transfer()
-    call = Call(command, timeout_s=TIMEOUT_S, cap=cap, has_output_file=True)
+    call = ScriptCall(command, timeout_s=TIMEOUT_S, cap=cap, has_output_file=True)
     return transfer.process(Outgoing(lambda data: None), transfer.run(_receive(caller, call, transfer)))
 
 
-def writing(caller: Caller, command: str) -> Process:
+def writing(caller: ScriptCaller, command: str) -> Process:
     """A command that starts when its input has been closed. It prints nothing that is received."""
     transfer = _Transfer()
     folder = tempfile.TemporaryDirectory(prefix="agentloop-transfer-")
@@ -61,7 +61,7 @@ def writing(caller: Caller, command: str) -> Process:
             await closed.wait()
             await caller.bring(source, target)
         try:
-            return await caller.call(Call(command, timeout_s=TIMEOUT_S, input=target))
+            return await caller.call(ScriptCall(command, timeout_s=TIMEOUT_S, input=target))
         finally:
             caller.drop(target)
 
@@ -80,7 +80,7 @@ def writing(caller: Caller, command: str) -> Process:
     return transfer.process(stdin, task)
 
 
-async def _receive(caller: Caller, call: Call, transfer: _Transfer) -> Frame:
+async def _receive(caller: ScriptCaller, call: ScriptCall, transfer: _Transfer) -> Frame:
     with tempfile.TemporaryDirectory(prefix="agentloop-transfer-") as folder:
         frame = await caller.call(call)
         copy = Path(folder, "output")
