@@ -88,6 +88,7 @@ def _drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | 
         _locked(store, f"the drivers of run {order.run}"),
         RunProgress(store, order.run, order.number, {str(folder): order.asks[FOLDER]}) as progress,
     ):
+        objects.note = store.put_object
         state = LoopState(folder, store, objects)
         state.restore()
         settings: dict[str, dict[str, Any]] = order.asks[SETTINGS]

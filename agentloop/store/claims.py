@@ -204,7 +204,8 @@ class Claims:
     def claim(self, k: int, *, rang: bool = False) -> list[Claimed]:
         """Up to `k` units that this worker can do. Runs get their shares of the slots by their weights.
 
-        Fewer than `k` say that no other unit is ready for this worker now. rang: a bell has said that there are some.
+        Fewer than `k` say that no other unit is ready for this worker now. A worker that others took for dead gets none
+        until its next heartbeat, and one that is to drain none at all. rang: a bell has said that there are some units.
         """
         if self._was_idle and not rang:  # a worker that only looks for units must not keep writers waiting
             with self._database.read() as connection:
@@ -455,7 +456,8 @@ _MINE = (
 )
 _CLAIM = (
     "WITH chosen AS MATERIALIZED ("  # noqa: S608
-    f"SELECT number AS one FROM unit WHERE queue = $2 AND {_DUE} ORDER BY rank, position, number LIMIT $3 "
+    "SELECT number AS one FROM unit WHERE queue = $2 AND (SELECT state FROM worker WHERE id = $1) = 'up' "
+    f"AND {_DUE} ORDER BY rank, position, number LIMIT $3 "
     "{skip}) UPDATE unit SET state = 'leased', epoch = epoch + 1, owner = $1, leased_at = {now} FROM chosen "
     "WHERE number = one RETURNING number, epoch, key, asks, limit_s, rank, position, n_lost"
 )

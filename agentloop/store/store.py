@@ -42,6 +42,7 @@ from agentloop.store.span_pages import SpanPage, read_spans, span_ids
 from agentloop.store.spans import NOBODY, put_spans
 from agentloop.store.stages import Stages
 from agentloop.store.statements import insert_rows
+from agentloop.store.stored_objects import StoredObjects
 from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceSummary
 from agentloop.store.traffic import Traffic
 from agentloop.store.units import UnitRows
@@ -64,6 +65,7 @@ class Store(
     Behaviour,
     UnitRows,
     Snapshots,
+    StoredObjects,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 

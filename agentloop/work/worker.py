@@ -156,6 +156,11 @@ class Worker:
         """Whether it claims nothing more."""
         return self._drains.is_set()
 
+    @property
+    def n_busy(self) -> int:
+        """Units in progress."""
+        return len(self._tasks)
+
     async def drop(self, keys: Collection[str]) -> None:
         """End what is in progress of these units, which were cancelled. Returns when their sandboxes are closed."""
         places = [place for place, claimed in self._claimed.items() if claimed.unit.key in keys]

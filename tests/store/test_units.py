@@ -267,6 +267,7 @@ def test_a_worker_that_claims_its_own_unit_again_leaves_its_effects_once(either:
     pass_time(either, 16)
     other.beat([])
     other.reap()
+    assert not claims.beat([before]).lost
     [after] = claims.claim(1)
     assert claims.beat([before, after]).lost == {before.place}
     effects = [Effect(units=(Unit(key=f"effect-{n}", kind="effect"),)) for n in range(2)]
@@ -380,6 +381,28 @@ def test_a_living_worker_keeps_its_units_and_one_without_a_row_does_not(either: 
     assert state(either) is UnitState.leased
     assert other.beat([]) == (False, frozenset()), "its row is there again"
     assert [facts.id for facts in either.workers()] == ["w1", "w2"]
+
+
+def test_a_worker_that_others_took_for_dead_claims_nothing_before_its_next_heartbeat(either: Store) -> None:
+    """As after a partition: what it claimed would be taken from it at once, and counted as a death."""
+    begun(either, 3)
+    cut_off, other = worker(either), worker(either, "w2")
+    [first] = cut_off.claim(1)
+    pass_time(either, 16)
+    other.beat([])
+    assert other.reap() == 1
+    assert cut_off.claim(2) == []
+    assert cut_off.finish_and_claim([Finished(first, Effect())], 2) == ([True], []), "nobody has claimed it since"
+    assert not cut_off.beat([]).is_draining
+    assert len(cut_off.claim(2)) == 2
+    assert other.reap() == 0
+
+
+def test_a_worker_that_is_to_drain_claims_nothing_more(either: Store) -> None:
+    begun(either)
+    claims = worker(either)
+    either.drain_worker("w1")
+    assert claims.claim(1) == []
 
 
 def test_a_worker_that_ends_hands_back_what_it_has(either: Store) -> None:

@@ -405,5 +405,26 @@ CREATE TABLE snapshot (
 	made_at DATETIME NOT NULL, 
 	PRIMARY KEY (project, path, step)
 );
+CREATE TABLE stored_object (
+	sha256 VARCHAR NOT NULL, 
+	put_at DATETIME NOT NULL, 
+	PRIMARY KEY (sha256)
+);
+CREATE TABLE chore (
+	name VARCHAR NOT NULL, 
+	begun_at DATETIME NOT NULL, 
+	PRIMARY KEY (name)
+);
+CREATE TABLE endpoint (
+	project VARCHAR NOT NULL, 
+	url VARCHAR NOT NULL, 
+	host VARCHAR NOT NULL, 
+	models VARCHAR NOT NULL, 
+	note VARCHAR NOT NULL, 
+	lease_s FLOAT NOT NULL, 
+	started_at DATETIME NOT NULL, 
+	beat_at DATETIME NOT NULL, 
+	PRIMARY KEY (project, url)
+);
 INSERT INTO body_text(body_text, rank) VALUES ('automerge', 16);
-INSERT INTO alembic_version (version_num) VALUES ('0010');
+INSERT INTO alembic_version (version_num) VALUES ('0012');
