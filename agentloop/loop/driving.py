@@ -32,10 +32,11 @@ from agentloop.loop.trainers import make_trainer
 from agentloop.loop.turns import run_loop
 from agentloop.loop.units import share_attempts
 from agentloop.objects.objects import Objects
+from agentloop.objects.packing import copy_tree
 from agentloop.remote.drives import DriveEnd, DriveOrder, DriveOutcome
 from agentloop.remote.sharing import Sharing
 from agentloop.remote.site import new_backend
-from agentloop.remote.state import LoopState, copy_tree
+from agentloop.remote.state import LoopState
 from agentloop.store.place import StorePlace
 from agentloop.store.store import Store
 from agentloop.work.bells import Bell

@@ -24,6 +24,7 @@ from agentloop.store.audits import AuditRecords
 from agentloop.store.behaviour import Behaviour
 from agentloop.store.claims import Claims, WorkerCard
 from agentloop.store.database import Database
+from agentloop.store.endpoints import EndpointRows
 from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
 from agentloop.store.failures import Failures
 from agentloop.store.feedback import Feedbacks
@@ -66,6 +67,7 @@ class Store(
     UnitRows,
     Snapshots,
     StoredObjects,
+    EndpointRows,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 
