@@ -22,6 +22,7 @@ from agentloop.costs.totals import price
 from agentloop.errors import ConfigError
 from agentloop.gate.canaries import watching
 from agentloop.gateway.catalog import problems
+from agentloop.gateway.endpoints import Endpoints
 from agentloop.gateway.prices import Price, by_usage
 from agentloop.gateway.routes import Routes, Upstream
 from agentloop.policies.litellm import list_price, load_litellm
@@ -117,13 +118,15 @@ def _routes(project: Path, store: Store, urls: Sequence[str]) -> Routes | None:
             )
         )
 
-    if not upstreams:
+    if not upstreams and not store.endpoints():
         return None
     registry = Registry(store)
     serving = serving_of(registry, served_by(project, upstreams))
     aliases = {alias.name: alias.to for alias in settings.alias}
     load = OnDemand(project, registry).load
-    return Routes(upstreams, aliases, serving, began=store.version_of_trace, load=load)
+    return Routes(
+        upstreams, aliases, serving, began=store.version_of_trace, load=load, endpoints=Endpoints(store.endpoints)
+    )
 
 
 def _host_of(url: str) -> str:

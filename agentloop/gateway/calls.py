@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import orjson
@@ -251,7 +251,7 @@ class Calls:
         try:
             try:
                 path = wire.path.removeprefix("/v1")
-                async with self._upstreams.ask(upstream, path, orjson.dumps(sent), headers) as answer:
+                async with self._answering(call, path, orjson.dumps(sent), headers) as answer:
                     if is_streamed:
                         await self._stream(answer, call, relay, reply)
                     else:
@@ -283,6 +283,28 @@ class Calls:
                 await self._record(call)
             await reply.refuse(ErrorReply(500, "the gateway failed; see its log"), relay.fail)
             raise
+
+    @asynccontextmanager
+    async def _answering(
+        self, call: ModelCall, path: str, body: bytes, headers: dict[str, str]
+    ) -> AsyncIterator[UpstreamAnswer]:
+        """The answer of the call's upstream, or of the first other one that can be reached. Raises as `ask` does."""
+        while True:
+            async with AsyncExitStack() as asking:
+                try:
+                    upstream = call.target.upstream
+                    answer = await asking.enter_async_context(self._upstreams.ask(upstream, path, body, headers))
+                except UpstreamFailed as failed:
+                    if failed.kind != "unreachable":
+                        raise
+                    self.routes.note_unreachable(upstream)
+                    if not call.target.others:
+                        raise
+                    first, *others = call.target.others
+                    call.target = call.target._replace(upstream=first, others=tuple(others))
+                    continue
+                yield answer
+                return
 
     async def _whole(self, answer: UpstreamAnswer, call: ModelCall, relay: Relay, reply: Reply) -> None:
         data = await answer.whole()

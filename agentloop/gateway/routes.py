@@ -17,12 +17,13 @@ import time
 from asyncio import Lock, to_thread
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentloop.errors import ConfigError, did_you_mean
+from agentloop.gateway.endpoints import Endpoints
 from agentloop.gateway.prices import Price
 from agentloop.overlays import Rewriting
 from agentloop.protocols import Policy
@@ -38,7 +39,10 @@ WILD = set("*?[")
 FRESH_S = 1.0
 """Seconds for which a reading of the registry stays valid. A move takes effect within 2 s, even after a slow read."""
 LIVE = "live"
-NO_SERVER = "{name}: no upstream serves versions; set `serves_versions = true` for one upstream"
+NO_SERVER = (
+    "{name}: no upstream serves versions; set `serves_versions = true` for one upstream, or start `agentloop policies "
+    "serve`"
+)
 PREFIX = "policy/"
 PROJECT = "default"
 """Project of calls without a key."""
@@ -159,6 +163,8 @@ class Target(NamedTuple):
     """The version's overlay, prepared."""
     shadow: Target | None = None
     """Target that receives a copy of the call; its answer is recorded and not served."""
+    others: tuple[Upstream, ...] = ()
+    """Upstreams that stand in for `upstream` if it cannot be reached."""
 
 
 class Routes:
@@ -172,12 +178,14 @@ class Routes:
         *,
         began: Callable[[str, str], int | None] = lambda project, trace: None,
         load: Callable[[int, Upstream], Awaitable[None]] = nothing,
+        endpoints: Endpoints | None = None,
     ) -> None:
         """aliases: name -> names and their weights. serving: reads the registry.
 
         began: (project, trace id) -> version of the first call in that trace; None if the trace has no call. load:
-        loads an adapter at its upstream; raises NotServed.
+        loads an adapter at its upstream; raises NotServed. endpoints: servers that registered themselves.
         """
+        self._endpoints = endpoints or Endpoints()
         self.upstreams = tuple(upstreams)
         self.aliases = dict(aliases or {})
         self._read = serving
@@ -207,7 +215,11 @@ class Routes:
         """Names that are known without a request: aliases, versions, and exact names in the settings."""
         serving = await self._fresh()
         labels = {label: serving.live if label == LIVE else int(label) for label in _labels(serving)}
-        versions = [f"{PREFIX}{label}" for label, number in labels.items() if self._target(serving, number)]
+        versions = [
+            f"{PREFIX}{label}"
+            for label, number in labels.items()
+            if number is not None and (self._target(serving, number) or await self._registered(serving, number, ""))
+        ]
         exact = [name for upstream in self.upstreams for name in upstream.models if not set(name) & WILD]
         return [*self.aliases, *versions, *exact]
 
@@ -234,7 +246,11 @@ class Routes:
                 f"{name}: v{serving.live} is live and cannot be asked; the gateway's log has the reason, and "
                 "`agentloop policies rollback` makes an earlier version live"
             )
-        if not serving.versions and not any(each.serves_versions for each in self.upstreams):
+        if (
+            not serving.versions
+            and not await self._endpoints.exist()
+            and not any(each.serves_versions for each in self.upstreams)
+        ):
             raise NoRoute(NO_SERVER.format(name=name))
         if label not in _labels(serving):
             raise NoRoute(
@@ -244,13 +260,45 @@ class Routes:
         number = await self._live_for(trace) if label == LIVE else int(label)
         if number not in serving.versions:
             raise NoRoute(f"{name}: this episode began with v{number}, which is no longer in the registry")
+        target = await self._registered(serving, number, trace[1])
+        if target is None:
+            target = await self._configured(serving, number, name)
+        if label == LIVE and number == serving.live and serving.canary is not None and _is_shadowed(serving, trace[1]):
+            shadow = await self._registered(serving, serving.canary, trace[1])
+            target = target._replace(shadow=shadow or self._target(serving, serving.canary))
+        return target
+
+    def note_unreachable(self, upstream: Upstream) -> None:
+        """An upstream could not be reached. If it registered itself, others answer for it for a while."""
+        self._endpoints.note_down(upstream.base_url)
+
+    async def _registered(self, serving: Serving, number: int, sticky: str) -> Target | None:
+        """The target that answers for a version at a server that registered itself; None if none has it."""
+        served = serving.versions.get(number)
+        if served is None or served.upstream is not None or served.model != version_model(number):
+            return None
+        upstreams = [self._at(url) for url in await self._endpoints.having(served.model, sticky)]
+        if not upstreams:
+            return None
+        rewriting = self._rewritings.get(number)
+        return Target(upstreams[0], served.model, number, rewriting=rewriting, others=tuple(upstreams[1:]))
+
+    def _at(self, url: str) -> Upstream:
+        """A server that registered itself, with the settings of the upstream that serves versions."""
+        like = next((each for each in self.upstreams if each.serves_versions), Upstream("endpoint", url))
+        return replace(like, name=url, base_url=url)
+
+    async def _configured(self, serving: Serving, number: int, name: str) -> Target:
+        """The target that answers for a version at an upstream of the settings, which loads it first if it must."""
+        served = serving.versions[number]
         target = self._target(serving, number)
         if target is None:
-            raise NoRoute(_no_upstream(name, serving.versions[number]))
-        if serving.versions[number].is_adapter and number not in (serving.live, serving.canary):
+            why = await self._endpoints.why_none(served.model) if served.model == version_model(number) else None
+            if why is not None:
+                raise NotServed(f"{name}: {why}; `agentloop policies endpoints` lists them", status=503)
+            raise NoRoute(_no_upstream(name, served))
+        if served.is_adapter and number not in (serving.live, serving.canary):
             await self._load(number, target.upstream)
-        if label == LIVE and number == serving.live and _is_shadowed(serving, trace[1]):
-            target = target._replace(shadow=self._target(serving, serving.canary))
         return target
 
     def _target(self, serving: Serving, number: int | None) -> Target | None:

@@ -32,10 +32,11 @@ from agentloop.loop.trainers import make_trainer
 from agentloop.loop.turns import run_loop
 from agentloop.loop.units import share_attempts
 from agentloop.objects.objects import Objects
+from agentloop.objects.packing import copy_tree
 from agentloop.remote.drives import DriveEnd, DriveOrder, DriveOutcome
 from agentloop.remote.sharing import Sharing
 from agentloop.remote.site import new_backend
-from agentloop.remote.state import LoopState, copy_tree
+from agentloop.remote.state import LoopState
 from agentloop.store.place import StorePlace
 from agentloop.store.store import Store
 from agentloop.work.bells import Bell
@@ -88,6 +89,7 @@ def _drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | 
         _locked(store, f"the drivers of run {order.run}"),
         RunProgress(store, order.run, order.number, {str(folder): order.asks[FOLDER]}) as progress,
     ):
+        objects.note = store.put_object
         state = LoopState(folder, store, objects)
         state.restore()
         settings: dict[str, dict[str, Any]] = order.asks[SETTINGS]

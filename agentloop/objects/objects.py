@@ -16,9 +16,8 @@ import re
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from io import FileIO
 from pathlib import Path
 from typing import TypeVar
@@ -32,8 +31,6 @@ T = TypeVar("T")
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 """Pauses before a call of the place is made again."""
 ADDRESS = re.compile("[0-9a-f]{64}")
-_STORED = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]+)?")
-"""Names that a sweep may remove: objects, and drafts of writers that were killed."""
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +44,8 @@ class Objects:
     def __init__(self, place: ObjectPlace, cache: Cache, *, pauses_s: Sequence[float] = PAUSES_S) -> None:
         self.place = place
         self.cache = cache
+        self.note: Callable[[str], None] = lambda sha256: None
+        """Called with the address of an object before it is written, so that a sweep knows it."""
         self._pauses_s = pauses_s
         self._verified: dict[str, tuple[int, int]] = {}
         """State of objects in the cache whose content this process has read and found right."""
@@ -66,6 +65,7 @@ class Objects:
                 digest = HashSink(file)
                 pack(path, digest)
             sha256 = digest.sha256
+            self.note(sha256)
             self._persist(f"store {path} as", sha256, lambda: self.place.write(sha256, draft.packed))
         return sha256
 
@@ -106,20 +106,20 @@ class Objects:
             return False
         return True
 
-    def sweep(self, keep: Iterable[str], older_than_s: float) -> int:
-        """Remove objects that are not in `keep` and were put more than `older_than_s` ago. Returns how many.
+    def remove(self, sha256: str) -> None:
+        """Remove an object; nothing happens if it is gone. Raises ObjectError at once if that fails.
 
-        older_than_s: longer than any time between a put and the row that names the object, such as a day. Ages are by
-        the clock of the place. Raises ObjectError.
+        Only for a sweep, which knows that nothing names it (`remote/sweeping.py`).
         """
-        names = self._persist("list the objects", "", lambda: list(self.place.names()))
-        now = self._persist("read the clock", "", self.place.now)
-        keepers = frozenset(keep)
-        n_removed = 0
-        for name in names:
-            if name not in keepers and _STORED.fullmatch(name):
-                n_removed += self._remove_if_older(name, now - timedelta(seconds=older_than_s))
-        return n_removed
+        _check(sha256)
+        try:
+            self.place.remove(sha256)
+        except OSError as error:
+            raise self._problem("remove", sha256, error) from error
+
+    def remove_drafts(self, older_than_s: float) -> int:
+        """Remove what writers that were killed have left. Returns how many. Raises ObjectError."""
+        return self._persist("remove the drafts", "", lambda: self.place.remove_drafts(older_than_s))
 
     def close(self) -> None:
         """Release all objects."""
@@ -190,18 +190,6 @@ class Objects:
             return False
         self._verified[sha256] = state
         return True
-
-    def _remove_if_older(self, name: str, than: datetime) -> bool:
-        def remove() -> bool:
-            if self.place.modified_at(name) >= than:
-                return False
-            self.place.remove(name)
-            return True
-
-        try:
-            return self._persist("remove", name, remove)
-        except NoSuchObject:
-            return False
 
     # ------------------------------------------------------------------ what fails
 

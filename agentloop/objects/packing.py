@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,20 @@ def unpack(packed: Path, folder: Path) -> None:
     folder.mkdir()
     with tarfile.open(packed, mode="r:") as tar:
         tar.extractall(folder, filter="data")
+
+
+def copy_tree(files: Path, folder: Path) -> None:
+    """Copy an object, which nobody may change, to a folder that can be changed."""
+    for source in [files, *sorted(files.rglob("*"))]:
+        target = folder / source.relative_to(files)
+        if source.is_symlink():
+            target.symlink_to(source.readlink())
+        elif source.is_dir():
+            target.mkdir(exist_ok=True, parents=True)
+        else:
+            shutil.copyfile(source, target)
+            if source.stat().st_mode & 0o100:
+                target.chmod(0o755)
 
 
 def _copy(path: Path, sink: Sink) -> None:

@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Protocol
@@ -43,20 +42,12 @@ class ObjectPlace(Protocol):
         """In bytes."""
         ...
 
-    def names(self) -> Iterator[str]:
-        """Everything that it has."""
-        ...
-
-    def modified_at(self, name: str) -> datetime:
-        """When it was written last, by the clock of the place."""
-        ...
-
-    def now(self) -> datetime:
-        """The time by the clock of the place."""
-        ...
-
     def remove(self, name: str) -> None:
         """Nothing happens if it is gone already."""
+        ...
+
+    def remove_drafts(self, older_than_s: float) -> int:
+        """Remove what writers that were killed have left, if it is old by the clock of the place. Returns how many."""
         ...
 
 
@@ -91,25 +82,23 @@ class FolderPlace:
         """See `ObjectPlace`."""
         return self._path(name).stat().st_size
 
-    def names(self) -> Iterator[str]:
+    def remove(self, name: str) -> None:
         """See `ObjectPlace`."""
-        for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
-            yield path.name
+        self._path(name).unlink(missing_ok=True)
 
-    def modified_at(self, name: str) -> datetime:
-        """See `ObjectPlace`."""
-        return datetime.fromtimestamp(self._path(name).stat().st_mtime, UTC)
-
-    def now(self) -> datetime:
+    def remove_drafts(self, older_than_s: float) -> int:
         """See `ObjectPlace`."""
         make_folder(self.folder)
         clock = self.folder / _CLOCK
         clock.touch()
-        return datetime.fromtimestamp(clock.stat().st_mtime, UTC)
-
-    def remove(self, name: str) -> None:
-        """See `ObjectPlace`."""
-        self._path(name).unlink(missing_ok=True)
+        oldest = clock.stat().st_mtime - older_than_s
+        n_removed = 0
+        for draft in self.folder.glob("[0-9a-f][0-9a-f]/*.*"):
+            with suppress(FileNotFoundError):  # its writer lives
+                if draft.stat().st_mtime < oldest:
+                    draft.unlink()
+                    n_removed += 1
+        return n_removed
 
     def _path(self, name: str) -> Path:
         return self.folder / name[:2] / name
@@ -151,33 +140,14 @@ class FsspecPlace:
         with _as_os_errors():
             return int(self._fs.info(self._path(name))["size"])
 
-    def names(self) -> Iterator[str]:
-        """See `ObjectPlace`."""
-        with _as_os_errors():
-            paths = self._fs.find(self._root)
-        for path in paths:
-            yield path.rpartition("/")[2]
-
-    def modified_at(self, name: str) -> datetime:
-        """See `ObjectPlace`."""
-        with _as_os_errors():
-            return self._modified(self._path(name))
-
-    def now(self) -> datetime:
-        """See `ObjectPlace`."""
-        path = f"{self._root}/{_CLOCK}"
-        with _as_os_errors():
-            self._fs.pipe_file(path, b"now")
-            return self._modified(path)
-
     def remove(self, name: str) -> None:
         """See `ObjectPlace`."""
         with _as_os_errors(), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
 
-    def _modified(self, path: str) -> datetime:
-        at: datetime = self._fs.modified(path)
-        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    def remove_drafts(self, older_than_s: float) -> int:
+        """See `ObjectPlace`. A store that writes a file whole or not at all has none."""
+        return 0
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name[:2]}/{name}"

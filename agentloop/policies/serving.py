@@ -59,6 +59,8 @@ class VLLMServer:
         """Adapters to load at each start, besides those of others. A start skips one that the server rejects."""
         self.check: Callable[[str], None] = lambda name: None
         """Called with the name of each loaded adapter. Raises PolicyError for one that answers wrongly."""
+        self.tend: Callable[[], None] = lambda: None
+        """Called each time that the server was found healthy."""
         self.last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
         self._command = list(command)
         self._variables = dict(variables or {})
@@ -128,6 +130,28 @@ class VLLMServer:
                 return bool(response.status == 200)
         except (OSError, HTTPException):
             return False
+
+    def models(self, timeout_s: float = 5.0) -> list[str]:
+        """Names of the models that it has now. Raises PolicyError."""
+        try:
+            with _open(f"{self.url}/v1/models", timeout_s) as response:
+                return [str(each["id"]) for each in json.load(response)["data"]]
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+            raise PolicyError(f"{self.url} does not list its models: {error}") from None
+
+    def load_wanted(self) -> list[str]:
+        """Loads what is wanted by now and that it lacks. Returns messages about adapters that it rejects."""
+        refused = list[str]()
+        for name, folder in self.wanted().items():
+            if name in self.adapters or name in self.others:
+                continue
+            try:
+                self._load(name, folder)
+            except PolicyError as error:
+                refused.append(f"not loaded: {error}")
+            else:
+                self.others[name] = folder
+        return refused
 
     def look(self, timeout_s: float = 5.0) -> None:
         """Reads the adapters that it has now, whoever loaded them: a list of models names an adapter's base."""
@@ -231,6 +255,7 @@ def supervise(server: VLLMServer, say: Callable[[str], object], patience: Patien
                     say(line)
                 healthy_since = time.monotonic()
                 say(f"ready: {server.url}/v1")
+                server.tend()
                 why = _until_broken(server, p)
             except PolicyError as error:
                 why = str(error)
@@ -256,6 +281,7 @@ def _until_broken(server: VLLMServer, p: Patience) -> str:
         if server.is_healthy(min(p.hung_s, 10.0)):
             answered = time.monotonic()
             server.look(min(p.hung_s, 10.0))
+            server.tend()
         elif time.monotonic() - answered > p.hung_s:
             return f"the server has not answered {server.url}/health for {p.hung_s:.0f} s{server._tail()}"
 

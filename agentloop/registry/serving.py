@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import re
 import signal
 import socket
@@ -15,7 +16,7 @@ from pathlib import Path
 from agentloop.config.layout import LOGS
 from agentloop.config.sections import ServingSection
 from agentloop.config.settings import CONFIG_FILE, Config, load_config
-from agentloop.errors import ConfigError, PolicyError, PublishError, StoreError, did_you_mean
+from agentloop.errors import ConfigError, ObjectError, PolicyError, PublishError, StoreError, did_you_mean
 from agentloop.gateway.routes import version_model
 from agentloop.policies.engine import find_vllm, vllm_command
 from agentloop.policies.serving import Patience, VLLMServer, supervise
@@ -24,6 +25,8 @@ from agentloop.publish.probe import Probe, read_probe
 from agentloop.publish.server import VLLMControl
 from agentloop.registry import artifacts
 from agentloop.registry.acting import base_of, model_folder, version_folder
+from agentloop.registry.announcing import announced
+from agentloop.registry.fetching import fetch_version
 from agentloop.registry.versions import Registry
 from agentloop.store.place import open_store, store_place
 from agentloop.types import PolicyState, PolicyVersion, VersionKind
@@ -33,6 +36,8 @@ ADAPTER = "adapter_config.json"
 """The file that marks the folder of an adapter, as MODEL marks that of a model."""
 WEIGHTS = "weights"
 LOG = "vllm.log"
+EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104
+"""Addresses to listen on that say nothing of where a server is reached."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     log: Path | None = None
+    announce: str | None = None
+    """URL at which gateways reach it. Default: its address."""
 
 
 def serve_model(options: ServeOptions, say: Callable[[str], None]) -> None:
@@ -72,7 +79,18 @@ def serve_model(options: ServeOptions, say: Callable[[str], None]) -> None:
     server.wanted = trained.adapters
     server.check = trained.check
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that the server ends with us
-    supervise(server, say, Patience(start_s=settings.start_timeout_s))
+    with announced(server, _url_elsewhere(options, port), options.project, say):
+        supervise(server, say, Patience(start_s=settings.start_timeout_s))
+
+
+def _url_elsewhere(options: ServeOptions, port: int) -> str:
+    """The URL at which gateways reach the server. Raises ConfigError for one that is none."""
+    if options.announce is not None:
+        if not options.announce.startswith(("http://", "https://")):
+            raise ConfigError(f"--announce {options.announce!r} is no URL; write one like http://HOST:8000/v1")
+        return options.announce.rstrip("/")
+    host = platform.node() if options.host in EVERYWHERE else options.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def watch(url: str, say: Callable[[str], None]) -> None:
@@ -122,6 +140,11 @@ class Trained:
         self._url = url
         self._say = say
         self._probes: dict[str, Probe] = {}
+        self._folders: dict[str, Path] = {}
+        """Adapters that were found right, which never change."""
+        self._reported: set[str] = set()
+        self._digest: str | None = None
+        """Of the base; to compute it reads all of its files."""
 
     def adapters(self) -> dict[str, Path]:
         """Name -> folder, for the live version and the canary if they were trained on this base."""
@@ -131,25 +154,38 @@ class Trained:
         try:
             versions = project_versions(self._project)
         except StoreError as error:
-            self._say(f"no adapter of the project is loaded: {error}")
+            self._report(f"no adapter of the project is loaded: {error}")
             return {}
         trained = [version for version in versions if version.kind is VersionKind.adapter]
         served = [version for version in trained if version.state in (PolicyState.live, PolicyState.canary)]
-        digest = artifacts.weights_hash(self._base) if served else None
         adapters: dict[str, Path] = {}
         for version in served:
             name = version_model(version.number)
             try:
-                if version.lineage is None or version.lineage.base != digest:
-                    raise ConfigError(f"it was trained on another model than {self._base}")
-                base_of(version, self._project, _config(self._project))
-                folder = version_folder(version, self._project)
-                self._probes[name] = read_probe(folder)
-            except (ConfigError, PublishError) as error:
-                self._say(f"{name} ({version.state}) is not loaded: {error}")
+                adapters[name] = self._folders.get(name) or self._verified(name, version)
+            except (ConfigError, PublishError, ObjectError, StoreError) as error:
+                self._report(f"{name} ({version.state}) is not loaded: {error}")
                 continue
-            adapters[name] = folder / artifacts.ADAPTER
+            self._folders[name] = adapters[name]
         return adapters
+
+    def _verified(self, name: str, version: PolicyVersion) -> Path:
+        """The folder of an adapter that was trained on this base. Fetches a version that another machine made."""
+        if self._digest is None:
+            self._digest = artifacts.weights_hash(self._base)
+        if version.lineage is None or version.lineage.base != self._digest:
+            raise ConfigError(f"it was trained on another model than {self._base}")
+        fetch_version(version.number, self._project)
+        base_of(version, self._project, _config(self._project))
+        folder = version_folder(version, self._project)
+        self._probes[name] = read_probe(folder)
+        return folder / artifacts.ADAPTER
+
+    def _report(self, line: str) -> None:
+        """Say a line, once."""
+        if line not in self._reported:
+            self._reported.add(line)
+            self._say(line)
 
     def check(self, name: str) -> None:
         """Raises PolicyError if the server's answers as `name` differ from those after training."""

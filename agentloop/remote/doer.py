@@ -7,8 +7,10 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+from pydantic import ValidationError
+
 from agentloop.config.settings import known_secrets
-from agentloop.errors import CapabilityError
+from agentloop.errors import CapabilityError, PluginError
 from agentloop.objects.objects import Objects
 from agentloop.protocols import SandboxBackend
 from agentloop.remote.asks import ASK
@@ -16,6 +18,8 @@ from agentloop.remote.site import DoerName, Site, name_of
 from agentloop.store.claims import Claimed, Effect
 from agentloop.store.store import Store
 from agentloop.types import Unit
+from agentloop.version import __version__
+from agentloop.work.rollouts import SEATS
 from agentloop.work.work import Ask
 
 MAX_SITES = 4
@@ -41,19 +45,21 @@ class RemoteDoer:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def do(self, claimed: Claimed) -> Effect:
-        """See `worker.Doer`. Raises as `Site` does."""
+        """See `worker.Doer`. Raises as `Site` does, and CapabilityError if it lacks what the command has."""
         if claimed.bundle is None or ASK not in claimed.unit.asks:
             raise CapabilityError(f"unit {claimed.unit.key} can only be done by the process that asked for it")
         place = (claimed.project, claimed.bundle)
         self._in_use[place] += 1
         try:
             site = await self._site(*place)
-            cohort, backend = await asyncio.to_thread(site.cohort, claimed)
-            return await self._make(site, claimed.unit, cohort, backend)
+            cohort, backend, n_seats = await asyncio.to_thread(_read, site, claimed)
+            return await self._make(site, claimed.unit, cohort, backend, n_seats)
+        except PluginError as error:  # the command has loaded all parts of its project
+            raise CapabilityError(f"{error}; this worker needs it as the command does") from error
         finally:
             _release(self._in_use, place)
 
-    async def _make(self, site: Site, unit: Unit, cohort: Ask, backend: SandboxBackend) -> Effect:
+    async def _make(self, site: Site, unit: Unit, cohort: Ask, backend: SandboxBackend, n_seats: int) -> Effect:
         name = (site, name_of(cohort))
         self._busy[name] += 1
         if name in self._idle:
@@ -62,7 +68,7 @@ class RemoteDoer:
             for other in site.names():
                 if other.stage != cohort.stage and not self._busy[site, other]:  # its stage has ended
                     await site.close_doer(other)
-            return await site.doer(cohort, backend, unit.asks["n_seats"]).make(unit, cohort)
+            return await site.doer(cohort, backend, n_seats).make(unit, cohort)
         finally:
             _release(self._busy, name)
             if not self._busy[name]:
@@ -109,6 +115,18 @@ class RemoteDoer:
         site = Site(bundle, self._objects, self._store.versions_in(project))
         self._store.hide(known_secrets(site.folder))
         return site
+
+
+def _read(site: Site, claimed: Claimed) -> tuple[Ask, SandboxBackend, int]:
+    """(cohort, sandboxes, seats) of a unit. Raises CapabilityError for one that another release asked for."""
+    try:
+        cohort, backend = site.cohort(claimed)
+        return cohort, backend, int(claimed.unit.asks[SEATS])
+    except (KeyError, ValidationError) as error:
+        raise CapabilityError(
+            f"unit {claimed.unit.key} cannot be read here ({type(error).__name__}); use the same "
+            f"release of agentloop as the command, here {__version__}"
+        ) from error
 
 
 def _release(counts: Counter[Any], name: Any) -> None:

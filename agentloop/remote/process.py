@@ -16,11 +16,12 @@ from agentloop.errors import ConfigError, SandboxUnavailable, did_you_mean
 from agentloop.objects.objects import Objects
 from agentloop.remote.doer import RemoteDoer
 from agentloop.remote.drives import DRIVE, DriveDoer
+from agentloop.remote.sweeping import Sweeping
 from agentloop.sandbox.ladder import LADDER, choose_backend
 from agentloop.store.claims import WorkerCard
 from agentloop.store.place import store_place
 from agentloop.store.store import Store
-from agentloop.work.bells import Bell
+from agentloop.work.bells import Bell, ProcessBell
 from agentloop.work.processes import pids
 from agentloop.work.rollouts import BATCH, BUNDLES, KINDS, SANDBOX, TORCH
 from agentloop.work.worker import LEASE_S, Worker, card_of_process
@@ -101,7 +102,7 @@ def drive_program(folder: Path, where: str | None) -> tuple[str, ...]:
 
 
 async def run_worker(
-    store: Store, objects: Objects, card: WorkerCard, bell: Bell | None = None, program: Sequence[str] = ()
+    store: Store, objects: Objects, card: WorkerCard, bell: ProcessBell | None = None, program: Sequence[str] = ()
 ) -> int:
     """Do units until SIGTERM or Ctrl-C, then drain; a second signal ends at once. Returns the number of units done.
 
@@ -111,20 +112,26 @@ async def run_worker(
     workers = []
     kinds = tuple(kind for kind in card.kinds if kind != DRIVE)
     if kinds:
-        workers.append(Worker(store, card._replace(kinds=kinds), dict.fromkeys(kinds, doer), bell=bell))
+        workers.append(Worker(store, card._replace(kinds=kinds), dict.fromkeys(kinds, doer), bell=_ear(bell, kinds)))
     if DRIVE in card.kinds:
         # A worker of its own: a loop takes no slot from attempts, else as many loops as workers would wait for each
         # other; and it is handed back at once, because what it has done is stored.
         drives = card._replace(id=f"{card.id}-{DRIVE}", kinds=(DRIVE,), n_slots=1, single=())
-        workers.append(Worker(store, drives, {DRIVE: DriveDoer(program)}, drain_s=0.0))
+        workers.append(Worker(store, drives, {DRIVE: DriveDoer(program)}, bell=_ear(bell, (DRIVE,)), drain_s=0.0))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, partial(_drain, workers))
+    sweeping = Sweeping(store, objects, lambda: any(worker.n_busy for worker in workers))
     try:
-        await _run_together(workers)
+        async with sweeping.running():
+            await _run_together(workers)
     finally:
         await doer.close()
     return sum(worker.n_done for worker in workers)
+
+
+def _ear(bell: ProcessBell | None, kinds: Collection[str]) -> Bell | None:
+    return bell.hearing(kinds) if bell is not None else None
 
 
 async def _run_together(workers: Sequence[Worker]) -> None:

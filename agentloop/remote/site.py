@@ -15,6 +15,7 @@ from agentloop.errors import CapabilityError, PluginError, extra
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.identity import Identity
 from agentloop.objects.objects import Objects
+from agentloop.objects.packing import copy_tree
 from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.protocols import Policy, SandboxBackend
 from agentloop.registry.acting import acting, agent_of, base_actor
@@ -24,7 +25,6 @@ from agentloop.registry.policies import script
 from agentloop.registry.refs import resolve
 from agentloop.registry.versions import Registry
 from agentloop.remote.asks import ANEW, ASK, FIRST, ActorFacts, AskFacts, read_episodes, read_facts
-from agentloop.remote.state import copy_tree
 from agentloop.rollout.actors import Actor, ProvenanceKind
 from agentloop.sandbox.absent import AbsentBackend
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined

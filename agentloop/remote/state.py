@@ -19,7 +19,7 @@ import orjson
 
 from agentloop.config.layout import FAILED, POLICIES, STATE
 from agentloop.objects.objects import Objects
-from agentloop.objects.packing import address_of
+from agentloop.objects.packing import address_of, copy_tree
 from agentloop.output_files import make_folder, write_text
 from agentloop.registry.folders import put_in_place
 from agentloop.store.snapshots import Snapshot, Snapshots
@@ -156,20 +156,6 @@ def put_path(folder: Path, row: Snapshot, objects: Objects) -> None:
         else:
             shutil.copyfile(files, draft)
             draft.replace(place)
-
-
-def copy_tree(files: Path, folder: Path) -> None:
-    """Copy an object, which nobody may change, to a folder that can be changed."""
-    for source in [files, *sorted(files.rglob("*"))]:
-        target = folder / source.relative_to(files)
-        if source.is_symlink():
-            target.symlink_to(source.readlink())
-        elif source.is_dir():
-            target.mkdir(exist_ok=True, parents=True)
-        else:
-            shutil.copyfile(source, target)
-            if source.stat().st_mode & 0o100:
-                target.chmod(0o755)
 
 
 def remove(path: Path) -> None:

@@ -32,6 +32,8 @@ from agentloop.types.unit import NOTHING, units_before
 
 MAX_DEATHS = 3
 """Workers that may die while they do a unit; after that it is dead."""
+SUSPECT = MAX_DEATHS - 1
+"""Deaths after which a worker does only one such unit at a time: of those that it did together, one is to blame."""
 MAX_DEATHS_OF: Mapping[str, int] = MappingProxyType({"drive": 30})
 """The same for kinds whose units take days, in which workers come and go. Only deaths without progress count
 (`Units.forgive_unit`)."""
@@ -143,6 +145,10 @@ class Claims:
         self._shared = shared
         self._max_lost = max_lost
         self._was_idle = True
+        self._is_wary = False
+        """Whether it may have a suspect."""
+        self._unknown = frozenset[tuple[int, int]]()
+        """Places of claims of this worker that it did not know at its last heartbeat."""
         self._avoided: dict[int, float] = {}
         """Run -> when this worker may claim its units again, by its own monotonic clock."""
         self._queues = f"{_QUEUES} AND q.kind IN ({listed(card.kinds)})"
@@ -166,22 +172,38 @@ class Claims:
     def beat(self, claimed: Collection[Claimed], note: str = "") -> Beat:
         """Say that the worker lives and still does `claimed`. note: what it waits for, for people."""
 
-        def beat(connection: Connection) -> Beat:
+        def beat(connection: Connection) -> tuple[Beat, frozenset[tuple[int, int]]]:
             rows = ask(connection, _BEAT, (len(claimed), _storable(note), self.card.id))
             if not rows:  # a restored backup does not have it
                 self._begin(connection)
             is_draining = bool(rows) and rows[0][0] == "draining"
-            return Beat(is_draining, self._lost(connection, claimed))
+            forgotten = self._forgotten(connection, claimed)
+            return Beat(is_draining, self._lost(connection, claimed)), forgotten
 
-        return in_transaction(self._database, beat)
+        told, self._unknown = in_transaction(self._database, beat)
+        return told
+
+    def _forgotten(self, connection: Connection, claimed: Collection[Claimed]) -> frozenset[tuple[int, int]]:
+        """Hand back units of this worker that it does not know: the answer to their claim never arrived.
+
+        Returns those that it does not know now. They are handed back with the next heartbeat, because the answer may be
+        on its way.
+        """
+        unknown = frozenset((number, epoch) for number, epoch in ask(connection, _PLACES, (self.card.id,))) - {
+            one.place for one in claimed
+        }
+        lost = self._unknown & unknown
+        for row in _rows_of(connection, self.card.id) if lost else ():
+            if row.place in lost:
+                self._give_up(connection, row, HandBack.drain, "the answer to its claim was lost")
+        return unknown - lost
 
     def end(self) -> None:
         """Hand back what the worker still has, and remove it."""
 
         def end(connection: Connection) -> None:
-            mine = f"{_LEASED} AND owner = $1 ORDER BY number {{lock}}"
-            for row in ask(connection, mine, (self.card.id,)):
-                self._give_up(connection, _Leased(*row), HandBack.drain, "its worker ended")
+            for row in _rows_of(connection, self.card.id):
+                self._give_up(connection, row, HandBack.drain, "its worker ended")
             ask(connection, "DELETE FROM worker WHERE id = $1", (self.card.id,))
 
         in_transaction(self._database, end)
@@ -204,7 +226,8 @@ class Claims:
     def claim(self, k: int, *, rang: bool = False) -> list[Claimed]:
         """Up to `k` units that this worker can do. Runs get their shares of the slots by their weights.
 
-        Fewer than `k` say that no other unit is ready for this worker now. rang: a bell has said that there are some.
+        Fewer than `k` say that no other unit is ready for this worker now. A worker that others took for dead gets none
+        until its next heartbeat, and one that is to drain none at all. rang: a bell has said that there are some units.
         """
         if self._was_idle and not rang:  # a worker that only looks for units must not keep writers waiting
             with self._database.read() as connection:
@@ -233,7 +256,7 @@ class Claims:
                 n = min(shares[queue.run], 1) if is_single else shares[queue.run]
                 if queue.kind in full:
                     continue
-                rows = ask(connection, _CLAIM, (self.card.id, queue.number, n)) if n else []
+                rows = self._take(connection, queue.number, n) if n else []
                 shares[queue.run] -= len(rows)
                 n_taken[queue.run] += len(rows)
                 claimed += _claimed(queue, sorted(rows, key=_ORDER))
@@ -243,6 +266,20 @@ class Claims:
                     rest.append(queue)
             queues = [queue for queue in rest if queue.kind not in full]
         return claimed
+
+    def _take(self, connection: Connection, queue: int, n: int) -> list[tuple[Any, ...]]:
+        """Rows of up to `n` units of a queue that this worker claims: with what it has, at most one suspect."""
+        if self._is_wary and ask(connection, _MY_SUSPECT, (self.card.id,)):
+            return ask(connection, _CLAIM_UNSUSPECTED, (self.card.id, queue, n))
+        rows = ask(connection, _CLAIM, (self.card.id, queue, n))
+        suspects = sorted((row for row in rows if row[_N_DEATHS] >= SUSPECT), key=_ORDER)
+        self._is_wary = bool(suspects)
+        for row in suspects[1:]:
+            rows.remove(row)
+            ask(connection, _UNCLAIM, (row[0],))
+        if len(suspects) > 1:
+            rows += ask(connection, _CLAIM_UNSUSPECTED, (self.card.id, queue, len(suspects) - 1))
+        return rows
 
     def _full(self, connection: Connection) -> set[str]:
         """Single kinds of which this worker has a unit."""
@@ -392,6 +429,7 @@ class Claims:
                 return 0
 
         def reap(connection: Connection) -> int:
+            ask(connection, _SET_BACK)
             ask(connection, "UPDATE worker SET state = 'gone' WHERE state <> 'gone' AND beat_at < {after -lease_s}")
             rows = [_Leased(*row) for row in ask(connection, f"{_LEASED} AND {_ORPHANED} {{skip}}")]
             for row in rows:
@@ -433,6 +471,11 @@ class _Leased(NamedTuple):
     leased_at: Any
     now: Any
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Tells one claim from all others."""
+        return self.number, self.epoch
+
 
 _KIND = "SELECT q.kind FROM queue q JOIN unit u ON u.queue = q.number WHERE u.number = $1"
 _BEGIN = (
@@ -443,7 +486,8 @@ _BEAT = (
     "UPDATE worker SET beat_at = {now}, n_busy = $1, note = $2, "
     "state = CASE WHEN state = 'gone' THEN 'up' ELSE state END WHERE id = $3 RETURNING state"
 )
-_DUE = "state = 'ready' AND (not_before IS NULL OR not_before <= {now})"
+_DUE = f"state = 'ready' AND (not_before IS NULL OR not_before <= {{now}} OR not_before > {{after {MAX_PAUSE_S}}})"
+"""Nobody waits longer than the longest pause: a later time is from before the database's clock was set back."""
 _QUEUES = (
     "SELECT q.number, q.project, q.run, q.kind, q.needs, r.weight, r.bundle, "  # noqa: S608
     f"(SELECT rank FROM unit WHERE queue = q.number AND {_DUE} ORDER BY rank, position, number LIMIT 1) "
@@ -453,16 +497,31 @@ _LOADS = "SELECT q.run, (SELECT count(*) FROM unit WHERE queue = q.number AND st
 _MINE = (
     "SELECT DISTINCT q.kind FROM unit u JOIN queue q ON q.number = u.queue WHERE u.owner = $1 AND u.state = 'leased'"
 )
-_CLAIM = (
-    "WITH chosen AS MATERIALIZED ("  # noqa: S608
-    f"SELECT number AS one FROM unit WHERE queue = $2 AND {_DUE} ORDER BY rank, position, number LIMIT $3 "
-    "{skip}) UPDATE unit SET state = 'leased', epoch = epoch + 1, owner = $1, leased_at = {now} FROM chosen "
-    "WHERE number = one RETURNING number, epoch, key, asks, limit_s, rank, position, n_lost"
-)
+
+
+def _claim_of(which: str) -> str:
+    """The statement that claims units of a queue; which: a further condition."""
+    return (
+        "WITH chosen AS MATERIALIZED ("  # noqa: S608
+        "SELECT number AS one FROM unit WHERE queue = $2 AND (SELECT state FROM worker WHERE id = $1) = 'up' "
+        f"AND {_DUE}{which} ORDER BY rank, position, number LIMIT $3 "
+        "{skip}) UPDATE unit SET state = 'leased', epoch = epoch + 1, owner = $1, leased_at = {now} FROM chosen "
+        "WHERE number = one RETURNING number, epoch, key, asks, limit_s, rank, position, n_lost, n_deaths"
+    )
+
+
+_CLAIM = _claim_of("")
+_CLAIM_UNSUSPECTED = _claim_of(f" AND n_deaths < {SUSPECT}")
+_UNCLAIM = "UPDATE unit SET state = 'ready' WHERE number = $1"
+_MY_SUSPECT = f"SELECT 1 FROM unit WHERE state = 'leased' AND owner = $1 AND n_deaths >= {SUSPECT} LIMIT 1"  # noqa: S608
 _LEASED = "SELECT number, epoch, owner, n_lost, n_deaths, history, leased_at, {now} FROM unit WHERE state = 'leased'"
+_PLACES = "SELECT number, epoch FROM unit WHERE state = 'leased' AND owner = $1"
 _ORPHANED = "(owner IS NULL OR owner NOT IN (SELECT id FROM worker WHERE state <> 'gone'))"
+_SET_BACK = "UPDATE worker SET beat_at = {now} WHERE state <> 'gone' AND beat_at > {after lease_s}"
+"""After the database's clock was set back, the lease of a worker that died before begins now."""
 _OVERDUE = (
-    "SELECT 1 FROM worker WHERE state <> 'gone' AND beat_at < {after -lease_s} UNION ALL "  # noqa: S608
+    "SELECT 1 FROM worker WHERE state <> 'gone' "  # noqa: S608
+    "AND (beat_at < {after -lease_s} OR beat_at > {after lease_s}) UNION ALL "
     f"SELECT 1 FROM unit WHERE state = 'leased' AND {_ORPHANED} LIMIT 1"
 )
 _BACK = (
@@ -473,6 +532,8 @@ _BACK = (
 
 _ORDER = itemgetter(5, 6, 0)
 """Rank, position and number of a row of `_CLAIM`."""
+_N_DEATHS = 8
+"""Place of the deaths in a row of `_CLAIM`."""
 
 
 @lru_cache(64)
@@ -492,6 +553,11 @@ def _storable(text: str) -> str:
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
+def _rows_of(connection: Connection, worker: str) -> list[_Leased]:
+    """What a worker has claimed."""
+    return [_Leased(*row) for row in ask(connection, f"{_LEASED} AND owner = $1 ORDER BY number {{lock}}", (worker,))]
+
+
 def _leased(connection: Connection, numbers: Sequence[int]) -> list[_Leased]:
     places = ", ".join(f"${n}" for n in range(1, len(numbers) + 1))
     rows = ask(connection, f"{_LEASED} AND number IN ({places}) ORDER BY number {{lock}}", numbers)
@@ -499,7 +565,7 @@ def _leased(connection: Connection, numbers: Sequence[int]) -> list[_Leased]:
 
 
 def _claimed(queue: _Waiting, rows: Iterable[tuple[Any, ...]]) -> Iterator[Claimed]:
-    for number, epoch, key, asks, limit_s, rank, position, n_lost in rows:
+    for number, epoch, key, asks, limit_s, rank, position, n_lost, _ in rows:
         unit = Unit(key, queue.kind, orjson.loads(asks), queue.needs, limit_s, -rank, position)
         yield Claimed(number, epoch, queue.project, queue.run, unit, n_lost, queue.bundle)
 

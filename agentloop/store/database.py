@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session
 
-from agentloop.errors import LeaseLost, StoreError
+from agentloop.errors import AgentLoopError, LeaseLost, StoreError
 from agentloop.store.engines import (
     DEFAULT_TIMEOUTS,
     REMOVES,
@@ -169,7 +169,7 @@ class Database:
             problem = str(error.orig).strip().partition("\n")[0]
             raise StoreError(f"{self.name}: {problem}; {_remedy(problem, self.path is None)}") from error
         except OSError as error:
-            if isinstance(error, StoreError):
+            if isinstance(error, AgentLoopError):
                 raise
             raise StoreError(
                 f"{error.filename or self.name}: {error.strerror}; {_remedy(str(error), False)}"

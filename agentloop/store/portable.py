@@ -64,6 +64,12 @@ def as_time(value: Any) -> datetime | None:
     return moment
 
 
+def age_s(now: Any, moment: Any) -> float:
+    """Seconds between two times that statements returned; 0 without one of them."""
+    later, earlier = as_time(now), as_time(moment)
+    return (later - earlier).total_seconds() if later is not None and earlier is not None else 0.0
+
+
 def in_transaction(database: Database, work: Callable[[Connection], T]) -> T:
     """The result of `work`, whose writes are on disk. `work` runs again if other transactions made it impossible."""
     for n in range(N_TRIES):

@@ -27,6 +27,7 @@ from agentloop.store.behaviour import Behaviour
 from agentloop.store.claims import Claims, WorkerCard
 from agentloop.store.cost_sums import CostSums
 from agentloop.store.database import Database
+from agentloop.store.endpoints import EndpointRows
 from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
 from agentloop.store.failures import Failures
 from agentloop.store.feedback import Feedbacks
@@ -51,6 +52,7 @@ from agentloop.store.span_pages import SpanPage, read_spans, span_ids
 from agentloop.store.spans import NOBODY, put_spans
 from agentloop.store.stages import Stages
 from agentloop.store.statements import insert_rows
+from agentloop.store.stored_objects import StoredObjects
 from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceSummary
 from agentloop.store.task_outcomes import TaskOutcomes
 from agentloop.store.traffic import Traffic
@@ -83,6 +85,8 @@ class Store(
     GateRows,
     TaskOutcomes,
     LoopRows,
+    StoredObjects,
+    EndpointRows,
 ):
     """Open it with `Store(path)` or `Store("postgresql://…")`. `lock()` it while a loop writes, so that only one does.
 

@@ -15,7 +15,7 @@ from sqlmodel import Field, SQLModel
 
 from agentloop.types import StageKind
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """Increased with every change of a table. An older file is upgraded when it is opened, an older server only by
 `agentloop store upgrade`; a newer schema is refused."""
 

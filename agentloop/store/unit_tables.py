@@ -115,6 +115,44 @@ class SnapshotRow(SQLModel, table=True):
     made_at: datetime
 
 
+class StoredObjectRow(SQLModel, table=True):
+    """An object that somebody stored, so that it can be removed when nothing names it (`stored_objects.py`)."""
+
+    __tablename__ = "stored_object"
+
+    sha256: str = Field(primary_key=True)
+    put_at: datetime
+    """When somebody last began to store it."""
+
+
+class ChoreRow(SQLModel, table=True):
+    """What one of many workers does from time to time."""
+
+    __tablename__ = "chore"
+
+    name: str = Field(primary_key=True)
+    begun_at: datetime
+
+
+class EndpointRow(SQLModel, table=True):
+    """A model server that serves versions of a project (`endpoints.py`). One that ends properly removes its row."""
+
+    __tablename__ = "endpoint"
+
+    project: str = Field(primary_key=True)
+    url: str = Field(primary_key=True)
+    """Before `/chat/completions`."""
+    host: str
+    models: str
+    """Names of the models that it has, separated by spaces."""
+    note: str = ""
+    """Why it lacks a version."""
+    lease_s: float
+    """Age of its heartbeat in seconds at which nobody calls it any more."""
+    started_at: datetime
+    beat_at: datetime
+
+
 class WorkerRow(SQLModel, table=True):
     """A process that does units. One that ends properly removes its row."""
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from agentloop.errors import NoSuchWork, StateError
 from agentloop.store.database import Database
-from agentloop.store.portable import as_time, ask, in_transaction
+from agentloop.store.portable import age_s, as_time, ask, in_transaction
 from agentloop.store.runs import ENDS, Runs, listed, read_run
 from agentloop.store.statements import chunks, insert_rows
 from agentloop.types import Unit, UnitEnd, UnitState
@@ -275,11 +275,11 @@ class Units:
             [[moment]] = ask(connection, "SELECT {now}")
         facts: list[WorkerFacts] = []
         for id, host, pid, version, kinds, has, n_slots, n_busy, state, note, started_at, beat_at, lease_s in rows:
-            age_s = _age_s(as_time(moment), as_time(beat_at)) or 0.0
+            age = age_s(moment, beat_at)
             able = (tuple(kinds.split()), tuple(has.split()))
             facts.append(
                 WorkerFacts(
-                    *(id, host, pid, version, *able, n_slots, n_busy, state, note, as_time(started_at), age_s, lease_s)
+                    *(id, host, pid, version, *able, n_slots, n_busy, state, note, as_time(started_at), age, lease_s)
                 )
             )
         return facts

@@ -30,7 +30,7 @@ from kombu import Connection, Exchange, Queue
 from kombu.asynchronous import set_event_loop
 
 from agentloop.errors import ConfigError
-from agentloop.work.bells import heard
+from agentloop.work.bells import Bell, heard
 
 TASK = "agentloop.ring"
 CHANNEL = "agentloop.bell"
@@ -66,8 +66,7 @@ class CeleryBell:
         self._app = _App("agentloop", broker=broker)
         self._app.conf.update(_settings(broker))
         self._app.task(self._hear_message, name=TASK, shared=False, Strategy=staticmethod(_strategy))
-        self._kinds = frozenset(kinds)
-        self._rings = asyncio.Event()
+        self._ears = [_Ear(self, kinds)]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: set[str] = set()
         self._changed = threading.Condition()
@@ -97,9 +96,12 @@ class CeleryBell:
 
     async def rung(self, timeout_s: float) -> bool:
         """See `Bell`."""
-        self._loop = asyncio.get_running_loop()
-        self._start("bell listener", self._listen)
-        return await heard(self._rings, timeout_s)
+        return await self._ears[0].rung(timeout_s)
+
+    def hearing(self, kinds: Collection[str]) -> Bell:
+        """A bell with the same connection that hears these kinds alone, for another worker of this process."""
+        self._ears.append(_Ear(self, kinds))
+        return self._ears[-1]
 
     def close(self) -> None:
         """Send the last rings, and end the threads. They cannot keep the process alive."""
@@ -125,9 +127,14 @@ class CeleryBell:
 
     def _hear(self, kinds: Collection[str]) -> None:
         loop = self._loop
-        if loop is not None and not self._rings.is_set() and not self._kinds.isdisjoint(kinds):
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._rings.set)
+        for ear in self._ears:
+            if loop is not None and not ear.rings.is_set() and not ear.kinds.isdisjoint(kinds):
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(ear.rings.set)
+
+    def _begin_to_hear(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._start("bell listener", self._listen)
 
     def _listen(self) -> None:
         """Consume until the bell is closed. A connection that breaks is made anew, with all that belongs to it."""
@@ -233,7 +240,8 @@ class CeleryBell:
     def _begin(self) -> None:
         """The consumer listens. Nobody heard earlier rings."""
         self._up_since = time.monotonic()
-        self._hear(self._kinds)
+        for ear in self._ears:
+            self._hear(ear.kinds)
 
     def _look(self) -> None:
         """Called by the consumer once a second."""
@@ -245,6 +253,24 @@ class CeleryBell:
     def _is_steady(self) -> bool:
         """Whether the consumer has listened for longer than the longest pause."""
         return self._up_since is not None and time.monotonic() - self._up_since > MAX_PAUSE_S
+
+
+class _Ear:
+    """What one worker hears of a bell; see `bells.Bell`."""
+
+    def __init__(self, bell: CeleryBell, kinds: Collection[str]) -> None:
+        self.kinds = frozenset(kinds)
+        self.rings = asyncio.Event()
+        self._bell = bell
+
+    def ring(self, kinds: Collection[str]) -> None:
+        """See `Bell`."""
+        self._bell.ring(kinds)
+
+    async def rung(self, timeout_s: float) -> bool:
+        """See `Bell`."""
+        self._bell._begin_to_hear()
+        return await heard(self.rings, timeout_s)
 
 
 class _App(Celery):  # type: ignore[misc]

@@ -28,6 +28,8 @@ KINDS = (KIND, BATCH)
 BUNDLES, SANDBOX, TORCH = "bundles", "sandbox", "torch"
 """Abilities that a cohort may need of its worker: it unpacks bundles, creates sandboxes of a kind (`sandbox:docker`),
 loads weights."""
+SEATS = "n_seats"
+"""Key of what a unit asks for: sandboxes that a pool can have at once, as `cohorts.batches_of` needs them."""
 LIMIT_S = 86_400.0
 """Maximum duration of a cohort, whose attempts have the limits of their tasks."""
 Resolve = Callable[[Claimed], Ask]
@@ -70,7 +72,7 @@ def rollout_unit(
     own: of `PortableAsk.asks`.
     """
     kind = BATCH if isinstance(cohort.actor.policy, BatchPolicy) else KIND
-    asks = {"plan": plan, "stage": cohort.stage, "n_episodes": len(cohort.planned), "n_seats": n_seats, **own}
+    asks = {"plan": plan, "stage": cohort.stage, "n_episodes": len(cohort.planned), SEATS: n_seats, **own}
     return Unit(key, kind, asks, tuple(needs), LIMIT_S, position=cohort.first)
 
 
@@ -126,7 +128,7 @@ class RolloutDoer:
         return Effect(result={"attempts": _facts(attempts)}, attempts=tuple(placed))
 
     def _refuse_smaller_batches(self, unit: Unit) -> None:
-        n_seats = unit.asks["n_seats"]
+        n_seats = unit.asks[SEATS]
         if self._pool.max_sandboxes != n_seats:
             raise CapabilityError(
                 f"unit {unit.key} was planned in batches of {n_seats}, and this worker has room for "

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from agentloop.errors import AttemptConflict, CapabilityError, ConfigError, SandboxUnavailable, StoreError, counted
 from agentloop.store.claims import Claimed, Effect, Finished, HandBack, Returned, WorkerCard
@@ -156,6 +156,11 @@ class Worker:
         """Whether it claims nothing more."""
         return self._drains.is_set()
 
+    @property
+    def n_busy(self) -> int:
+        """Units in progress."""
+        return len(self._tasks)
+
     async def drop(self, keys: Collection[str]) -> None:
         """End what is in progress of these units, which were cancelled. Returns when their sandboxes are closed."""
         places = [place for place, claimed in self._claimed.items() if claimed.unit.key in keys]
@@ -218,12 +223,12 @@ class Worker:
         self._changed.set()
 
     async def _wait_for_units(self) -> None:
-        if not self._tasks:
-            return
-        waits: list[asyncio.Future[Any]] = [asyncio.create_task(self._cut.wait())]
-        waits.append(asyncio.gather(*self._tasks.values(), return_exceptions=True))
-        await asyncio.wait(waits, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
-        waits[0].cancel()
+        """Wait for all units in progress, also for those that a commit had claimed before the worker was to drain."""
+        cut = asyncio.create_task(self._cut.wait())
+        ends_at = time.monotonic() + self._drain_s
+        while self._tasks and not cut.done() and (left_s := ends_at - time.monotonic()) > 0:
+            await asyncio.wait([cut, *self._tasks.values()], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        cut.cancel()
 
     async def _cancel_all(self) -> None:
         tasks = list(self._tasks.values())

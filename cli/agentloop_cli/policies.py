@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.errors import ConfigError
+from agentloop.printable import clean
 from agentloop_cli.policy_diff import diff
 from agentloop_cli.policy_files import export, prune
 from agentloop_cli.policy_moves import canary, move_words, promote, rollback
@@ -20,6 +21,7 @@ from agentloop_cli.render import AsJson, format_age, format_optional, print_json
 from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
 if TYPE_CHECKING:
+    from agentloop.store.endpoints import EndpointFacts
     from agentloop.types import Move, Proof
     from agentloop.views.policies import VersionLine
 
@@ -132,6 +134,9 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
     log: Annotated[Path | None, typer.Option(help="Default: logs/vllm.log in the project's folder.")] = None,
+    announce: Annotated[
+        str | None, typer.Option(help="URL at which gateways elsewhere reach it, as http://HOST:8000/v1.")
+    ] = None,
 ) -> None:
     """Serve a model with vLLM, on a GPU or a CPU, and keep it up until Ctrl-C.
 
@@ -145,11 +150,36 @@ def serve(
     from agentloop.registry.serving import ServeOptions, serve_model, watch
 
     if url is None:
-        serve_model(ServeOptions(ref, project, more or (), lora or (), name, host, port, log), _say)
+        serve_model(ServeOptions(ref, project, more or (), lora or (), name, host, port, log, announce), _say)
     elif ref is not None or lora or more:
         raise ConfigError("--url starts no server: name a model to serve or --url, not both")
     else:
         watch(url, _say)
+
+
+@policies.command()
+def endpoints(project: ProjectFolder = Path(), where: Where = None, as_json: AsJson = False) -> None:
+    """List the model servers that `policies serve` keeps up for the project, with the versions that they have."""
+    with opened_store(where, project=project) as store:
+        servers = store.endpoints()
+    if as_json:
+        print_json({"endpoints": [{**one._asdict(), "is_silent": one.is_silent} for one in servers]})
+    elif not servers:
+        stdout.print("no endpoints; `agentloop policies serve` starts one")
+    else:
+        stdout.print(endpoint_table(servers))
+
+
+def endpoint_table(servers: Sequence[EndpointFacts]) -> Table:
+    """The model servers of a project, one a row."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("url", "host", "heartbeat", "models", "note"):
+        table.add_column(heading, overflow="fold")
+    for one in servers:
+        heartbeat = f"{format_age(one.age_s)} ago" + (", silent" if one.is_silent else "")
+        words = (one.url, one.host, heartbeat, " ".join(one.models), one.note)
+        table.add_row(*(Text(clean(word)) for word in words))
+    return table
 
 
 def _say(line: str) -> None:

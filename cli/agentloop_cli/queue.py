@@ -13,7 +13,7 @@ from rich.text import Text
 
 from agentloop.errors import counted
 from agentloop.printable import clean, shortened
-from agentloop_cli.queue_moves import OnlyRun, cancel, drain, pause, resume, retry
+from agentloop_cli.queue_moves import OnlyRun, cancel, drain, pause, resume, retry, sweep
 from agentloop_cli.render import AsJson, add_columns, format_age, format_optional, print_json, stdout
 from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
@@ -224,3 +224,4 @@ queue.command()(cancel)
 queue.command()(pause)
 queue.command()(resume)
 queue.command()(drain)
+queue.command()(sweep)

@@ -1,4 +1,4 @@
-"""`agentloop queue retry|cancel|pause|resume|drain`: moves of runs, units and workers that a person makes."""
+"""`agentloop queue retry|cancel|pause|resume|drain|sweep`: moves of runs, units and workers that a person makes."""
 
 from __future__ import annotations
 
@@ -100,6 +100,28 @@ def drain(
         print_json({"worker": id, "state": "draining"})
     else:
         stdout.print(f"{id} up -> draining", soft_wrap=True)
+
+
+def sweep(
+    grace_h: Annotated[float, typer.Option(min=0.0, help="Hours for which an object stays that nothing names.")] = 24.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be removed.")] = False,
+    project: ProjectFolder = Path(),
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove objects that nothing names: replaced checkpoints, and files of runs that have ended.
+
+    An idle worker does it, too, once an hour. Less than 24 hours can take an
+    object from a command that is about to name it: end all commands first.
+    """
+    from agentloop.remote.sweeping import remove_unnamed
+
+    with opened_store(where, project=project) as store:
+        swept = remove_unnamed(store, project, grace_h, dry_run=dry_run)
+    if as_json:
+        print_json({"n_objects": swept.n_objects, "n_drafts": swept.n_drafts, "dry_run": dry_run})
+    else:
+        stdout.print(f"{counted(swept.n_objects, 'object')} {'would go' if dry_run else 'removed'}")
 
 
 def _retry_all(ref: str, project: Path, where: str | None, *, as_json: bool) -> None:

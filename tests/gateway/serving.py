@@ -18,6 +18,7 @@ from parts import need_ports
 from agentloop.api.app import make_app
 from agentloop.api.auth import new_key
 from agentloop.api.connection import Connection
+from agentloop.gateway.endpoints import FRESH_S, Endpoints
 from agentloop.gateway.prices import Price, unknown
 from agentloop.gateway.routes import Routes, Serving, Upstream, nothing
 from agentloop.registry.routing import serving_of
@@ -59,6 +60,10 @@ class Gateway:
         documents = [httpx.get(f"{self.url}/api/v1/traces/{row['id']}").json() for row in found]
         return sorted(documents, key=lambda document: document["summary"]["started_at"])
 
+    def wait_until_read(self) -> None:
+        """What the store has now is known to the gateway afterwards."""
+        time.sleep(FRESH_S)
+
     def n_tasks(self) -> int:
         async def count() -> int:
             return len(asyncio.all_tasks())
@@ -98,17 +103,19 @@ def gateway_here(
     price: Price = unknown,
     serving: Callable[[], Serving] | None = None,
     load: Callable[[int, Upstream], Awaitable[None]] = nothing,
+    endpoints: bool = False,
 ) -> Iterator[Gateway]:
     """A gateway to `upstreams`, with the versions of `serving`; default: those that the store's registry has.
 
-    load: of `Routes`.
+    load: of `Routes`. endpoints: whether it reads the servers that registered themselves in the store.
     """
     import uvicorn
 
     need_ports()  # the service asks for one in a thread, where no test can be skipped
     store = Store(where)
     versions = serving or serving_of(Registry(store))
-    routes = Routes(upstreams, aliases, versions, began=store.version_of_trace, load=load)
+    registered = Endpoints(store.endpoints) if endpoints else None
+    routes = Routes(upstreams, aliases, versions, began=store.version_of_trace, load=load, endpoints=registered)
     config = uvicorn.Config(
         make_app(store, routes, price),
         port=0,

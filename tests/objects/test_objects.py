@@ -140,16 +140,25 @@ def test_a_damaged_object_is_found_out_and_mended_by_the_next_put(objects: Objec
         assert path.read_bytes() == b"hello"
 
 
-@pytest.mark.slow
-def test_a_sweep_removes_what_is_old_and_unnamed(objects: Objects, tmp_path: Path) -> None:
-    named, unnamed = (objects.put(file_of(tmp_path, content)) for content in (b"named", b"unnamed"))
-    assert objects.sweep([named], older_than_s=3600) == 0
-    time.sleep(2.1)  # S3 knows seconds
-    fresh = objects.put(file_of(tmp_path, b"fresh"))
-    assert objects.sweep([named], older_than_s=1) == 1
-    assert [objects.has(one) for one in (named, unnamed, fresh)] == [True, False, True]
-    objects.put(file_of(tmp_path, b"named"))
-    assert objects.sweep([], older_than_s=-2) == 2
+def test_an_object_is_told_of_before_it_is_written_and_can_be_removed(objects: Objects, tmp_path: Path) -> None:
+    notes: list[tuple[str, bool]] = []
+    objects.note = lambda sha256: notes.append((sha256, objects.has(sha256)))
+    sha256 = objects.put(file_of(tmp_path, b"hello\n"))
+    assert notes == [(sha256, False)]
+    for _ in range(2):
+        objects.remove(sha256)
+        assert not objects.has(sha256)
+
+
+def test_drafts_of_writers_that_were_killed_are_removed_when_they_are_old(local: Objects, tmp_path: Path) -> None:
+    sha256 = local.put(file_of(tmp_path))
+    folder = tmp_path / "objects" / sha256[:2]
+    old, new = folder / f"{sha256}.0a1b", folder / f"{sha256}.2c3d"
+    for draft in (old, new):
+        draft.write_bytes(b"x")
+    os.utime(old, (time.time() - 7200, time.time() - 7200))
+    assert local.remove_drafts(3600) == 1
+    assert sorted(path.name for path in folder.iterdir()) == [sha256, new.name]
 
 
 def test_threads_that_put_and_get_one_object_at_once(objects: Objects, tmp_path: Path) -> None:
@@ -414,7 +423,7 @@ def test_a_store_that_refuses_is_one_line(
     calls: list[Callable[[], object]] = [
         lambda: objects.put(file_of(tmp_path)),
         lambda: objects.get(NOBODY),
-        lambda: objects.sweep([], 1),
+        lambda: objects.remove(NOBODY),
     ]
     for call in calls:
         with pytest.raises(ObjectError, match=words) as caught:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 
+from agentloop import plugins
+from agentloop.errors import CapabilityError, ObjectError
 from agentloop.loop.project import Project
+from agentloop.objects.cache import Cache
 from agentloop.objects.objects import Objects
 from agentloop.remote import doer as module
+from agentloop.remote.asks import put_json
 from agentloop.remote.doer import RemoteDoer
 from agentloop.sandbox.pool import SandboxPool
+from agentloop.store.claims import Claimed, HandBack
+from agentloop.work.worker import reason_of
 
 from .test_site import asked, claimed
 
@@ -50,3 +59,52 @@ def test_sandboxes_stay_for_the_next_unit_and_end_without_one(
         assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
     asyncio.run(scene())
+
+
+async def error_of(project: Project, objects: Objects, one: Claimed) -> str:
+    doer = RemoteDoer(project.store, objects)
+    try:
+        with pytest.raises(CapabilityError) as refused:
+            await doer.do(one)
+    finally:
+        await doer.close()
+    return str(refused.value)
+
+
+def test_a_plugin_that_one_worker_lacks_leaves_the_unit_to_others(
+    project: Project, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = claimed(project, objects, asked(project, project.present_actor(), size=1))
+    monkeypatch.setattr(plugins, "installed", lambda group: {})
+    words = asyncio.run(error_of(project, objects, one))
+    assert re.match(r"no \S+ '\w+' \(installed: none\)", words)
+    assert words.endswith("; this worker needs it as the command does")
+
+
+@pytest.mark.parametrize("change", ["a fact that is not known", "a key that is missing"])
+def test_a_unit_of_another_release_is_left_to_others(project: Project, objects: Objects, change: str) -> None:
+    one = claimed(project, objects, asked(project, project.present_actor(), size=1))
+    asks = dict(one.unit.asks)
+    if change == "a key that is missing":
+        del asks["n_seats"]
+    else:
+        with objects.use(asks["ask"]) as file:
+            facts = json.loads(file.read_bytes())
+        asks["ask"] = put_json(objects, json.dumps({**facts, "of_a_later_release": True}).encode())
+    other = one._replace(unit=one.unit._replace(asks=asks))
+    words = asyncio.run(error_of(project, objects, other))
+    assert words.startswith("unit u1 cannot be read here")
+    assert "use the same release of agentloop as the command" in words
+
+
+def test_a_bundle_that_is_damaged_is_no_mistake_of_the_project(
+    project: Project, objects: Objects, tmp_path: Path
+) -> None:
+    one = claimed(project, objects, asked(project, project.present_actor(), size=1))
+    (tmp_path / "torn").write_bytes(b"half of it")
+    objects.place.write(str(one.bundle), tmp_path / "torn")
+    elsewhere = Objects(objects.place, Cache(tmp_path / "cache", 1 << 20), pauses_s=())
+    doer = RemoteDoer(project.store, elsewhere)
+    with pytest.raises(ObjectError, match="is damaged") as refused:
+        asyncio.run(doer.do(one))
+    assert reason_of(refused.value) is HandBack.infrastructure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 from store.test_units import begun, pass_time, worker
 
 from agentloop.config.layout import FAILED, POLICIES
-from agentloop.errors import LeaseLost, StoreError
+from agentloop.errors import LeaseLost, ObjectError, StoreError
 from agentloop.objects.objects import Objects
 from agentloop.objects.opened import open_objects
+from agentloop.registry.fetching import fetch_version
 from agentloop.remote.state import SEEN, LoopState, give, take
 from agentloop.store.snapshots import Snapshot
 from agentloop.store.store import Store
@@ -154,3 +156,28 @@ def test_a_folder_that_was_not_there_at_the_end_overwrites_nothing(
     assert either.snapshots() == before
     take(home, either, objects)
     assert content(home) == content(away)
+
+
+def test_a_model_server_fetches_a_version_that_another_machine_made(tmp_path: Path) -> None:
+    here, away = tmp_path / "here", tmp_path / "away"
+    (here / "traces").mkdir(parents=True)
+    (here / "agentloop.toml").write_text('[store]\nproject = "default"\n')
+    store, objects = Store(here / "traces" / "store.db"), open_objects(here)
+    fetch_version(1, here)
+    assert not (here / VERSION).exists(), "nobody has made it"
+    LoopState(lay(away), store, objects).save()
+    fetch_version(1, here)
+    model = (away / VERSION / "weights" / "model").read_text()
+    assert (here / VERSION / "weights" / "model").read_text() == model
+    (here / VERSION / "weights" / "model").write_text("mine")
+    fetch_version(1, here)
+    assert (here / VERSION / "weights" / "model").read_text() == "mine", "what is there stays"
+    [sha256] = [row.sha256 for row in store.snapshots().values() if row.path == VERSION.as_posix()]
+    shutil.rmtree(here / VERSION)
+    (tmp_path / "torn").write_bytes(b"half")
+    objects.place.write(str(sha256), tmp_path / "torn")
+    shutil.rmtree(Path(os.environ["AGENTLOOP_OBJECTS__CACHE"]))
+    with pytest.raises(ObjectError, match="is damaged"):
+        fetch_version(1, here)
+    assert not (here / VERSION).exists()
+    store.close()

@@ -17,6 +17,9 @@ from api.serving import free_port
 from agentloop.errors import ConfigError, PolicyError
 from agentloop.policies import guard
 from agentloop.policies.serving import Patience, VLLMServer, supervise
+from agentloop.registry.announcing import announced
+from agentloop.store.endpoints import EndpointFacts
+from agentloop.store.store import Store
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("scripted.py")
@@ -221,3 +224,38 @@ def test_it_ends_with_whoever_started_it(scripted: Callable[..., Scripted], numb
         assert all(Path(f"/proc/{pid}").exists() for pid in it.pids)
         owner.send_signal(number)
     assert it.left == []
+
+
+def test_what_a_server_has_is_in_the_store_while_it_lives(scripted: Callable[..., Scripted], tmp_path: Path) -> None:
+    """An adapter that is wanted later is loaded; one that is refused is reported once, and in the row."""
+    it = scripted("serve")
+    folder = tmp_path / "project"
+    (folder / "traces").mkdir(parents=True)
+    (folder / "agentloop.toml").write_text('[store]\nproject = "default"\n')
+    store = Store(folder / "traces" / "store.db")
+    (tmp_path / "v1").mkdir()
+    url = f"{it.server.url}/v1"
+    n_tended = 0
+    seen: list[EndpointFacts] = []
+    told: list[str] = []
+    with announced(it.server, url, folder, told.append):
+        tend = it.server.tend
+
+        def look() -> None:
+            nonlocal n_tended
+            tend()
+            seen.extend(store.endpoints())
+            n_tended += 1
+            it.server.wanted = lambda: {"policy-v1": tmp_path / "v1", "policy-v2": tmp_path / "missing"}
+            if n_tended == 4:
+                raise Enough
+
+        it.server.tend = look
+        with pytest.raises(Enough):
+            supervise(it.server, lambda line: None, QUICKLY)
+    assert [one.models for one in seen] == [("base",), *[("base", "policy-v1")] * 3]
+    assert {one.url for one in seen} == {url}
+    assert "no such adapter" in seen[-1].note
+    assert [line for line in told if "policy-v2" in line] == told[:1] == told
+    assert store.endpoints() == []
+    store.close()

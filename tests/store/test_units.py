@@ -59,7 +59,7 @@ def pass_time(store: Store, seconds: float, *tables: str) -> None:
 def shift(connection: Connection, table: str, column: str, seconds: float) -> None:
     earlier = f"{column} - make_interval(secs => {seconds})"
     if connection.dialect.name == "sqlite":
-        earlier = f"strftime('%Y-%m-%d %H:%M:%f000', {column}, '-{seconds} seconds')"
+        earlier = f"strftime('%Y-%m-%d %H:%M:%f000', {column}, '{-seconds:+} seconds')"
     ask(connection, f"UPDATE {table} SET {column} = {earlier}")
 
 
@@ -267,6 +267,7 @@ def test_a_worker_that_claims_its_own_unit_again_leaves_its_effects_once(either:
     pass_time(either, 16)
     other.beat([])
     other.reap()
+    assert not claims.beat([before]).lost
     [after] = claims.claim(1)
     assert claims.beat([before, after]).lost == {before.place}
     effects = [Effect(units=(Unit(key=f"effect-{n}", kind="effect"),)) for n in range(2)]
@@ -363,6 +364,28 @@ def test_a_unit_that_kills_its_workers_is_dead_after_three(either: Store) -> Non
     assert [facts.id for facts in either.workers()] == ["last"], "after a day nobody looks for them"
 
 
+def test_units_that_die_together_are_tried_one_at_a_time(either: Store) -> None:
+    """One of them may kill its workers, and the others are to survive it."""
+    begun(either, 6)
+    for n in range(2):
+        victim = worker(either, f"v{n}")
+        assert len(victim.claim(3)) == 3
+        pass_time(either, 16)
+        other = worker(either, f"o{n}")
+        assert other.reap() == 3
+    assert [either.unit(f"loop-u{n}").n_deaths for n in range(6)] == [2, 2, 2, 0, 0, 0]
+    claims = worker(either)
+    suspect, *others = claims.claim(3)
+    assert [one.unit.key for one in (suspect, *others)] == ["loop-u0", "loop-u3", "loop-u4"]
+    assert [one.unit.key for one in claims.claim(3)] == ["loop-u5"]
+    [_], [second] = claims.finish_and_claim([Finished(suspect, Effect())], 1)
+    assert second.unit.key == "loop-u1"
+    pass_time(either, 16)
+    other.beat([])
+    other.reap()
+    assert (state(either, "loop-u1"), state(either, "loop-u2")) == ("dead", "ready")
+
+
 def test_a_living_worker_keeps_its_units_and_one_without_a_row_does_not(either: Store) -> None:
     begun(either, 2)
     here, other = worker(either), worker(either, "w2")
@@ -380,6 +403,57 @@ def test_a_living_worker_keeps_its_units_and_one_without_a_row_does_not(either: 
     assert state(either) is UnitState.leased
     assert other.beat([]) == (False, frozenset()), "its row is there again"
     assert [facts.id for facts in either.workers()] == ["w1", "w2"]
+
+
+def test_a_worker_that_others_took_for_dead_claims_nothing_before_its_next_heartbeat(either: Store) -> None:
+    """As after a partition: what it claimed would be taken from it at once, and counted as a death."""
+    begun(either, 3)
+    cut_off, other = worker(either), worker(either, "w2")
+    [first] = cut_off.claim(1)
+    pass_time(either, 16)
+    other.beat([])
+    assert other.reap() == 1
+    assert cut_off.claim(2) == []
+    assert cut_off.finish_and_claim([Finished(first, Effect())], 2) == ([True], []), "nobody has claimed it since"
+    assert not cut_off.beat([]).is_draining
+    assert len(cut_off.claim(2)) == 2
+    assert other.reap() == 0
+
+
+def test_units_whose_claim_a_worker_never_heard_of_are_handed_back(either: Store) -> None:
+    """The connection broke between the commit of the claim and its answer."""
+    begun(either, 3)
+    claims = worker(either)
+    [heard, *unheard] = claims.claim(3)
+    claims.beat([heard])
+    assert [state(either, one.unit.key) for one in unheard] == ["leased"] * 2, "the answer may be on its way"
+    claims.beat([heard, unheard[0]])
+    assert [state(either, one.unit.key) for one in (heard, *unheard)] == ["leased", "leased", "ready"]
+    lost = either.unit(unheard[1].unit.key)
+    assert (lost.n_deaths, lost.n_lost, lost.history[0]["how"]) == (0, 0, "drain")
+
+
+def test_a_clock_of_the_database_that_is_set_back_keeps_nobody_waiting(either: Store) -> None:
+    begun(either, 2)
+    dead, other = worker(either), worker(either, "w2")
+    [first] = dead.claim(1)
+    [second] = other.claim(1)
+    other.hand_back([Returned(second, HandBack.infrastructure, "failed")])
+    pass_time(either, -3600)
+    assert [one.unit.key for one in other.claim(1)] == [second.unit.key]
+    other.beat([])
+    assert other.reap() == 0, "the lease of the dead worker begins now"
+    pass_time(either, 16, "worker")
+    other.beat([])
+    assert other.reap() == 1
+    assert [one.unit.key for one in other.claim(1)] == [first.unit.key]
+
+
+def test_a_worker_that_is_to_drain_claims_nothing_more(either: Store) -> None:
+    begun(either)
+    claims = worker(either)
+    either.drain_worker("w1")
+    assert claims.claim(1) == []
 
 
 def test_a_worker_that_ends_hands_back_what_it_has(either: Store) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 from agentloop.errors import CapabilityError, ConfigError, UpstreamUnavailable
 from agentloop.store.claims import Claimed, Effect
@@ -12,7 +14,10 @@ ERRORS = {error.__name__: error for error in (CapabilityError, ConfigError, Upst
 
 
 class Timed:
-    """Waits for `asks["s"]` seconds, and raises `asks["error"]` or leaves its key, and with `asks["effect"]` a unit."""
+    """Waits for `asks["s"]` seconds, and raises `asks["error"]` or leaves its key, and with `asks["effect"]` a unit.
+
+    With `asks["kill"]` it kills its process.
+    """
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -28,6 +33,8 @@ class Timed:
             await asyncio.sleep(asks.get("s", 0.0))
         finally:
             self.n_open -= 1
+        if asks.get("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
         if error := asks.get("error"):
             raise ERRORS[error]("it failed")
         effect = Unit(key=f"effect-{claimed.unit.key}-{claimed.epoch}", kind="effect")

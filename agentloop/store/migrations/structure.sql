@@ -436,5 +436,26 @@ CREATE TABLE label_rejection (
 );
 CREATE INDEX trace_disputed ON trace (project, "key") WHERE reward_state = 'disputed';
 CREATE INDEX trace_by_outcome ON trace (project, purpose, policy_version, task_id, reward_state, reward) WHERE task_id IS NOT NULL AND superseded IS NULL;
+CREATE TABLE stored_object (
+	sha256 VARCHAR NOT NULL, 
+	put_at DATETIME NOT NULL, 
+	PRIMARY KEY (sha256)
+);
+CREATE TABLE chore (
+	name VARCHAR NOT NULL, 
+	begun_at DATETIME NOT NULL, 
+	PRIMARY KEY (name)
+);
+CREATE TABLE endpoint (
+	project VARCHAR NOT NULL, 
+	url VARCHAR NOT NULL, 
+	host VARCHAR NOT NULL, 
+	models VARCHAR NOT NULL, 
+	note VARCHAR NOT NULL, 
+	lease_s FLOAT NOT NULL, 
+	started_at DATETIME NOT NULL, 
+	beat_at DATETIME NOT NULL, 
+	PRIMARY KEY (project, url)
+);
 INSERT INTO body_text(body_text, rank) VALUES ('automerge', 16);
-INSERT INTO alembic_version (version_num) VALUES ('0011');
+INSERT INTO alembic_version (version_num) VALUES ('0012');

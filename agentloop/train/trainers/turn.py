@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from agentloop.abilities import KeepsCheckpoints
 from agentloop.errors import ConfigError, counted, extra
 from agentloop.output_files import write_text
 from agentloop.protocols import Draft, Experience
@@ -80,7 +81,7 @@ class OverlayTurn:
         n_validation = self._experience.n_validation or len(aside)
         n_chosen = min(n_validation, MAX_VALIDATION)
         indices = sorted(self._draft.rng("validation").sample(range(n_validation), n_chosen))
-        clock = TurnClock(self._draft.workspace / CLOCK)
+        clock = clock_of(self._draft)
         budget = Budget(clock, self._effort.max_attempts, self._effort.max_usd, self._effort.max_minutes)
         n_lessons = self._effort.n_lessons + len(self._parent.lessons)
         # The search would otherwise spend every attempt and leave none for trying lessons.
@@ -204,3 +205,9 @@ class OverlayTurn:
         if n_gone:
             changes.append(f"without {counted(n_gone, 'lesson')}")
         return ", ".join(changes)
+
+
+def clock_of(draft: Draft) -> TurnClock:
+    """The clock of a turn, which goes on where another machine takes the turn over."""
+    file = draft.workspace / CLOCK
+    return TurnClock(file, draft.keep) if isinstance(draft, KeepsCheckpoints) else TurnClock(file)
