@@ -10,7 +10,7 @@ import math
 import re
 from datetime import UTC, datetime
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError
 
 from agentloop.errors import ConfigError
 from agentloop.gate.outcomes import GateResult, Header, Look, Outcome
@@ -38,13 +38,6 @@ class SentLook(Frozen):
     number: int = Field(ge=0, lt=2**31)
     look: Look
 
-    @model_validator(mode="after")
-    def _can_be_stored(self) -> SentLook:
-        figures = (self.look.e_fail, self.look.e_pass, self.look.mean, self.look.low, self.look.high)
-        if not 0 <= self.look.n < 2**31 or not all(map(math.isfinite, figures)):
-            raise ValueError("a look has a number that is too large or not finite")
-        return self
-
 
 class SentGate(Frozen):
     """A gate with all that a page shows of it."""
@@ -62,14 +55,6 @@ class SentGate(Frozen):
     looks: tuple[SentLook, ...]
     result: GateResult
     """Without looks."""
-
-    @model_validator(mode="after")
-    def _agrees(self) -> SentGate:
-        if self.verdict not in (None, self.result.verdict.value):
-            raise ValueError(f"the verdict is {self.verdict!r}, and its result says {self.result.verdict.value}")
-        if not all(math.isfinite(reward) for rewards in self.banked.values() for reward in rewards):
-            raise ValueError("a reward in the bank is not finite")
-        return self
 
 
 def read_gate(store: Store, id: str) -> tuple[str, SentGate]:
@@ -107,8 +92,7 @@ def put_gate(store: Store, id: str, gate: SentGate, *, by: str) -> None:
     match = _ID.fullmatch(id)
     if match is None:
         raise ConfigError(f"{id!r} is no id of a gate that was sent; `agentloop gate --post` names it")
-    if r"\u0000" in gate.model_dump_json():
-        raise ConfigError("a text of the gate has the character NUL, which not every database stores; remove it")
+    _refuse_unstorable(gate)
     packed = pack_result(gate.result)
     try:
         unpack_result(packed, {})
@@ -159,6 +143,21 @@ def put_gate(store: Store, id: str, gate: SentGate, *, by: str) -> None:
             ],
         )
     )
+
+
+def _refuse_unstorable(gate: SentGate) -> None:
+    """Raises ConfigError for a gate that a database or a page could not take."""
+    if gate.verdict not in (None, gate.result.verdict.value):
+        raise ConfigError(
+            f"the verdict is {gate.verdict!r}, and its result says {gate.result.verdict.value}; send both"
+        )
+    rewards = [reward for each in gate.banked.values() for reward in each]
+    looks = [each.look for each in gate.looks]
+    figures = [figure for look in looks for figure in (look.e_fail, look.e_pass, look.mean, look.low, look.high)]
+    if not all(map(math.isfinite, (*rewards, *figures))) or not all(0 <= look.n < 2**31 for look in looks):
+        raise ConfigError("a reward or a look has a number that is not finite, or too large; send what the gate wrote")
+    if r"\u0000" in gate.model_dump_json():
+        raise ConfigError("a text of the gate has the character NUL, which not every database stores; remove it")
 
 
 def _sent(row: StoredOutcome) -> SentOutcome:
