@@ -6,14 +6,16 @@ another run of the same question on another machine becomes another gate. A sent
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from datetime import UTC, datetime
+from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from agentloop.errors import ConfigError
-from agentloop.gate.outcomes import GateResult, Header, Look, Outcome
+from agentloop.gate.outcomes import GateResult, Header, Look, Outcome, stored_outcome
 from agentloop.gate.result import pack_result, unpack_result
 from agentloop.store.evidence import EvidenceLog, StoredLook, StoredOutcome
 from agentloop.store.gate_rows import SentEvidence
@@ -28,7 +30,8 @@ class SentOutcome(Frozen):
 
     suite: str = Field(max_length=500)
     suite_hash: str = Field(max_length=100)
-    outcome: Outcome
+    outcome: dict[str, Any]
+    """A `gate.outcomes.Outcome`, as a line of its file has it."""
 
 
 class SentLook(Frozen):
@@ -98,22 +101,7 @@ def put_gate(store: Store, id: str, gate: SentGate, *, by: str) -> None:
         unpack_result(packed, {})
     except ValidationError:
         raise ConfigError("the result has a number that is not finite; send the result as the gate wrote it") from None
-    rows = [
-        StoredOutcome(
-            position=position,
-            suite=one.suite,
-            suite_hash=one.suite_hash,
-            task_id=one.outcome.task_id,
-            side=one.outcome.policy.value,
-            trial=one.outcome.trial,
-            policy_version=0,  # numbers of versions are those of the sender's project
-            trace_id=one.outcome.trace_id,
-            state=one.outcome.state.value,
-            reward=one.outcome.reward,
-            body=one.outcome.model_dump_json(exclude_defaults=True),
-        )
-        for position, one in enumerate(gate.outcomes)
-    ]
+    rows = [_stored(position, one) for position, one in enumerate(gate.outcomes)]
     store.put_sent_gate(
         SentEvidence(
             id=id,
@@ -161,7 +149,17 @@ def _refuse_unstorable(gate: SentGate) -> None:
 
 
 def _sent(row: StoredOutcome) -> SentOutcome:
-    return SentOutcome(suite=row.suite, suite_hash=row.suite_hash, outcome=Outcome.model_validate_json(row.body))
+    return SentOutcome(suite=row.suite, suite_hash=row.suite_hash, outcome=json.loads(row.body))
+
+
+def _stored(position: int, sent: SentOutcome) -> StoredOutcome:
+    """Raises ConfigError for an outcome that contradicts itself."""
+    try:
+        outcome = Outcome.model_validate(sent.outcome)
+    except ValidationError as error:
+        raise ConfigError(f"outcome {position}: {error.errors()[0]['msg']}; send what the gate wrote") from None
+    # Numbers of versions are those of the sender's project.
+    return stored_outcome(outcome, position, sent.suite, sent.suite_hash, policy_version=0)
 
 
 def _aware(at: datetime) -> datetime:
