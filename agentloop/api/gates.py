@@ -32,7 +32,9 @@ from agentloop.views.gates import GateDocument, GateLine, GateList, gate_documen
 MAX_RUNS = 20
 """Newest folders of runs whose stores are read."""
 GateId = Annotated[str, PathParameter(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.:-]+$")]
-Before = Annotated[datetime | None, Query(description="Only comparisons that started before this time.")]
+SentId = Annotated[str, PathParameter(pattern=r"^gate-[0-9a-f]{1,64}\.[0-9a-f]{8}-[0-9]{1,9}$")]
+_TIME = r"^[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?([+-][01][0-9]:[0-5][0-9]|Z)?$"
+Before = Annotated[str | None, Query(pattern=_TIME, description="Only comparisons that started before this time.")]
 
 
 class AdmittedCase(Frozen):
@@ -91,15 +93,15 @@ def gate_routes(store: Store, folder: Path | None) -> APIRouter:
     @routes.get("/gates")
     def list_gates(project: Project, before: Before = None, limit: Limit = 50) -> GateList:
         """Gates and comparisons of loops, the newest first."""
-        return list_all(store.in_project(project), runs_of(project), before=before, limit=limit)
+        return list_all(store.in_project(project), runs_of(project), before=time_of(before), limit=limit)
 
     @routes.get("/gates/{gate_id}")
     def get_gate(project: Project, gate_id: GateId) -> GateDocument:
         """One gate with its result; while it runs, with what its outcomes so far say."""
         return find_gate(store.in_project(project), runs_of(project), gate_id)[0]
 
-    @routes.put("/gates/{gate_id}")
-    def put_sent_gate(project: Project, request: Request, gate_id: GateId, body: SentGate) -> GateLine:
+    @routes.put("/gates/{gate_id}/sent")
+    def put_sent_gate(project: Project, request: Request, gate_id: SentId, body: SentGate) -> GateLine:
         """Keep a gate that ran elsewhere, with its outcomes and looks. Sent again, it changes nothing."""
         own = store.in_project(project)
         key = getattr(request.state, "key", None)
@@ -112,6 +114,14 @@ def gate_routes(store: Store, folder: Path | None) -> APIRouter:
         return read_cases(folder if project == store.project else None)
 
     return routes
+
+
+def time_of(text: str | None) -> datetime | None:
+    """The time of a list's next page. Raises ConfigError for one that no calendar has."""
+    try:
+        return None if text is None else datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"before: no time {text!r}; write one as 2026-01-31T12:00:00Z") from None
 
 
 def list_all(store: Store, runs: RunStores, *, before: datetime | None = None, limit: int = 50) -> GateList:

@@ -37,7 +37,7 @@ def post_gate(url: str, folder: Path, project: Path) -> str:
         id, gate = read_gate(store, _evidence_id(folder))
     finally:
         store.close()
-    asyncio.run(_put(f"{base}/api/v1/gates/{id}", gate.model_dump_json().encode(), key))
+    asyncio.run(_put(f"{base}/api/v1/gates/{id}/sent", gate.model_dump_json().encode(), key))
     return f"{base}/gates/{id}"
 
 

@@ -6,14 +6,16 @@ another run of the same question on another machine becomes another gate. A sent
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from datetime import UTC, datetime
+from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError
 
 from agentloop.errors import ConfigError
-from agentloop.gate.outcomes import GateResult, Header, Look, Outcome
+from agentloop.gate.outcomes import GateResult, Header, Look, Outcome, stored_outcome
 from agentloop.gate.result import pack_result, unpack_result
 from agentloop.store.evidence import EvidenceLog, StoredLook, StoredOutcome
 from agentloop.store.gate_rows import SentEvidence
@@ -28,7 +30,8 @@ class SentOutcome(Frozen):
 
     suite: str = Field(max_length=500)
     suite_hash: str = Field(max_length=100)
-    outcome: Outcome
+    outcome: dict[str, Any]
+    """A `gate.outcomes.Outcome`, as a line of its file has it."""
 
 
 class SentLook(Frozen):
@@ -37,13 +40,6 @@ class SentLook(Frozen):
     suite: str = Field(max_length=500)
     number: int = Field(ge=0, lt=2**31)
     look: Look
-
-    @model_validator(mode="after")
-    def _can_be_stored(self) -> SentLook:
-        figures = (self.look.e_fail, self.look.e_pass, self.look.mean, self.look.low, self.look.high)
-        if not 0 <= self.look.n < 2**31 or not all(map(math.isfinite, figures)):
-            raise ValueError("a look has a number that is too large or not finite")
-        return self
 
 
 class SentGate(Frozen):
@@ -62,14 +58,6 @@ class SentGate(Frozen):
     looks: tuple[SentLook, ...]
     result: GateResult
     """Without looks."""
-
-    @model_validator(mode="after")
-    def _agrees(self) -> SentGate:
-        if self.verdict not in (None, self.result.verdict.value):
-            raise ValueError(f"the verdict is {self.verdict!r}, and its result says {self.result.verdict.value}")
-        if not all(math.isfinite(reward) for rewards in self.banked.values() for reward in rewards):
-            raise ValueError("a reward in the bank is not finite")
-        return self
 
 
 def read_gate(store: Store, id: str) -> tuple[str, SentGate]:
@@ -107,29 +95,13 @@ def put_gate(store: Store, id: str, gate: SentGate, *, by: str) -> None:
     match = _ID.fullmatch(id)
     if match is None:
         raise ConfigError(f"{id!r} is no id of a gate that was sent; `agentloop gate --post` names it")
-    if r"\u0000" in gate.model_dump_json():
-        raise ConfigError("a text of the gate has the character NUL, which not every database stores; remove it")
+    _refuse_unstorable(gate)
     packed = pack_result(gate.result)
     try:
         unpack_result(packed, {})
     except ValidationError:
         raise ConfigError("the result has a number that is not finite; send the result as the gate wrote it") from None
-    rows = [
-        StoredOutcome(
-            position=position,
-            suite=one.suite,
-            suite_hash=one.suite_hash,
-            task_id=one.outcome.task_id,
-            side=one.outcome.policy.value,
-            trial=one.outcome.trial,
-            policy_version=0,  # numbers of versions are those of the sender's project
-            trace_id=one.outcome.trace_id,
-            state=one.outcome.state.value,
-            reward=one.outcome.reward,
-            body=one.outcome.model_dump_json(exclude_defaults=True),
-        )
-        for position, one in enumerate(gate.outcomes)
-    ]
+    rows = [_stored(position, one) for position, one in enumerate(gate.outcomes)]
     store.put_sent_gate(
         SentEvidence(
             id=id,
@@ -161,8 +133,33 @@ def put_gate(store: Store, id: str, gate: SentGate, *, by: str) -> None:
     )
 
 
+def _refuse_unstorable(gate: SentGate) -> None:
+    """Raises ConfigError for a gate that a database or a page could not take."""
+    if gate.verdict not in (None, gate.result.verdict.value):
+        raise ConfigError(
+            f"the verdict is {gate.verdict!r}, and its result says {gate.result.verdict.value}; send both"
+        )
+    rewards = [reward for each in gate.banked.values() for reward in each]
+    looks = [each.look for each in gate.looks]
+    figures = [figure for look in looks for figure in (look.e_fail, look.e_pass, look.mean, look.low, look.high)]
+    if not all(map(math.isfinite, (*rewards, *figures))) or not all(0 <= look.n < 2**31 for look in looks):
+        raise ConfigError("a reward or a look has a number that is not finite, or too large; send what the gate wrote")
+    if r"\u0000" in gate.model_dump_json():
+        raise ConfigError("a text of the gate has the character NUL, which not every database stores; remove it")
+
+
 def _sent(row: StoredOutcome) -> SentOutcome:
-    return SentOutcome(suite=row.suite, suite_hash=row.suite_hash, outcome=Outcome.model_validate_json(row.body))
+    return SentOutcome(suite=row.suite, suite_hash=row.suite_hash, outcome=json.loads(row.body))
+
+
+def _stored(position: int, sent: SentOutcome) -> StoredOutcome:
+    """Raises ConfigError for an outcome that contradicts itself."""
+    try:
+        outcome = Outcome.model_validate(sent.outcome)
+    except ValidationError as error:
+        raise ConfigError(f"outcome {position}: {error.errors()[0]['msg']}; send what the gate wrote") from None
+    # Numbers of versions are those of the sender's project.
+    return stored_outcome(outcome, position, sent.suite, sent.suite_hash, policy_version=0)
 
 
 def _aware(at: datetime) -> datetime:

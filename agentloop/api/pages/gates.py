@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from agentloop.api.gates import Before, GateId, RunStores, find_gate, list_all, read_cases
+from agentloop.api.gates import Before, GateId, RunStores, find_gate, list_all, read_cases, time_of
 from agentloop.api.pages.site import PageSite
 from agentloop.gate import findings
 from agentloop.gate.outcomes import GateResult
@@ -43,7 +43,7 @@ def gate_pages(site: PageSite) -> APIRouter:
 
     @routes.get("/gates")
     def show_gates(request: Request, before: Before = None) -> Response:
-        listed = list_all(site.store_of(request), runs_of(request), before=before)
+        listed = list_all(site.store_of(request), runs_of(request), before=time_of(before))
         cases = read_cases(site.folder_of(request)) if before is None else None
         return site.draw(request, "gates.html.j2", listed=listed, cases=cases, before=before)
 
