@@ -48,7 +48,7 @@ class Environments:
         self._name = name
         self._options = options
         self._running: dict[str, Any] = {}
-        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._starting: dict[str, asyncio.Task[Any]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._folders: dict[str, tempfile.TemporaryDirectory[str]] = {}
         self._expired: set[str] = set()
@@ -89,7 +89,7 @@ class Environments:
         task = asyncio.ensure_future(self._start(sandbox, image, folder, network, cpus, memory_mb))
         self._starting[sandbox] = task
         try:
-            await asyncio.shield(task)
+            environment = await task
         except BaseException:
             with suppress(Exception):  # why it did not start matters more
                 await self.stop(sandbox)
@@ -99,7 +99,7 @@ class Environments:
         if lifetime_s is not None:
             loop = asyncio.get_running_loop()
             self._timers[sandbox] = loop.call_later(lifetime_s, lambda: loop.create_task(self._expire(sandbox)))
-        return {"is_network_ours": network == [] and self._is_local_compose(self._running[sandbox])}
+        return {"is_network_ours": network == [] and self._is_local_compose(environment)}
 
     async def exec(self, sandbox: str, command: str, timeout_s: int, tail: int) -> dict[str, Any]:
         """Run `command` as root and wait for it: its exit code, and the last `tail` characters of its output."""
@@ -118,11 +118,13 @@ class Environments:
         return {}
 
     async def stop(self, sandbox: str) -> dict[str, Any]:
-        """End an environment and whatever is left of it; also one that is being started. Not there is not an error."""
+        """End an environment. Not there is not an error.
+
+        One that is being started is ended after its start: given up in the middle, its service would go on with it.
+        """
         if timer := self._timers.pop(sandbox, None):
             timer.cancel()
-        if (task := self._starting.get(sandbox)) and not task.done():
-            task.cancel()
+        if task := self._starting.get(sandbox):
             await asyncio.wait({task})
         environment = self._running.pop(sandbox, None)
         try:
@@ -151,7 +153,7 @@ class Environments:
         network: list[str] | None,
         cpus: float | None,
         memory_mb: int | None,
-    ) -> None:
+    ) -> Any:
         place = Path(self._folders[sandbox].name)
         source = Path(folder) if folder is not None else place / "environment"
         source.mkdir(exist_ok=True)
@@ -174,6 +176,7 @@ class Environments:
             raise RefusedRequest("capability", _words(error)) from error
         self._running[sandbox] = environment  # before it has started: a part of it may be there when it fails
         await asyncio.wait_for(environment.start(force_build=False), START_S)
+        return environment
 
     def _construct(
         self,

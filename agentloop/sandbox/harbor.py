@@ -97,9 +97,12 @@ class HarborBackend:
             place = await self._set_up(process, sandbox_id, spec, has_network=is_network_open)
             sandbox = CalledSandbox(sandbox_id, self.isolation, process, place)
             await sandbox.fill(spec)
+        except asyncio.CancelledError:
+            process.ask("stop", sandbox=sandbox_id)  # after its start, which nobody waits for
+            raise
         except BaseException as error:
             with suppress(AnsweredError, BrokenPipeError):
-                await asyncio.shield(asyncio.wrap_future(process.ask("stop", sandbox=sandbox_id)))
+                await asyncio.wrap_future(process.ask("stop", sandbox=sandbox_id))
             if isinstance(error, AnsweredError):
                 raise self._blamed(error, image or spec.image) from error
             if isinstance(error, BrokenPipeError):

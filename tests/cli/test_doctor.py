@@ -13,6 +13,7 @@ from sandbox.test_owner import owner
 
 from agentloop.sandbox import checkup as checkup_module
 from agentloop.sandbox.checkup import TRIALS, LimitTrial
+from agentloop.sandbox.engine import engine
 
 from .conftest import Run
 
@@ -52,6 +53,12 @@ def test_doctor_tries_what_docker_holds(agentloop: Run) -> None:
     assert document["auto"] == "docker"
     held = {name: result["held"] for name, result in backends(document)["docker"]["holds"].items()}
     assert held == dict.fromkeys(held, True)
+    with engine() as client:
+        present = client.api.info()["Runtimes"]
+    for runtime in ("runsc", "kata"):
+        row = backends(document)[f"docker ({runtime})"]
+        assert row["untested"] == (runtime not in present)
+        assert row["works"] or row["problem"], "a runtime that was not tried must say why"
 
 
 @pytest.mark.usefixtures("bubblewrap")

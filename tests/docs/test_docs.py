@@ -24,6 +24,8 @@ from parts import Run
 
 from agentloop.config.sections import SandboxSection
 from agentloop.plugins import METHODS, installed
+from agentloop.sandbox.docker import DockerBackend
+from agentloop.sandbox.harbor import HarborBackend
 from agentloop.store.verdicts import REWARDS
 from tests.api.serving import serving
 from tests.formats.samples import SHARED
@@ -283,11 +285,14 @@ def test_the_python_of_the_sandboxes_page_runs(tmp_path: Path, bubblewrap: objec
     assert (tmp_path / "out" / "note").read_text() == "text"
 
 
-def test_the_secret_of_the_sandboxes_page_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_of_the_sandboxes_page_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "x")
-    (table,) = blocks((ROOT / "sandboxes" / "README.md").read_text(), "toml")
-    (secret,) = SandboxSection.model_validate(tomllib.loads(table)["sandbox"]).secrets
+    tables = blocks((ROOT / "sandboxes" / "README.md").read_text(), "toml")
+    headers, runtime, remote = [SandboxSection.model_validate(tomllib.loads(table)["sandbox"]) for table in tables]
+    (secret,) = headers.secrets
     assert (secret.host, secret.value.get_secret_value()) == ("api.example.com", "Bearer x")
+    assert DockerBackend(**runtime.options_of("docker")).isolation == "container (runsc)"
+    assert HarborBackend(**remote.options_of("harbor")).isolation == "harbor:e2b"
 
 
 def test_the_index_lists_every_page_in_reading_order() -> None:

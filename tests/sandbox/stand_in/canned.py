@@ -61,7 +61,9 @@ class Canned:
     async def start(self, force_build: bool) -> None:
         print("this is no answer")
         self._note("start")
-        await asyncio.sleep(self._slow_s)
+        if self._slow_s:
+            await asyncio.sleep(self._slow_s)
+            self._note("started")
         if self._fails:
             raise RuntimeError(self._fails)
 
