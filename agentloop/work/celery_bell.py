@@ -256,7 +256,7 @@ class CeleryBell:
 
 
 class _Ear:
-    """What one worker hears of a bell; see `bells.Bell`."""
+    """A bell for one worker, which hears only some kinds; see `bells.Bell`."""
 
     def __init__(self, bell: CeleryBell, kinds: Collection[str]) -> None:
         self.kinds = frozenset(kinds)
