@@ -14,8 +14,8 @@ from agentloop.api.sessions import SIGN_IN_S, BrowserSessions, cookie_name, cook
 SEE_OTHER = 303
 
 
-def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
-    """The pages that begin and end a session."""
+def enter_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
+    """The address that the service prints."""
     routes = APIRouter(include_in_schema=False)
 
     @routes.get(ENTER)
@@ -35,6 +35,13 @@ def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
         page = site.draw(request, "enter.html.j2", next=_local(next))
         page.headers["set-cookie"] = response.headers["set-cookie"]
         return page
+
+    return routes
+
+
+def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
+    """The pages that begin and end a session with a key."""
+    routes = APIRouter(include_in_schema=False)
 
     async def end(request: Request) -> None:
         cookie = cookie_of(request.scope)
