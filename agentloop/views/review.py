@@ -79,7 +79,7 @@ class ReviewQueue(Frozen):
     """First against second opinion; None without second opinions."""
 
 
-class Passage(Frozen):
+class QuotedPassage(Frozen):
     """Words of a trace around a quote; the quote is empty if it does not occur there."""
 
     place: str
@@ -98,7 +98,7 @@ class ReviewLabel(Frozen):
     detectors: tuple[str, ...]
     confidence: float
     critical: bool
-    passage: Passage | None
+    passage: QuotedPassage | None
     """None if the step cannot be read or does not contain the quote."""
 
 
@@ -271,7 +271,7 @@ def _labels(failures: Sequence[Failure], reader: _StepReader) -> Iterator[Review
         )
 
 
-def _passage_at(reader: _StepReader, step: int, evidence: str) -> Passage | None:
+def _passage_at(reader: _StepReader, step: int, evidence: str) -> QuotedPassage | None:
     page = reader(step)
     if page is None or not page.steps or page.steps[0].index != step or not evidence.strip():
         return None
@@ -292,13 +292,13 @@ def _texts(step: Step) -> Iterator[tuple[str, str]]:
         yield f"what the {heard.role} said", heard.content
 
 
-def passage(place: str, text: str, evidence: str) -> Passage:
+def passage(place: str, text: str, evidence: str) -> QuotedPassage:
     """The words around the first occurrence of `evidence` in `text`, however they are spaced."""
     found_at = re.search(r"\s+".join(map(re.escape, evidence.split())), text) if evidence.strip() else None
     if found_at is None:
-        return Passage(place=place, before="", quote="", after="")
+        return QuotedPassage(place=place, before="", quote="", after="")
     start, end = found_at.span()
-    return Passage(
+    return QuotedPassage(
         place=place,
         before=text[max(0, start - MAX_CONTEXT) : start],
         quote=text[start:end],
