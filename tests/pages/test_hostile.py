@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -19,6 +20,8 @@ from fastapi.routing import iter_route_contexts
 from playwright.sync_api import Browser
 
 from agentloop.api.pages.paths import ENTER, SIGN_IN, is_open_page, is_page
+from agentloop.otel.stored_trace import StoredTrace
+from agentloop.reports.trace_file import page_of
 from agentloop.store.store import Store
 
 from .attacks import ATTACKS, fill_with_attacks, trace_id_of
@@ -185,3 +188,29 @@ def test_what_anybody_may_open_stands_the_same(browser: Browser, tmp_path: Path)
             for address in (f"{SIGN_IN}?next={value}", f"{ENTER}?token={value}&next={value}", f"/shared/{value}"):
                 assert is_open_page(address.partition("?")[0])
                 assert check(tab, shown, address) == []
+
+
+@pytest.mark.first(batch=1)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_trace_in_a_file_runs_nothing(browser: Browser, tmp_path: Path, batch: int) -> None:
+    """From `file://`, where a script would read other files. The only style is the file's own."""
+    with closing(Store(tmp_path / "store.db")) as store:
+        attacks = attacks_of(batch)
+        fill_with_attacks(store, attacks)
+        wrong = []
+        with opened(browser, "about:blank") as tab:
+            for number in attacks:
+                row = store.named(trace_id_of(number), project="default")
+                path = tmp_path / f"{number}.html"
+                path.write_text(page_of([StoredTrace(store, row)]), "utf-8")
+                tab.requests.clear()
+                tab.page.goto(path.as_uri())
+                wrong += [each for each in tab.page.evaluate(INSPECT) if not each.startswith(OF_THE_FILE)]
+                wrong += tab.console
+                wrong += [url for url in tab.requests if url != path.as_uri() and not url.startswith("data:,")]
+                assert tab.page.locator("style").count() == 1
+    assert wrong == []
+
+
+OF_THE_FILE = ("element: <style>", 'meta: <meta http-equiv="Content-Security-Policy" content="default-src \'none\'')
+"""What a file of its own has and a page has not."""
