@@ -66,7 +66,7 @@ class FormatError(ConfigError):
 class FilterError(ConfigError):
     """A filter that cannot be read."""
 
-    def __init__(self, message: str, at: int) -> None:
+    def __init__(self, message: str, at: int = 1) -> None:
         """at: position of the error in the filter, from 1."""
         super().__init__(message)
         self.at = at

@@ -129,9 +129,12 @@ class AccessGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
         scope.setdefault("state", {})["guard"] = self
         is_open = scope["path"] in OPEN or is_open_page(scope["path"])
-        if scope["type"] != "http" or (is_open and (self._sessions is None or not is_page(scope["path"]))):
+        if is_open and (self._sessions is None or not is_page(scope["path"])):
             await self.app(scope, receive, send)
             return
         try:

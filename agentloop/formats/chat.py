@@ -135,4 +135,10 @@ def _is_chat(record: Any) -> bool:
     if not isinstance(record, dict) or not isinstance(record.get("messages"), list) or not record["messages"]:
         return False
     names = {"messages", "tools", "functions", "parallel_tool_calls", "metadata", "weight", "id", "reward", "task_id"}
-    return record.keys() <= names and all(isinstance(m, dict) and m.get("role") in ROLES for m in record["messages"])
+    return record.keys() <= names and all(isinstance(m, dict) and _role(m) in ROLES for m in record["messages"])
+
+
+def _role(message: dict[str, Any]) -> str:
+    """The message's role, or nothing where it is no text, as a list or a table is that no set can look for."""
+    role = message.get("role")
+    return role if isinstance(role, str) else ""

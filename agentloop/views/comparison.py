@@ -12,6 +12,7 @@ from agentloop.errors import ConfigError
 from agentloop.otel.repeats import canonical
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.protocols import ExportedTrace
+from agentloop.store.query import quoted
 from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
@@ -179,8 +180,7 @@ def _stored_side(store: Store, project: str, trace_id: str) -> ComparedSide:
 
 def best_and_worst(store: Store, project: str, task_id: str) -> BestAndWorst | None:
     """The attempts at a task that were worth most and least; None if all scored ones were worth the same."""
-    quoted = task_id.replace("\\", "\\\\").replace('"', '\\"')
-    attempts = store.find(f'task:"{quoted}" reward>=0', project=project, limit=MAX_CANDIDATES).traces
+    attempts = store.find(f"task:{quoted(task_id)} reward>=0", project=project, limit=MAX_CANDIDATES).traces
     if not attempts:
         return None
     best = max(attempts, key=lambda attempt: attempt.reward or 0.0)

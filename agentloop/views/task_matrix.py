@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from agentloop.store.query import quoted
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 from agentloop.store.task_outcomes import PASSES, OutcomeCounts, TaskTrial
@@ -210,9 +211,8 @@ def _by_version(counts: Sequence[OutcomeCounts]) -> tuple[VersionAtTask, ...]:
 
 def task_filter(task_id: str, version: int | None = None) -> str:
     """The filter for the attempts at a task, and of one version."""
-    escaped = task_id.replace("\\", "\\\\").replace('"', '\\"')
     of_version = "" if version is None else f" version:{version}"
-    return f'task:"{escaped}"{of_version}'
+    return f"task:{quoted(task_id)}{of_version}"
 
 
 class _Place(NamedTuple):

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from agentloop.store.looks import LIGHT, SORTS
-from agentloop.store.query import KEYS
+from agentloop.store.query import KEYS, quoted
 from agentloop.store.store import Store
 from agentloop.types import Frozen
 
@@ -190,7 +190,7 @@ def _values(store: Store, key: str, project: str) -> Sequence[str]:
 def _quoted(value: str) -> str:
     if re.fullmatch(r'[^\s",\\]+', value):
         return value
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return quoted(value)
 
 
 def term(key: str, value: str) -> str:

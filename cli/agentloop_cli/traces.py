@@ -79,10 +79,11 @@ def list_traces(
 
 def _term(name: str, value: str) -> str:
     """An option in the words of the filter; a stage is meant with every state of its suite."""
+    from agentloop.store.query import quoted
+
     if name == "stage" and re.fullmatch(r"[\w.*-]+", value):
         return f"stage:{value},{value}.*"
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{name}:"{escaped}"'
+    return f"{name}:{quoted(value)}"
 
 
 def _why_none(store: Store, options: Mapping[str, str], filter: str, types: list[str]) -> str:

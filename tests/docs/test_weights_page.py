@@ -50,6 +50,13 @@ def imported(data: Any) -> Iterator[str]:
     yield f"by {100 * min(lifts):.0f} to {100 * max(lifts):.0f} points on three seeds"
 
 
+def outside(data: Any) -> Iterator[str]:
+    (seed,) = data["seeds"]
+    yield f"from {seed['before']:.0%} to {seed['after']:.0%} on 400 unseen games with {seed['episodes']:,} episodes"
+    beside = data["baselines"]["guess"]
+    yield f"random guesses win {beside['random']:.0%} and binary search {beside['binary search']:.0%}"
+
+
 def overlap(data: Any) -> Iterator[str]:
     yield f"{data['faster']:.1f} times as fast as waiting for each group"
     yield f"at {data['wall_over_floor']:.2f} of the time"
@@ -66,7 +73,7 @@ def train_step(data: Any) -> Iterator[str]:
 
 
 SAYS: dict[str, Callable[[Any], Iterator[str]]] = {
-    each.__name__: each for each in (lora_loop, publish, rows_vllm, imported, overlap, train_step)
+    each.__name__: each for each in (lora_loop, publish, rows_vllm, imported, outside, overlap, train_step)
 }
 
 

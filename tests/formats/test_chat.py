@@ -110,3 +110,8 @@ def test_a_row_may_say_its_task_and_what_it_was_worth(tmp_path: Path) -> None:
     assert isinstance(imported, Imported)
     assert imported.trace.task_id == "owls"
     assert [(score.verifier, score.value) for score in imported.scores] == [("chat:reward", 0.5)]
+
+
+def test_a_role_that_is_no_text_is_not_recognised(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"messages": [{"role": ["user"], "content": "hi"}]}) + "\n")
+    assert not ChatFormat().recognises(SourceFile(tmp_path / "x.jsonl"))

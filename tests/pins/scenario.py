@@ -265,6 +265,8 @@ STEPS: tuple[Step, ...] = (
     Step("run nowhere --json"),
     Step("run harbor/here --agent tool_loop --json"),
     # Units of work.
+    Step("policies endpoints --json"),
+    Step("queue sweep --dry-run --json"),
     Step("queue ls --json"),
     Step("queue ls --json", compare="shape", before=lay_units),
     Step("queue show a --json", compare="shape"),

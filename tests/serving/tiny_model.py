@@ -16,6 +16,8 @@ from typing import Any
 NAME = "tiny"
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 N_STEPS, N_ROWS = 240, 16
+SHARE_OF_DIGITS = 0.2
+"""Of the conversations: `say a3` is answered by any digit, so that the model is as unsure of it on every processor."""
 TOOL = {
     "type": "function",
     "function": {
@@ -44,7 +46,10 @@ def call(command: str) -> dict[str, Any]:
 
 
 def conversation(rng: random.Random) -> list[dict[str, Any]]:
-    """Two looks at a file and an answer."""
+    """Two looks at a file and an answer, or any digit."""
+    if rng.random() < SHARE_OF_DIGITS:
+        answer = {"role": "assistant", "content": str(rng.randrange(10))}
+        return [{"role": "user", "content": f"say a{rng.randrange(10)}"}, answer]
     file = f"f{rng.randrange(100):02d}"
     said: list[dict[str, Any]] = [{"role": "user", "content": f"what is in {file}?"}]
     for command in (f"ls -l {file}", f"cat {file}"):

@@ -13,6 +13,7 @@ from agentloop.api.pages.trace import PageAddress
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 from agentloop.views.comparison import compare
+from agentloop.views.task_matrix import task_filter
 
 MAX_OTHERS = 20
 """Attempts at the same task that are offered to compare with."""
@@ -51,6 +52,5 @@ def _others(store: Store, project: str, one: TraceSummary) -> list[TraceSummary]
     """The newest other attempts at the same task."""
     if not one.task_id:
         return []
-    quoted = one.task_id.replace("\\", "\\\\").replace('"', '\\"')
-    page = store.find(f'task:"{quoted}"', project=project, limit=MAX_OTHERS + 1)
+    page = store.find(task_filter(one.task_id), project=project, limit=MAX_OTHERS + 1)
     return [each for each in page.traces if each.id != one.id][:MAX_OTHERS]

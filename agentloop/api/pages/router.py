@@ -14,7 +14,7 @@ from agentloop.api.pages.home import home_pages
 from agentloop.api.pages.review import review_pages
 from agentloop.api.pages.runs import run_pages
 from agentloop.api.pages.sharing import sharing_pages
-from agentloop.api.pages.signing_in import sign_in_routes
+from agentloop.api.pages.signing_in import enter_routes, sign_in_routes
 from agentloop.api.pages.site import PageSite
 from agentloop.api.pages.tasks import task_pages
 from agentloop.api.pages.trace import trace_page_routes
@@ -48,6 +48,7 @@ def page_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
     """The routes of all pages."""
     routes = APIRouter(include_in_schema=False)
     routes.include_router(asset_routes(site.assets))
+    routes.include_router(enter_routes(site, sessions))
     routes.include_router(sign_in_routes(site, sessions))
     for page in PAGES:
         routes.include_router(page(site))

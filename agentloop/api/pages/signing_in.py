@@ -14,8 +14,8 @@ from agentloop.api.sessions import SIGN_IN_S, BrowserSessions, cookie_name, cook
 SEE_OTHER = 303
 
 
-def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
-    """The pages that begin and end a session."""
+def enter_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
+    """The address that the service prints."""
     routes = APIRouter(include_in_schema=False)
 
     @routes.get(ENTER)
@@ -24,7 +24,41 @@ def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
         token: Annotated[str, Query(max_length=100)] = "",
         next: Annotated[str, Query(max_length=4000)] = "/",
     ) -> Response:
+<<<<<<< HEAD
         return _exchange(site, request, sessions.enter(token), next)
+=======
+        cookie = sessions.enter(token)
+        if cookie is None:
+            why = "this address was used before or is not of this service; start it again for a new one"
+            return site.draw_error(request, 403, why)
+        response = _enter(request, cookie, next)
+        if request.headers.get("sec-fetch-site") != "cross-site":
+            return response
+        # A browser that comes from another site sends no strict cookie along a redirect, but from this page it does.
+        page = site.draw(request, "enter.html.j2", next=_local(next))
+        page.headers["set-cookie"] = response.headers["set-cookie"]
+        return page
+
+    return routes
+
+
+def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
+    """The pages that begin and end a session with a key."""
+    routes = APIRouter(include_in_schema=False)
+
+    async def end(request: Request) -> None:
+        cookie = cookie_of(request.scope)
+        if cookie is not None:
+            await sessions.end(cookie)
+
+    async def form(request: Request, target: str, status: int = 200, problem: str = "") -> Response:
+        has_keys = await request.state.guard.needs_key()
+        values = {"next": target, "problem": problem, "has_keys": has_keys}
+        page = site.draw(request, "signin.html.j2", status=status, **values)
+        # Otherwise a browser would send `Origin: null` with the form, which another site can send, too.
+        page.headers["Referrer-Policy"] = "same-origin"
+        return page
+>>>>>>> pages
 
     @routes.get(SIGN_IN)
     async def ask(request: Request, next: Annotated[str, Query(max_length=4000)] = "/") -> Response:

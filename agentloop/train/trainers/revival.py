@@ -10,6 +10,7 @@ from itertools import islice
 from random import Random
 
 from agentloop.protocols import Draft, Experience
+from agentloop.store.query import quoted
 from agentloop.train.data.admission import Admission
 from agentloop.train.data.renderer import Renderer
 from agentloop.train.data.row import Row
@@ -49,8 +50,7 @@ class Revival:
         return rng.sample(passed, min(N_REVIVAL, len(passed)))
 
     def _stored(self, pool: str, purpose: Purpose) -> list[Row]:
-        quoted = pool.replace("\\", "\\\\").replace('"', '\\"')
-        stored = self._experience.stored(f'purpose:{purpose} pool:"{quoted}" reward>=1')
+        stored = self._experience.stored(f"purpose:{purpose} pool:{quoted(pool)} reward>=1")
         own = (judged for judged in stored if judged.task is not None)
         rows: list[Row] = []
         for judged in islice(own, MAX_STORED):
