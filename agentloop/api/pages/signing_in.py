@@ -24,9 +24,6 @@ def enter_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
         token: Annotated[str, Query(max_length=100)] = "",
         next: Annotated[str, Query(max_length=4000)] = "/",
     ) -> Response:
-<<<<<<< HEAD
-        return _exchange(site, request, sessions.enter(token), next)
-=======
         cookie = sessions.enter(token)
         if cookie is None:
             why = "this address was used before or is not of this service; start it again for a new one"
@@ -58,11 +55,10 @@ def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
         # Otherwise a browser would send `Origin: null` with the form, which another site can send, too.
         page.headers["Referrer-Policy"] = "same-origin"
         return page
->>>>>>> pages
 
     @routes.get(SIGN_IN)
     async def ask(request: Request, next: Annotated[str, Query(max_length=4000)] = "/") -> Response:
-        return await _form(site, request, _local(next))
+        return await form(request, _local(next))
 
     @routes.post(SIGN_IN)
     async def sign_in(request: Request) -> Response:
@@ -72,55 +68,25 @@ def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
         target = _local(fields.get("next", "/"))
         address = request.client.host if request.client else ""
         if not sessions.may_try(address):
-            page = await _form(site, request, target, 429, "Too many tries. Wait a minute and try again.")
+            page = await form(request, target, 429, "Too many tries. Wait a minute and try again.")
             page.headers["Retry-After"] = str(int(SIGN_IN_S))
             return page
         key = await request.state.guard.key(fields.get("key", "").strip())
         if key is None:
             problem = "This key is unknown or revoked. `agentloop keys ls` lists the valid ones."
-            return await _form(site, request, target, 401, problem)
-        await _end(sessions, request)  # a browser has one session
+            return await form(request, target, 401, problem)
+        await end(request)  # a browser has one session
         return _enter(request, await sessions.begin_with(key), target)
 
     @routes.post(SIGN_OUT)
     async def sign_out(request: Request, form: Form) -> Response:
-        await _end(sessions, request)
+        await end(request)
         response = RedirectResponse(SIGN_IN, SEE_OTHER)
         is_tls = request.scope["scheme"] == "https"  # a browser ignores a `__Host-` cookie that is not secure
         response.delete_cookie(cookie_name(request.scope), httponly=True, samesite="strict", secure=is_tls)
         return response
 
     return routes
-
-
-def _exchange(site: PageSite, request: Request, cookie: str | None, target: str) -> Response:
-    """What a printed address leads to. cookie: of the new session; None if its token is not valid."""
-    if cookie is None:
-        why = "this address was used before or is not of this service; start it again for a new one"
-        return site.draw_error(request, 403, why)
-    response = _enter(request, cookie, target)
-    if request.headers.get("sec-fetch-site") != "cross-site":
-        return response
-    # A browser that comes from another site sends no strict cookie along a redirect, but from this page it does.
-    page = site.draw(request, "enter.html.j2", next=_local(target))
-    page.headers["set-cookie"] = response.headers["set-cookie"]
-    return page
-
-
-async def _form(site: PageSite, request: Request, target: str, status: int = 200, problem: str = "") -> Response:
-    """The page to sign in."""
-    has_keys = await request.state.guard.needs_key()
-    page = site.draw(request, "signin.html.j2", status=status, next=target, problem=problem, has_keys=has_keys)
-    # Otherwise a browser would send `Origin: null` with the form, which another site can send, too.
-    page.headers["Referrer-Policy"] = "same-origin"
-    return page
-
-
-async def _end(sessions: BrowserSessions, request: Request) -> None:
-    """End the session of a browser, if it has one."""
-    cookie = cookie_of(request.scope)
-    if cookie is not None:
-        await sessions.end(cookie)
 
 
 def _enter(request: Request, cookie: str, target: str) -> Response:
