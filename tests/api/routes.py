@@ -18,7 +18,7 @@ from .serving import SPAN, request
 
 FILLED = {
     "verifier": "human", "detector": "human", "kind": "plan.repetition", "version": "v1", "number": "1",
-    "gate_id": "gate-0.00000000-1", "task_id": "t", "move": "pause",
+    "gate_id": "gate-0.00000000-1", "task_id": "sum-f1", "move": "pause",
 }  # fmt: skip
 BODIES: dict[str, Any] = {
     "/v1/traces": request(SPAN),

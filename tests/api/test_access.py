@@ -6,12 +6,14 @@ What a new one needs: what `routes.py` says. One that `read`, `ingest` and `judg
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from registry.test_versions import add
+from store.rows import judged
 
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
@@ -46,6 +48,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     store = Store(path)
     ways = read_ways(store)
     add(Registry(store.versions_in("mine")), 1)
+    with closing(Store(path, project="mine")) as mine:
+        mine.put_attempts("s", [judged("cd" * 16)])
     assert store.units_in("mine").begin_run("loop", "notes").number == 1
     keys: dict[str, str | None] = {"none": None, "unknown": "al_" + "0" * 12 + "_" + "x" * 43, "no key at all": "x"}
     for name, project, scopes in (
@@ -127,6 +131,8 @@ def taken(way: Way) -> tuple[int, ...]:
         return (409,)  # v1 is live, no version was before it, and none is a canary
     if way.method == "POST" and way.template.startswith("/api/v1/runs"):
         return (200, 409)  # it is cancelled by the first of them
+    if "/gates/" in way.template:
+        return (404,) if way.method == "GET" else (422,)  # no gate was sent here, and the body is none
     if way.template.endswith("/review/undo"):
         return (200, 409)  # there may be nothing to take back
     settled = way.method == "PUT" and ("/reward" in way.template or "/scores/" in way.template)
@@ -142,7 +148,7 @@ def test_a_scope_opens_what_it_is_for(scene: Scene) -> None:
         reads = way.method in ("GET", "HEAD") and way.template.startswith("/api/v1/")
         writes = way.method == "POST" and way.template in ("/v1/traces", "/v1/logs")
         gives = way.template == "/api/v1/feedback"
-        judges = way.method == "PUT" and way.template.startswith("/api/v1/traces/")
+        judges = way.method == "PUT" and way.template.startswith(("/api/v1/traces/", "/api/v1/gates/"))
         expected = {
             "reads": reads,
             "ingests": writes or gives,

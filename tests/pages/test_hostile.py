@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -19,6 +20,8 @@ from fastapi.routing import iter_route_contexts
 from playwright.sync_api import Browser
 
 from agentloop.api.pages.paths import ENTER, SIGN_IN, is_open_page, is_page
+from agentloop.otel.stored_trace import StoredTrace
+from agentloop.reports.trace_file import page_of
 from agentloop.store.store import Store
 
 from .attacks import ATTACKS, fill_with_attacks, trace_id_of
@@ -29,8 +32,8 @@ pytestmark = pytest.mark.slow
 SIZE = 10
 BATCHES = range(len(ATTACKS) // SIZE)
 """Every batch has attacks of all kinds."""
-MAX_ADDRESS = 3_000
-"""Characters of a value in an address; servers refuse longer ones anyway."""
+MAX_ADDRESS = 1_000
+"""Characters of a value in an address, so that none is longer than the server reads (64 KiB)."""
 REFUSED = re.compile(r"Failed to load resource: the server responded with a status of 4\d\d")
 
 INSPECT = """() => {
@@ -61,17 +64,21 @@ def attacks_of(batch: int) -> dict[int, str]:
     return {n: ATTACKS[n] for n in range(batch, len(ATTACKS), len(BATCHES))}
 
 
-def addresses(store: Store, number: int, place: int, attack: str) -> Iterator[str]:
+def templates_of(store: Store) -> list[tuple[str, list[str]]]:
+    """(path, names in its query) of every page."""
+    return [
+        (context.path.replace(":path}", "}"), [field.alias for field in _query_fields(context)])
+        for context in iter_route_contexts(app_of(store).router.routes)
+        if context.path is not None and "GET" in (context.methods or ()) and is_page(context.path)
+        if context.path not in (ENTER, SIGN_IN) and not context.path.startswith("/assets/")
+    ]
+
+
+def addresses(templates: list[tuple[str, list[str]]], number: int, place: int, attack: str) -> Iterator[str]:
     """The address of every page about the things that the attack names, with the attack in every parameter."""
     value = attack[:MAX_ADDRESS].encode("utf-8", "surrogatepass")
-    for context in iter_route_contexts(app_of(store).router.routes):
-        if context.path is None or "GET" not in (context.methods or ()) or not is_page(context.path):
-            continue
-        if context.path in (ENTER, SIGN_IN) or context.path.startswith("/assets/"):
-            continue
-        parts = context.path.replace(":path}", "}").split("/")
-        path = "/".join(_filled(part, number, place, value) for part in parts)
-        names = [field.alias for field in _query_fields(context)]
+    for template, names in templates:
+        path = "/".join(_filled(part, number, place, value) for part in template.split("/"))
         yield path
         if names:
             yield f"{path}?{urlencode(dict.fromkeys(names, value))}"
@@ -103,7 +110,7 @@ def check(tab: Opened, shown: Shown, address: str) -> list[str]:
     """What is wrong with a page after it was loaded."""
     wrong: list[str] = []
     try:
-        answer = tab.page.goto(shown.url + address, wait_until="load", timeout=20_000)
+        answer = tab.page.goto(shown.url + address, wait_until="load", timeout=60_000)
     except Exception as error:  # a download, or a page that does not load
         if "Download is starting" in str(error) or "ERR_ABORTED" in str(error):
             return []
@@ -129,13 +136,14 @@ def test_no_page_runs_loads_or_fails_over_text(browser: Browser, tmp_path: Path,
     store = Store(path)
     attacks = attacks_of(batch)
     fill_with_attacks(store, attacks)
+    templates = templates_of(store)  # before there is a server: two apps cannot be made at once
     wrong: list[str] = []
     dialogs: list[str] = []
     with showing(path) as shown, opened(browser, shown.entry(), accept_downloads=False) as tab:
         tab.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
         seen: set[str] = set()
         for place, (number, attack) in enumerate(attacks.items()):
-            for address in addresses(store, number, place, attack):
+            for address in addresses(templates, number, place, attack):
                 if address not in seen:
                     seen.add(address)
                     wrong += check(tab, shown, address)
@@ -185,3 +193,29 @@ def test_what_anybody_may_open_stands_the_same(browser: Browser, tmp_path: Path)
             for address in (f"{SIGN_IN}?next={value}", f"{ENTER}?token={value}&next={value}", f"/shared/{value}"):
                 assert is_open_page(address.partition("?")[0])
                 assert check(tab, shown, address) == []
+
+
+@pytest.mark.first(batch=1)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_trace_in_a_file_runs_nothing(browser: Browser, tmp_path: Path, batch: int) -> None:
+    """From `file://`, where a script would read other files. The only style is the file's own."""
+    with closing(Store(tmp_path / "store.db")) as store:
+        attacks = attacks_of(batch)
+        fill_with_attacks(store, attacks)
+        wrong = []
+        with opened(browser, "about:blank") as tab:
+            for number in attacks:
+                row = store.named(trace_id_of(number), project="default")
+                path = tmp_path / f"{number}.html"
+                path.write_text(page_of([StoredTrace(store, row)]), "utf-8")
+                tab.requests.clear()
+                tab.page.goto(path.as_uri())
+                wrong += [each for each in tab.page.evaluate(INSPECT) if not each.startswith(OF_THE_FILE)]
+                wrong += tab.console
+                wrong += [url for url in tab.requests if url != path.as_uri() and not url.startswith("data:,")]
+                assert tab.page.locator("style").count() == 1
+    assert wrong == []
+
+
+OF_THE_FILE = ("element: <style>", 'meta: <meta http-equiv="Content-Security-Policy" content="default-src \'none\'')
+"""What a file of its own has and a page has not."""
