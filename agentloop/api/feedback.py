@@ -30,6 +30,7 @@ def _storable(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_storable)]
+StepIndex = Annotated[int, Field(ge=0, lt=2**31, strict=True), BeforeValidator(_whole)]
 
 
 class Feedback(BaseModel):
@@ -62,7 +63,7 @@ class GivenScore(Feedback):
 class GivenLabel(Feedback):
     """A failure that a person or program found. The last word of a detector on a type and step counts."""
 
-    step: Annotated[int, Field(ge=0, lt=2**31, strict=True), BeforeValidator(_whole)] | None = None
+    step: StepIndex | None = None
     evidence: Text = Field(default="", max_length=10_000)
     confidence: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False, strict=True)
     critical: bool | None = Field(

@@ -8,16 +8,23 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from agentloop.api.feedback import Feedback, Text
+from agentloop.api.feedback import Feedback, StepIndex, Text
 from agentloop.api.parameters import MAX_PAGE, Project, TraceId
 from agentloop.api.verdicts import key_id_of, refuse_own_word
-from agentloop.judge.reviews import LabelPlace, Review, give_review
+from agentloop.judge.reviews import Review, give_review
 from agentloop.store.store import Store
-from agentloop.types import Verdict
+from agentloop.types import FailureType, Verdict
 from agentloop.views.review import ReviewItem, ReviewQueue, review_item, review_queue
 
 Sample = Annotated[int, Query(ge=0, le=MAX_PAGE, description="Scored traces that no person has judged, as a check.")]
 Name = Annotated[str, Query(max_length=100, description="Who reviews; default: the key.")]
+
+
+class GivenLabelPlace(Feedback):
+    """A failure's type and step; no step means the whole trace."""
+
+    type: FailureType
+    step: StepIndex | None = None
 
 
 class GivenReview(Feedback):
@@ -26,8 +33,8 @@ class GivenReview(Feedback):
     by: Text = Field(min_length=1, max_length=100)
     reward: float = Field(ge=0, le=1, allow_inf_nan=False, strict=True)
     why: Text = Field(min_length=1, max_length=2000)
-    rejected: tuple[LabelPlace, ...] = Field(default=(), max_length=100, description="Labels that are wrong.")
-    label: LabelPlace | None = Field(default=None, description="The failure that decided the outcome.")
+    rejected: tuple[GivenLabelPlace, ...] = Field(default=(), max_length=100, description="Labels that are wrong.")
+    label: GivenLabelPlace | None = Field(default=None, description="The failure that decided the outcome.")
 
 
 class Person(Feedback):
@@ -50,7 +57,7 @@ def review_routes(store: Store, trust: Collection[str]) -> APIRouter:
         """One trace as a person reviews it. A second opinion is blind: the first one is left out."""
         return review_item(store, project, trace_id, by or _reviewer(request))
 
-    @routes.put("/traces/{trace_id}/review")
+    @routes.put("/traces/{trace_id}/review/answer")
     def put_review(project: Project, request: Request, trace_id: TraceId, body: GivenReview) -> Verdict:
         """Answer: what it is worth, which labels are wrong, and what is right. The same again changes nothing."""
         refuse_own_word(store, trust, project, trace_id, key_id_of(request))

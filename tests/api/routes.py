@@ -27,7 +27,7 @@ BODIES: dict[str, Any] = {
     "scores": {"value": 1},
     "labels": {"evidence": ""},
     "reward": {"reward": 1},
-    "review": {"reward": 1, "why": "x", "by": "x"},
+    "answer": {"reward": 1, "why": "x", "by": "x"},
     "undo": {"by": "x"},
     "resolution": {"reward": 1, "why": "x", "by": "x"},
     "promote": {"override": "x"},
