@@ -22,6 +22,8 @@ KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", 
 LATEST_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 LARGEST = 1.7e308
 """Largest accepted number. Larger ones become infinite; JSON can contain one as 1e400."""
+MOST = (1 << 63) - 1024
+"""Largest whole number that is both an integer of the store and exact as a float."""
 Model = TypeVar("Model", bound=Frozen)
 
 
@@ -66,8 +68,8 @@ class Fields:
         value = self.number(key)
         if value is None:
             return None
-        if value != int(value):
-            raise FormatError(f"{self.where}: {key}: got {value:g}, expected a whole number")
+        if value != int(value) or abs(value) > MOST:
+            raise FormatError(f"{self.where}: {key}: got {value:g}, expected a whole number below 2^63")
         return int(value)
 
     def number(self, key: str) -> float | None:
@@ -199,7 +201,7 @@ def list_at(value: Any, *path: str | int) -> list[Any]:
 def count_at(value: Any, *keys: str) -> int:
     """The first whole number at one of these keys; 0 without one."""
     counts = (at(value, key) for key in keys)
-    return next((n for n in counts if isinstance(n, int) and not isinstance(n, bool)), 0)
+    return next((n for n in counts if isinstance(n, int) and not isinstance(n, bool) and abs(n) <= MOST), 0)
 
 
 def as_list(value: Any) -> list[Any]:
@@ -237,7 +239,7 @@ def whole_numbers(fields: Fields, key: str) -> tuple[int, ...]:
     """Like `numbers`, without fractions."""
     items = numbers(fields, key)
     for n, item in enumerate(items):
-        if item != item // 1:
+        if item != item // 1 or abs(item) > MOST:
             raise FormatError(f"{fields.where}: {key}[{n}]: got {item}, expected a whole number")
     return tuple(int(item) for item in items)
 

@@ -149,10 +149,13 @@ class SourceFile:
 
 
 def parse(data: bytes | str, where: str) -> Any:
-    """JSON without NaN and infinities, which other parsers reject. Raises FormatError with the position."""
+    """JSON without NaN and infinities, which other parsers reject. Raises FormatError with the position.
+
+    An integer of more than 64 bits is read as the text of its digits: the store and most parsers cannot hold it.
+    """
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
-        value = json.loads(text, parse_constant=_no_number, parse_float=_number)
+        value = json.loads(text, parse_constant=_no_number, parse_float=_number, parse_int=_integer)
         if HALF.search(text):
             value = whole(value)
         return value
@@ -169,6 +172,11 @@ def parse(data: bytes | str, where: str) -> Any:
 def whole(value: Any) -> Any:
     """The value with a question mark for each lone surrogate, which JSON can escape and UTF-8 cannot encode."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+
+
+def _integer(text: str) -> int | str:
+    # No number of 64 bits has more than 20 digits; a sign makes 21.
+    return text if len(text) > 21 or not -(1 << 63) <= (number := int(text)) < 1 << 64 else number
 
 
 def _number(text: str) -> float:

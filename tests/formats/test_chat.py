@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from agentloop.errors import FormatError
 from agentloop.formats.chat import ChatFormat
 from agentloop.formats.source import SourceFile
+from agentloop.store import documents
 from agentloop.types import Imported
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "shell", "arguments": '{"command": "ls"}'}}
@@ -102,6 +105,21 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     assert said[3].endswith("line 4: messages: got text, expected a list")
     assert "line 5: NaN is no number" in said[4]
     assert "line 6: 1e999 is more than any number" in said[5]
+
+
+@pytest.mark.parametrize(
+    ("number", "read_as"),
+    [(2**64 - 1, 2**64 - 1), (2**64, str(2**64)), (-(2**63), -(2**63)), (-(2**63) - 1, str(-(2**63) - 1)), (0, 0)],
+)
+def test_integers_of_more_than_64_bits_are_stored_as_the_text_of_their_digits(
+    number: int, read_as: object, tmp_path: Path
+) -> None:
+    tool = {"type": "function", "function": {"name": "pick", "parameters": {"maximum": number}}}
+    (imported,) = read(tmp_path, json.dumps(RECORD | {"tools": [tool], "serial": number}))
+    assert isinstance(imported, Imported)
+    again = documents.join(documents.split(imported)[0], tuple(documents.split(imported)[1]))
+    assert again.raw["serial"] == read_as
+    assert str(number) in documents.split(imported)[0].decode()
 
 
 def test_a_row_may_say_its_task_and_what_it_was_worth(tmp_path: Path) -> None:
