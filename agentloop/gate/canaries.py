@@ -216,12 +216,13 @@ def watching(
             ended.wait(_pause(began, every_s))
 
     thread = threading.Thread(target=run, name="canary")
-    thread.start()
     try:
+        thread.start()
         yield
     finally:
         ended.set()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
 
 
 def _report(report: CanaryReport | None, say: Callable[[str], None]) -> tuple[int, datetime] | None:

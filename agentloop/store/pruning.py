@@ -66,13 +66,13 @@ def pruning(store: Store, limits: RetentionLimits, say: Callable[[str], None]) -
             ended.wait(EVERY_S)
 
     thread = threading.Thread(target=prune, name="prune")
-    if limits != RetentionLimits(None, None):
-        thread.start()
     try:
+        if limits != RetentionLimits(None, None):
+            thread.start()
         yield
     finally:
         ended.set()
-        if thread.is_alive():
+        if thread.ident is not None:
             thread.join()
 
 

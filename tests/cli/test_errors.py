@@ -82,7 +82,7 @@ def test_out_where_nothing_can_be_made(agentloop: Run, tmp_path: Path, parent: s
 
 @pytest.mark.slow
 def test_an_unknown_sandbox(agentloop: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = "(known: auto, docker, bubblewrap, replay, unconfined)"
+    known = "(known: auto, docker, bubblewrap, harbor, replay, unconfined)"
     for command in (("demo", "--out", "d"), ("loop", tmp_path)):
         (tmp_path / "agentloop.toml").write_text('[project]\nsuite = "x"\n')
         message = refused(agentloop, 2, *command, "--sandbox", "bublewrap")

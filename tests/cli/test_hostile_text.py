@@ -304,7 +304,7 @@ def test_a_server_s_log_and_warnings(tmp_path: Path, rude: str) -> None:
     command = [COMMAND, "serve", "--port", "0", "--upstream", upstream]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        lines = [process.stderr.readline() for _ in range(2)]
+        lines = [process.stderr.readline() for _ in range(3)]
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=30)
     assert "warning: upstream" in "".join(lines)

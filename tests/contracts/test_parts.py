@@ -410,13 +410,14 @@ CHECKED = {
     "formats": {*built_in("formats")},
     "policies": {*POLICIES},
     "redactors": set(),
-    "sandboxes": {"docker", "bubblewrap"},
+    "sandboxes": {"docker", "bubblewrap", "harbor"},
     "tools": {*TOOLS},
     "trainers": {*built_in("trainers")},
     "verifiers": {*CASES, *FILE_VERIFIERS, "harbor", "ranking"},
 }
-"""Built-in parts whose contract is checked here, and sandboxes in `test_sandboxes.py`."""
+"""Built-in parts whose contract is checked here, and sandboxes in `test_sandboxes.py` and `test_harbor.py`."""
 ELSEWHERE = {
+    "html": "shows two traces at most: tests/reports/test_trace_file.py",
     "claude-code": "needs its program: tests/agents/test_presets.py",
     "codex": "needs its program: tests/agents/test_presets.py",
     "opencode": "needs its program: tests/agents/test_presets.py",

@@ -128,6 +128,10 @@ def n_ended(store: Store, units: Sequence[Unit]) -> int | None:
         return None
 
 
+def holds_units(store: Store, worker: subprocess.Popen[str]) -> bool:
+    return any(f"-{worker.pid}-" in (unit.owner or "") for unit in store.units(state=UnitState.leased))
+
+
 def until_ended(store: Store, units: Sequence[Unit], n: int, workers: Fleet | None) -> None:
     """Return when so many have ended. Workers that die meanwhile are started again."""
     ends_at = time.monotonic() + TIMEOUT_S

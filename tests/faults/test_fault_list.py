@@ -21,7 +21,7 @@ from agentloop.testing import postgresql as server_programs
 from agentloop.testing.redis_server import RedisServer
 from agentloop.types import Unit, UnitState
 
-from .fleet import LEASE_S, DiesOften, Wire, asked, check, clock_library, disturb, fleet, until_ended
+from .fleet import LEASE_S, DiesOften, Wire, asked, check, clock_library, disturb, fleet, holds_units, until_ended
 
 pytestmark = pytest.mark.slow
 SIZES = pytest.mark.parametrize(("n", "n_faults"), [(80, 1), pytest.param(2000, 8, marks=pytest.mark.soak)])
@@ -84,13 +84,14 @@ def test_a_rolling_restart_repeats_nothing(where: str | Path, store: Store, n: i
 def test_workers_are_killed_while_they_drain(where: str | Path, store: Store, n: int, n_faults: int) -> None:
 
     def drain_and_kill() -> None:
-        workers.workers[0].send_signal(signal.SIGTERM)
+        [k, *_] = [k for k, process in enumerate(workers.workers) if holds_units(store, process)] or [0]
+        workers.workers[k].send_signal(signal.SIGTERM)
         time.sleep(0.03)
-        workers.kill(0)
+        workers.kill(k)
 
     with fleet(where) as workers:
-        units = asked(store, n, seconds=0.1)
-        disturb(store, units, workers, [drain_and_kill] * n_faults)
+        units = asked(store, n, seconds=0.2)
+        disturb(store, units, workers, [drain_and_kill] * (n_faults + 2))
     assert check("F29 killed while draining", store, units) > 0
 
 

@@ -16,6 +16,8 @@ import pytest
 from agentloop.store.store import Store
 from agentloop.types import Unit, UnitState
 
+from .fleet import holds_units
+
 pytestmark = pytest.mark.slow
 
 PROCESS = Path(__file__).parents[1] / "work" / "process.py"
@@ -49,10 +51,6 @@ def check(store: Store, units: list[Unit]) -> None:
 
 def n_ended(store: Store, units: list[Unit]) -> int:
     return len(store.unit_ends([unit.key for unit in units]))
-
-
-def holds_units(store: Store, worker: subprocess.Popen[str]) -> bool:
-    return any(f"-{worker.pid}-" in (unit.owner or "") for unit in store.units(state=UnitState.leased))
 
 
 class Frozen:

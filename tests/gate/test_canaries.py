@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -214,6 +215,21 @@ def test_a_service_judges_the_canary_in_the_background(store: Store) -> None:
     assert states(Registry(store)) == {1: "live", 2: "held"}
     assert len(lines) == 1
     assert lines[0].startswith("canary: v2 against v1")
+
+
+def test_an_interrupt_as_the_background_begins_leaves_nothing_behind(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), watching(store, SETTINGS, print):
+        pass
+    assert "canary" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_another_model_under_the_same_name_and_a_drift_are_reported(store: Store) -> None:
