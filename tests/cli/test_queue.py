@@ -97,12 +97,13 @@ def test_runs_are_listed_by_kind_with_counts_age_and_progress(queue: Queue, eith
     finish(claims, done)
     claims.hand_back([Returned(lost, HandBack.mistake, "bad")])
     either.cancel_units(["loop-u11"])
-    either.put_progress(run, {"turn": 2, "stage": "gate"})
+    progress = {"events": [["line", "v1"]], "n": 1, "now": ["gate: v2 on held-out", 1200, 45, {"success": 0.5}]}
+    either.put_progress(run, progress)
     [document] = queue.document("ls")["runs"]
     rollout, update = document.pop("kinds")
     assert {key: document[key] for key in ("number", "kind", "name", "state", "n_units", "n_done", "progress")} == {
         "number": run, "kind": "loop", "name": "loop", "state": "running", "n_units": 13, "n_done": 1,
-        "progress": {"turn": 2, "stage": "gate"},
+        "progress": progress,
     }  # fmt: skip
     assert 0 <= rollout.pop("oldest_ready_s") < UNTIL_S
     assert rollout == {
@@ -114,7 +115,7 @@ def test_runs_are_listed_by_kind_with_counts_age_and_progress(queue: Queue, eith
     assert first.split()[:9] == [str(run), "loop", "running", "rollout", "7", "2", "1", "1", "1"]
     assert second.split()[:6] == ["update", "1", "0", "0", "0", "0"]
     assert below == [
-        f"run {run}: 1 of 13 units done, turn 2, stage gate",
+        f"run {run}: 1 of 13 units done, gate: v2 on held-out: 45 of 1,200",
         f"run {run}: 1 update unit waiting: no worker does units of kind update; start one with `agentloop worker`",
         f"run {run}: no process asks for it any more; run its command again, which continues it, or end it with "
         f"`agentloop queue cancel {run}`",
