@@ -13,9 +13,9 @@ FOUR := --numprocesses 4 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 # Tests kill, race and time things on machines that have other work to do: what failed is shown, and tried once more
-# with nothing beside it. A second failure is one. Status 5 means that no test has these marks.
+# with nothing beside it, by name. A second failure is one. Status 5 means that no test has these marks.
 AGAIN = { status=$$?; test $$status -eq 5 || { test $$status -eq 1 && echo "once more, alone: what failed above" && \
-	$(BIN)/pytest --last-failed --last-failed-no-failures none; }; }
+	$(BIN)/pytest --verbose --last-failed --last-failed-no-failures none; }; }
 
 # $(call SUITE,MARKS,OPTIONS): the tests with these marks, with a Docker Engine where one can be had.
 define SUITE
@@ -30,7 +30,7 @@ endef
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
-demo: $(VENV)/.demo  ## watch a policy learn tool use: no GPU, no key; 4 to 5 minutes on two quiet cores
+demo: $(VENV)/.demo  ## watch a policy learn tool use: no GPU, no key; 3 to 5 minutes on two quiet cores
 	$(BIN)/agentloop demo --out $(DEMO_OUT)
 
 test: $(VENV)/.dev  ## every behaviour once, with a Docker Engine where one can be had: 10 to 15 minutes on two cores
