@@ -291,7 +291,7 @@ def read_outcomes(path: Path, text: str) -> tuple[Header | None, list[Outcome]]:
             first = error.errors()[0]
             key = place_of(first["loc"]) or "reward"
             what = " ".join(first["msg"].removeprefix("Value error, ").split())
-            raise ConfigError(f"{where}: key {key!r}: {what[0].lower()}{what[1:]}; mend or delete the line") from None
+            raise ConfigError(f"{where}: key {key!r}: {what[0].lower()}{what[1:]}; fix or delete the line") from None
     return header, outcomes
 
 

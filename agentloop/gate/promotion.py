@@ -153,7 +153,7 @@ def find_obstacles(comparison: Comparison, n_min: int) -> list[str]:
     n_tasks = len(scored[Side.baseline] & scored[Side.candidate])
     if n_tasks < n_min:
         obstacles.append(
-            f"Nothing is claimed: {n_tasks} tasks were scored under both versions and a decision needs at least "
+            f"No verdict: {n_tasks} tasks were scored under both versions and a decision needs at least "
             f"{n_min}. Evaluate more tasks."
         )
     if hacks := more_hacks(comparison.outcomes):

@@ -58,7 +58,9 @@ def _evidence_id(folder: Path) -> str:
         head = parse_json((folder / MADE_OF).read_bytes())
         return str(head[KIND])
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{folder / MADE_OF}: nobody knows which gate this folder has; run the gate again") from None
+        raise ConfigError(
+            f"{folder / MADE_OF}: missing or unreadable, so the gate cannot be identified; run the gate again"
+        ) from None
 
 
 async def _put(address: str, body: bytes, key: str) -> None:

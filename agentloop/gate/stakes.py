@@ -133,8 +133,8 @@ def _stored_stake(file: Path, question: Mapping[str, object]) -> Stake:
         before = dict(terms["question"])
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{file}: cannot be read ({type(error).__name__}: {error}): nobody knows which gate this share of the "
-            f"project's risk is for; {ANEW}"
+            f"{file}: cannot be read ({type(error).__name__}: {error}): the gate that this share of the "
+            f"project's risk is for is unknown; {ANEW}"
         ) from None
     changed = [name for name in question if before.get(name) != question[name]]
     if changed:

@@ -172,7 +172,7 @@ def _refuse_dead(followed: Followed, store: Store) -> None:
     for end in store.unit_ends([followed.key]):
         if end.state is UnitState.dead:
             raise AgentLoopError(
-                f"no worker could drive run {followed.run}: {end.error}; mend that, then run the same command again"
+                f"no worker could drive run {followed.run}: {end.error}; fix that, then run the same command again"
             )
 
 

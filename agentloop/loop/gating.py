@@ -153,9 +153,9 @@ def _too_many_lost(report: EvalReport, verdicts: Sequence[Verdict]) -> ConfigErr
     n_unscored = sum(v.state in (RewardState.unscored, RewardState.disputed) for v in verdicts)
     n_infra = sum(n > 0 for lost in report.n_lost.values() for n in lost)
     number = report.policy_version
-    mend = "too many to decide on; mend that, then run the same command again: only they are done again"
+    advice = "too many to decide on; fix that, then run the same command again: only they are done again"
     broken = f"{n_infra} of {len(verdicts)} held-out episodes of v{number} lost an attempt to the infrastructure"
     why = unscored(verdicts)
     if n_unscored < n_infra:
-        return SandboxError(f"{broken}{f' and {why}' if why else ''}, {mend}")
-    return ConfigError(f"v{number} on held-out tasks: {why}{f', and {broken}' if n_infra else ''}, {mend}")
+        return SandboxError(f"{broken}{f' and {why}' if why else ''}, {advice}")
+    return ConfigError(f"v{number} on held-out tasks: {why}{f', and {broken}' if n_infra else ''}, {advice}")

@@ -198,7 +198,7 @@ def _take_along(project: Project, parent: PolicyVersion, draft: ProjectDraft) ->
     """Copy everything that a trainer left in the parent's folder."""
     folder = project.version_folder(parent.number)
     own = shutil.ignore_patterns(VERSION_FILE, FILES, LINEAGE)
-    with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=draft.folder):
+    with boundary(TrainingError, "cannot save a version; fix it and run the same command again", folder=draft.folder):
         shutil.copytree(folder, draft.folder, ignore=own, dirs_exist_ok=True)
 
 
@@ -255,7 +255,7 @@ def _register(
         raise PluginError(
             f"trainer {lineage.trainer} made no {product} for v{draft.number}; write it to the draft's folder"
         )
-    with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=draft.place):
+    with boundary(TrainingError, "cannot save a version; fix it and run the same command again", folder=draft.place):
         secrets = known_secrets(project.folder)
         identity = freeze(draft.folder, project.base, place=draft.place, pairs=draft.pairs, secrets=secrets)
         if project.base.identity().hash != draft.identity.hash:

@@ -144,7 +144,7 @@ def _refuse_unscored(verdicts: Sequence[Verdict]) -> None:
     if any(score.waiting for verdict in verdicts for score in verdict.scores):
         return
     if not any(verdict.state is RewardState.scored for verdict in verdicts) and (why := unscored(verdicts)):
-        raise ConfigError(f"{why}; mend the verifier, then run the same command again")
+        raise ConfigError(f"{why}; fix the verifier, then run the same command again")
 
 
 def unscored(verdicts: Sequence[Verdict]) -> str | None:

@@ -50,7 +50,7 @@ class ProjectTrainer:
         demonstrations = await demonstrate(self._project, demonstrator(self._project))
         policy, stage = await warm_start(self._project, demonstrations)
         right = sum(reward >= 1.0 for *_, reward in demonstrations) / len(demonstrations)
-        with boundary(TrainingError, "cannot save a version; mend it and run the same command again"):
+        with boundary(TrainingError, "cannot save a version; fix it and run the same command again"):
             policy.save(draft.folder / "weights")
         draft.learn_from(demonstration_pairs(self._project))
         stage.finish()

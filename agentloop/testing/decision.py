@@ -69,7 +69,7 @@ class TestReport:
 def _gate(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
     lost = [o for one in tests for o in one.outcomes if o.reward is None]
     own = [one for one in tests if one.gate != BASELINE]
-    notes = [f"{counted(len(lost), 'trial')} lost, the first: {lost[0].why or 'nobody said why'}"] if lost else []
+    notes = [f"{counted(len(lost), 'trial')} lost, the first: {lost[0].why or 'no reason recorded'}"] if lost else []
     notes += _quarantines(session, tests)
     if any(all(o.reward is None for o in one.outcomes) for one in own):
         return SessionDecision(GateVerdict.infra.value, tuple(notes), GateVerdict.infra.exit_code)

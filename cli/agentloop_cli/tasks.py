@@ -43,7 +43,8 @@ def run(
     agent: Annotated[
         AgentChoice | None,
         typer.Option(
-            help="The tasks' own solution, nobody, the built-in agent or a program; default: \\[agent], else tool_loop."
+            help="The tasks' own solution, an agent that does nothing, the built-in agent or a program; "
+            "default: \\[agent], else tool_loop."
         ),
     ] = None,
     base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint; litellm may need none.")] = None,
