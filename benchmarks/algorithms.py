@@ -28,7 +28,7 @@ import torch
 from imported import lift, make_first, measure, opened, rounded
 
 from agentloop.demo.project import prepare_demo
-from agentloop.loop.making import stage_of, train_once
+from agentloop.loop.new_version import stage_of, train_once
 from agentloop.loop.opening import loop_backend, open_project
 from agentloop.loop.project import Project
 from agentloop.loop.trainers import make_trainer

@@ -188,7 +188,7 @@ def active(entries: Iterable[Quarantined], today: date) -> tuple[str, ...]:
     return tuple(entry.task for entry in entries if not entry.is_over(today) and not entry.is_early(today))
 
 
-def said(entries: Iterable[Quarantined], today: date) -> list[str]:
+def quarantine_lines(entries: Iterable[Quarantined], today: date) -> list[str]:
     """A line for each entry, so that none is hidden: until when and why, or that it counts again."""
     return [_line(entry, today) for entry in entries]
 

@@ -29,7 +29,7 @@ LEAST = 1e-6
 """Minimum of a drop or a weight: a smaller one is a typing error, and a division would round it to 0."""
 
 LEAST_ALPHA = 1e-15
-"""Minimum of a risk: a project with thousands of comparisons divides its risk among them (`wealth.py`)."""
+"""Minimum of a risk: a project with thousands of comparisons divides its risk among them (`risk_budget.py`)."""
 
 
 class Side(StrEnum):

@@ -2,7 +2,7 @@
 
 The loop's comparison is the gate's (`fold.py`) with the claim `better`: each attempt of the candidate counts against an
 attempt of the live version at the same task, which no other attempt meets, and losses of either are charged against the
-candidate. The risk comes from `wealth.py`. Rolls out nothing and moves no version.
+candidate. The risk comes from `risk_budget.py`. Rolls out nothing and moves no version.
 """
 
 from __future__ import annotations

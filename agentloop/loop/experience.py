@@ -16,7 +16,7 @@ from agentloop.errors import ConfigError, NoSuchTrace
 from agentloop.loop.held_out import held_out, instruction_of, normalised
 from agentloop.loop.project import EVALS, Project
 from agentloop.loop.stage import Stage, begin
-from agentloop.loop.trained import OURS
+from agentloop.loop.training_overlap import OURS
 from agentloop.loop.workshop import Workshop
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.protocols import Policy
@@ -183,8 +183,8 @@ class ProjectExperience:
         """See `abilities.Vets`."""
         return self._workshop.redacted(text)
 
-    def words_of_people(self, trace: Trace) -> Sequence[str]:
-        """See `abilities.HearsPeople`."""
+    def feedback_texts(self, trace: Trace) -> Sequence[str]:
+        """See `abilities.HasFeedback`."""
         store = self._project.store
         try:
             items = store.feedback(store.project, trace.id)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from agentloop.errors import ConfigError, SandboxError
 from agentloop.gate.promotion import Comparison, decide, find_obstacles, proof_of
-from agentloop.gate.stakes import take_stake
+from agentloop.gate.risk_shares import take_stake
 from agentloop.loop.held_out_outcomes import (
     FRESH,
     compare_stage,
@@ -26,7 +26,7 @@ from agentloop.loop.held_out_outcomes import (
 )
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin, unscored
-from agentloop.loop.trained import refuse_trained
+from agentloop.loop.training_overlap import refuse_trained
 from agentloop.registry.versions import LOOP
 from agentloop.types import (
     Attempt,

@@ -23,8 +23,8 @@ from agentloop.gate.environment import Environment
 from agentloop.gate.eprocess import MAX_RUNS, Case, reliability
 from agentloop.gate.flaky import active, read_quarantine
 from agentloop.gate.outcomes import Outcome, Settings, Side
+from agentloop.gate.recorded_trials import SuiteTape, TapedTrials, refusal
 from agentloop.gate.suites import EvalSuite, evals_at
-from agentloop.gate.taped import SuiteTape, TapedTrials, refusal
 from agentloop.gate.trials import Trials
 from agentloop.printable import clean
 from agentloop.protocols import Policy, SandboxBackend

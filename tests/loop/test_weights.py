@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.loop import making
-from agentloop.loop.making import first_version, next_version, stage_of
+from agentloop.loop import new_version
+from agentloop.loop.new_version import first_version, next_version, stage_of
 from agentloop.loop.project import Project
 from agentloop.loop.warm_start import WARM_START
 from agentloop.loop.weights import grpo
@@ -123,7 +123,7 @@ def test_an_interrupted_version_takes_no_attempts_of_an_agent_edited_since(
 
     act_with(folder, "shell", "files")
     with opened(folder) as project, monkeypatch.context() as patch:
-        patch.setattr(making, "_register", stop)
+        patch.setattr(new_version, "_register", stop)
         with pytest.raises(KeyboardInterrupt):
             done(project, next_version(project, grpo(project), first))
     act_with(folder, "shell", "python")

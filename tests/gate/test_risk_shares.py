@@ -16,9 +16,9 @@ from agentloop.errors import ConfigError
 from agentloop.gate.eprocess import Bets
 from agentloop.gate.losses import Claim
 from agentloop.gate.outcomes import Settings, SuitePart
+from agentloop.gate.risk_budget import AlphaSpent, next_alpha
+from agentloop.gate.risk_shares import GATE, Stake, stake_of_gate, take_stake
 from agentloop.gate.run import OUTCOMES
-from agentloop.gate.stakes import GATE, Stake, stake_of_gate, take_stake
-from agentloop.gate.wealth import AlphaSpent, next_alpha
 from agentloop.registry.moves import Moves
 from agentloop.registry.versions import LOOP, Registry
 from agentloop.store.store import Store

@@ -14,11 +14,11 @@ from dataclasses import replace
 from agentloop.abilities import Rehearses
 from agentloop.config.settings import known_secrets
 from agentloop.errors import ConfigError, PluginError, TrainingError, boundary, counted
-from agentloop.loop.audited import audited
 from agentloop.loop.draft import ProjectDraft, workspace_of
 from agentloop.loop.experience import ProjectExperience
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin, mean_reward
+from agentloop.loop.suite_audit import audited
 from agentloop.loop.train_tasks import try_train_tasks
 from agentloop.protocols import Trainer
 from agentloop.publish.probe import read_probe
