@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentloop.failures.critical import label
-from agentloop.failures.detectors import schemas
+from agentloop.failures import schemas
 from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.reading import Reading
 from agentloop.failures.vocabularies import leaf_of

@@ -16,8 +16,16 @@ from agentloop.rollout.plan import plan
 from agentloop.rollout.refusals import refuse_broken, why_unscored
 from agentloop.rollout.retry import is_lost
 from agentloop.store.tables import StageRow
-from agentloop.types import Attempt, Purpose, RewardState, StageKey, Task, Verdict
+from agentloop.types import Attempt, Purpose, RewardState, StageKey, StageKind, Task, Verdict
 from agentloop.work.work import Ask
+
+VALIDATION = "validation"
+"""Name of the figure that says how a version does on the validation split."""
+
+
+def stage_of(number: int) -> StageKey:
+    """The stage that makes version `number` in a turn."""
+    return StageKey(StageKind.turn, number)
 
 
 async def begin(project: Project, key: StageKey, *, anew: bool = False) -> Stage:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from agentloop.errors import ConfigError, TrainingError, boundary
-from agentloop.loop.new_version import VALIDATION, stage_of
 from agentloop.loop.project import Project
+from agentloop.loop.stage import VALIDATION, stage_of
 from agentloop.loop.warm_start import WARM_START, demonstrate, demonstration_pairs, demonstrator, warm_start
 from agentloop.protocols import Draft, Experience
 from agentloop.registry.loading import spare_in

@@ -139,7 +139,7 @@ def test_a_version_says_what_it_was_made_of_and_nothing_is_paid_for_twice(
         raise KeyboardInterrupt
 
     with opened(folder) as project, monkeypatch.context() as patch:
-        patch.setattr(new_version, "_register", stop)
+        patch.setattr(new_version, "register", stop)
         with pytest.raises(KeyboardInterrupt):
             done(project, new_version.next_version(project, trainer, first))
         n_traces = project.store.n_traces()
