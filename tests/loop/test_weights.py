@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.loop import new_version
+from agentloop.loop import changed_settings
 from agentloop.loop.new_version import first_version, next_version
 from agentloop.loop.project import Project
 from agentloop.loop.stage import stage_of
@@ -124,7 +124,7 @@ def test_an_interrupted_version_takes_no_attempts_of_an_agent_edited_since(
 
     act_with(folder, "shell", "files")
     with opened(folder) as project, monkeypatch.context() as patch:
-        patch.setattr(new_version, "register", stop)
+        patch.setattr(changed_settings, "register", stop)
         with pytest.raises(KeyboardInterrupt):
             done(project, next_version(project, grpo(project), first))
     act_with(folder, "shell", "python")
