@@ -380,18 +380,18 @@ class Vets(Protocol):
 
 
 @runtime_checkable
-class HearsPeople(Protocol):
+class HasFeedback(Protocol):
     """Experience that has people's feedback on traces."""
 
-    def words_of_people(self, trace: Trace) -> Sequence[str]:
+    def feedback_texts(self, trace: Trace) -> Sequence[str]:
         """Texts of feedback on `trace`, the oldest first, without those that its own agent sent."""
         ...
 
 
-def words_of_people(experience: object, trace: Trace) -> Sequence[str]:
+def feedback_texts(experience: object, trace: Trace) -> Sequence[str]:
     """People's feedback on `trace`; empty if `experience` has none."""
-    if isinstance(experience, HearsPeople):
-        return experience.words_of_people(trace)
+    if isinstance(experience, HasFeedback):
+        return experience.feedback_texts(trace)
     return ()
 
 

@@ -1,7 +1,7 @@
 """Every error agentloop raises on purpose.
 
 AgentLoopError
-├── ConfigError (ValueError)            a setting, path or task the user can mend        exit 2
+├── ConfigError (ValueError)            a setting, path or task the user can fix         exit 2
 │   ├── PluginError                     a part that was named but cannot be loaded
 │   ├── FormatError                     a file or record that is not what its format says
 │   └── FilterError                     a filter that cannot be read, with the position of the error
@@ -50,7 +50,7 @@ class AgentLoopError(Exception):
 
 
 class ConfigError(AgentLoopError, ValueError):
-    """A setting, a path or a task file that the user can mend."""
+    """A setting, a path or a task file that the user can fix."""
 
     exit_code = 2
 

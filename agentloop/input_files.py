@@ -1,7 +1,7 @@
 """TOML and JSON that people write or that came from elsewhere, parsed within bounds.
 
 Both parsers take what the code behind them cannot: tables nested until Python's stack ends, integers too long to print,
-halves of surrogate pairs that cannot be written to a file. Here each of them is one line that says what to mend.
+halves of surrogate pairs that cannot be written to a file. Here each of them is one line that says what to fix.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def parse_toml(path: Path, text: str | bytes) -> dict[str, Any]:
         tables = tomllib.loads(decoded)
         check_bounds(tables)
     except RecursionError:
-        raise ConfigError(f"{path}: not TOML: nested more than {MAX_DEPTH} deep; mend the file") from None
+        raise ConfigError(f"{path}: not TOML: nested more than {MAX_DEPTH} deep; fix the file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 from byte {error.start} on; save the file as UTF-8") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: not TOML: {_words(error)}; mend the file") from None
+        raise ConfigError(f"{path}: not TOML: {_words(error)}; fix the file") from None
     return tables
 
 

@@ -28,9 +28,10 @@ import torch
 from imported import lift, make_first, measure, opened, rounded
 
 from agentloop.demo.project import prepare_demo
-from agentloop.loop.making import stage_of, train_once
+from agentloop.loop.new_version import train_once
 from agentloop.loop.opening import loop_backend, open_project
 from agentloop.loop.project import Project
+from agentloop.loop.stage import stage_of
 from agentloop.loop.trainers import make_trainer
 from agentloop.progress import Silent
 from agentloop.types import Purpose

@@ -40,7 +40,7 @@ from attacks_live import OWN_KEY, POISONED, canaried
 
 import agentloop as al
 from agentloop.gate.outcomes import GateVerdict, Outcome, Side
-from agentloop.gate.wealth import next_alpha
+from agentloop.gate.risk_budget import next_alpha
 from agentloop.loop.opening import open_project
 from agentloop.policies.scripted import call_message
 from agentloop.progress import Silent

@@ -35,12 +35,12 @@ import torch
 
 from agentloop.demo.demonstrator import demonstrator
 from agentloop.demo.project import prepare_demo
-from agentloop.loop.audited import audited
 from agentloop.loop.experience import ProjectExperience
-from agentloop.loop.making import first_version
+from agentloop.loop.new_version import first_version
 from agentloop.loop.opening import loop_backend, open_project
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin
+from agentloop.loop.suite_audit import audited
 from agentloop.loop.trainers import make_trainer
 from agentloop.progress import Silent
 from agentloop.types import Attempt, Purpose, Split, StageKey, StageKind

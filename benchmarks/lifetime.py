@@ -4,9 +4,9 @@
     python benchmarks/lifetime.py --quick      a tenth of them
 
 A project has 40 held-out tasks, four attempts of each. In the null worlds each candidate acts exactly as the live
-version does, so every promotion is false. Beside the loop's rule (`gate/promotion.py`, `gate/wealth.py`), for the same
-candidates: an exact sign-flip test of the tasks' means at 5% for each candidate, and "more wins than losses". Then how
-often a candidate that is better is promoted, and what the report of a promoted one says of its gain: it is measured
+version does, so every promotion is false. Beside the loop's rule (`gate/promotion.py`, `gate/risk_budget.py`), for the
+same candidates: an exact sign-flip test of the tasks' means at 5% for each candidate, and "more wins than losses". Then
+how often a candidate that is better is promoted, and what the report of a promoted one says of its gain: it is measured
 anew, but the measurement of the version before it took part in the choice. Then 40 simulated attacks of a candidate
 that is as good as the live version, or worse: rows of outcomes as an attack leaves them once it was seen, with their
 labels. Nothing is attacked here; `benchmarks/attacks.py` does that. The last line is JSON; `missed` names each goal
@@ -32,7 +32,7 @@ import numpy as np
 
 from agentloop.gate.outcomes import GateVerdict, Outcome, Side, SuitePart
 from agentloop.gate.promotion import Comparison, find_obstacles
-from agentloop.gate.wealth import AlphaSpent, next_alpha
+from agentloop.gate.risk_budget import AlphaSpent, next_alpha
 from agentloop.types import RewardState
 
 ALPHA = 0.05

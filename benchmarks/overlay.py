@@ -47,8 +47,8 @@ from agentloop.demo.shop import EVIDENCE, ShopModel, ShopRewriter, World
 from agentloop.errors import SandboxGone
 from agentloop.gate.outcomes import Outcome, Side, SuitePart
 from agentloop.gate.promotion import Comparison, decide, find_obstacles
+from agentloop.gate.risk_budget import next_alpha
 from agentloop.gate.trials import outcome_of
-from agentloop.gate.wealth import next_alpha
 from agentloop.sandbox.absent import AbsentBackend, AbsentSandbox
 from agentloop.testing.experience import MemoryDraft, MemoryExperience
 from agentloop.train.trainers import search

@@ -20,7 +20,7 @@ from agentloop.api.parameters import Limit, Project
 from agentloop.config.layout import RUNS
 from agentloop.config.settings import STORE
 from agentloop.errors import ConfigError, StoreError
-from agentloop.gate.sent import SentGate, put_gate
+from agentloop.gate.gate_document import SentGate, put_gate
 from agentloop.mining.admission import NAMES, Check
 from agentloop.mining.case import EVIDENCE, REGRESSIONS, MinedCase, read_case
 from agentloop.store.store import Store

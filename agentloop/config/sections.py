@@ -289,7 +289,7 @@ class GateSection(Section):
     """Episodes of each held-out task. The live version runs all of them, a candidate only until the gate decides."""
     alpha: float = Field(default=0.05, gt=0.0, lt=0.5)
     """Maximum probability, over the project's whole life, that a gate of the loop or one by hand ever promotes a
-    version although its claim does not hold (`gate/wealth.py`)."""
+    version although its claim does not hold (`gate/risk_budget.py`)."""
     n_min: int = Field(default=20, ge=1)
     """Minimum number of held-out tasks for a promotion."""
 

@@ -214,6 +214,11 @@ def load_agent(folder: Path, options: dict[str, Any]) -> AgentSection:
     """`[agent]` of the settings in `folder`, if any; `options` take precedence. Raises ConfigError."""
     if (folder / CONFIG_FILE).exists():
         return load_config(folder, agent=options).agent
+    return agent_of(options)
+
+
+def agent_of(options: dict[str, Any]) -> AgentSection:
+    """`[agent]` with the options of a command alone. Raises ConfigError."""
     try:
         return AgentSection.model_validate(options)
     except ValidationError as error:

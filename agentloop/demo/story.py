@@ -15,7 +15,7 @@ from agentloop.config.settings import load_config, load_traffic
 from agentloop.demo.customers import serve_customers
 from agentloop.errors import StateError
 from agentloop.gate.canaries import judge_canary
-from agentloop.loop.making import train_once
+from agentloop.loop.new_version import train_once
 from agentloop.loop.opening import open_project
 from agentloop.loop.trainers import make_trainer
 from agentloop.progress import Progress

@@ -33,7 +33,7 @@ kind = "tiny"                # made and trained here, on the CPU: pip install -e
 
 [warm_start]
 n_demonstrations = 1500      # episodes that version 1 learns from to use tools at all
-# The tasks' solutions, mistaken half of the time, so that the turns have something to mend. For tasks of your own
+# The tasks' solutions, mistaken half of the time, so that the turns have something to fix. For tasks of your own
 # delete the next line: their solutions are then shown as they are.
 demonstrator = "demonstrator.py:make"
 
@@ -62,7 +62,7 @@ LIMITS = """\
 DEMONSTRATOR = '''\
 """What version 1 of the tiny policy imitates: each task's solution, half of the time with the wrong command.
 
-Wrong on purpose, so that the loop has something to mend. For tasks of your own, delete the line of agentloop.toml
+Wrong on purpose, so that the loop has something to fix. For tasks of your own, delete the line of agentloop.toml
 that names this file: their solutions are then shown as they are.
 """
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentloop.failures import schemas
 from agentloop.failures.critical import label
-from agentloop.failures.detectors import schemas
 from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.reading import Reading
 from agentloop.failures.vocabularies import leaf_of

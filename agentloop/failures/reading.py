@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agentloop.failures.closing import Closing, closing, is_empty
-from agentloop.failures.detectors.schemas import Offered, offered
-from agentloop.failures.detectors.words import cause, says_error
+from agentloop.failures.schemas import Offered, offered
+from agentloop.failures.words import cause, says_error
 from agentloop.types import FailureType, Score, StopReason, Task, ToolCall, ToolResult, Trace
 
 OURS = "agentloop"

@@ -262,7 +262,7 @@ async def fill_bank(
             for key in sorted(wanted, key=lambda one: one[1]):  # in rounds: an outage strikes a trial of each task
                 if key not in done:
                     group.create_task(one(*key))
-    except BaseExceptionGroup as several:  # the first is the one to mend; the others are often the same
+    except BaseExceptionGroup as several:  # the first is the one to fix; the others are often the same
         raise several.exceptions[0] from None
     bank = Bank(head=head, outcomes=tuple(done[key] for key in wanted))
     has_crashed = all(outcome.failure == FailureType.agent_crashed for outcome in bank.outcomes)
@@ -305,9 +305,10 @@ def _refuse_lost(outcome: Outcome) -> None:
     if outcome.state is RewardState.scored:
         return
     kind = SandboxError if outcome.state is RewardState.infra_failed else ConfigError
+    why = outcome.why or "no reason recorded"
     raise kind(
-        f"trial {outcome.trial} of task {outcome.task_id!r} is {outcome.state}: {outcome.why or 'nobody said why'}; "
-        "a bank has a reward for every trial: mend that, then run the same command again to continue"
+        f"attempt {outcome.trial} at task {outcome.task_id!r} is {outcome.state}: {why}; "
+        "every attempt in a baseline needs a reward: fix the cause, then run the same command again to continue"
     )
 
 

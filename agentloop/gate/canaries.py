@@ -20,7 +20,7 @@ from typing import NamedTuple
 from agentloop.config.traffic import CanarySection
 from agentloop.errors import AgentLoopError, StateError, counted
 from agentloop.gate.canary import Arm, CanaryFold, CanaryRules, CanaryVerdict, LiveEpisode, fold
-from agentloop.gate.wealth import AlphaSpent, next_alpha
+from agentloop.gate.risk_budget import AlphaSpent, next_alpha
 from agentloop.registry.moves import Moves, no_check, shown_proof
 from agentloop.registry.routing import possible_versions
 from agentloop.registry.versions import Registry
@@ -272,7 +272,7 @@ def rules_of(settings: CanarySection) -> CanaryRules:
 
 
 class _Risk(NamedTuple):
-    """The share of the present canary in the risk of all canaries of a project, by the rule of `wealth.py`."""
+    """The share of the present canary in the risk of all canaries of a project, by the rule of `risk_budget.py`."""
 
     number: int
     alpha: float

@@ -19,18 +19,18 @@ from agentloop.gate.bank import MIN_TRIALS, Bank, Evals, bank_path, load_bank, u
 from agentloop.gate.baselines import find_baselines, is_same_version
 from agentloop.gate.drift import controls_for
 from agentloop.gate.environment import Change, Environment, compare
-from agentloop.gate.flaky import active, read_quarantine, said
+from agentloop.gate.flaky import active, quarantine_lines, read_quarantine
 from agentloop.gate.fold import Fold
 from agentloop.gate.live import GateBudget, roll_out
 from agentloop.gate.options import GateOptions
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuitePart
 from agentloop.gate.proofs import leave_proofs, proofs_of
+from agentloop.gate.recorded_trials import SuiteTape
 from agentloop.gate.result import result_of
+from agentloop.gate.risk_shares import Stake, stake_of_gate
 from agentloop.gate.run import Run
-from agentloop.gate.stakes import Stake, stake_of_gate
 from agentloop.gate.suites import EvalSuite, evals_of_source, name_of, project_backend, rolling
 from agentloop.gate.summary import ENDS
-from agentloop.gate.taped import SuiteTape
 from agentloop.gate.tapes import one_a_visit, playing
 from agentloop.output_files import write_text
 from agentloop.protocols import SandboxBackend
@@ -217,7 +217,7 @@ def _part(evals: Evals, weight: float, patterns: Sequence[str], note: Callable[[
     """patterns: as `GateOptions.must_pass`."""
     today = datetime.now(UTC).date()
     entries = read_quarantine(evals.folder, evals.tasks)
-    for line in said(entries, today):
+    for line in quarantine_lines(entries, today):
         note(line)
     aside = active(entries, today)
     must = {task for task in evals.tasks if any(fnmatchcase(task, pattern) for pattern in patterns)}

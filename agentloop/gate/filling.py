@@ -15,9 +15,9 @@ from agentloop.errors import ConfigError
 from agentloop.gate.bank import Bank, Evals, bank_evidence, bank_path, fill_bank, load_bank, new_head
 from agentloop.gate.flaky import failing, flake_rates
 from agentloop.gate.outcomes import Side
+from agentloop.gate.recorded_trials import SuiteTape
 from agentloop.gate.reference import banked_a_visit
 from agentloop.gate.suites import evals_of_source, name_of, project_backend, rolling
-from agentloop.gate.taped import SuiteTape
 from agentloop.gate.tapes import recording
 from agentloop.progress import Progress, Silent
 from agentloop.rollout.actors import Actor

@@ -284,10 +284,10 @@ def next_move(result: GateResult) -> str:
     return {
         GateVerdict.passed: "Nothing to do. A single task that got worse below may be chance; read those that this "
         "change is about.",
-        GateVerdict.failed: "Read the broken cases and what got worse below, mend the change, and gate it anew. "
+        GateVerdict.failed: "Read the broken cases and what got worse below, fix the change and run the gate again. "
         "The same change, run again until it passes, would have no error rate.",
-        GateVerdict.infra: "Fix the cause that the first line names, then run the same command again; it begins anew. "
-        "Nobody can tell whose fault a lost attempt was, so no verdict rests on one.",
+        GateVerdict.infra: "Fix the cause that the first line names, then run the same command again; it starts over. "
+        "No verdict rests on a lost attempt, because its cause is unknown.",
     }[result.verdict]
 
 

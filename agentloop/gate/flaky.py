@@ -116,7 +116,7 @@ def read_quarantine(folder: Path, tasks: Collection[str]) -> tuple[Quarantined, 
     document = read_toml(path)
     rows = document.pop(TABLE, [])
     if document or not isinstance(rows, list):
-        raise ConfigError(f"{path}: only tables [[{TABLE}]] have a place here; mend the file")
+        raise ConfigError(f"{path}: only tables [[{TABLE}]] have a place here; fix the file")
     entries = [_entry(path, number, row) for number, row in enumerate(rows, start=1)]
     check_quarantine(path, entries, tasks)
     return tuple(entries)
@@ -143,7 +143,7 @@ def _entry(path: Path, number: int, row: object) -> Quarantined:
     except ValidationError as error:
         first = error.errors()[0]
         key = place_of(first["loc"]) or TABLE
-        raise ConfigError(f"{path}: entry {number}: key {key!r}: {first['msg']}; mend the entry") from None
+        raise ConfigError(f"{path}: entry {number}: key {key!r}: {first['msg']}; fix the entry") from None
 
 
 def quarantine(
@@ -188,7 +188,7 @@ def active(entries: Iterable[Quarantined], today: date) -> tuple[str, ...]:
     return tuple(entry.task for entry in entries if not entry.is_over(today) and not entry.is_early(today))
 
 
-def said(entries: Iterable[Quarantined], today: date) -> list[str]:
+def quarantine_lines(entries: Iterable[Quarantined], today: date) -> list[str]:
     """A line for each entry, so that none is hidden: until when and why, or that it counts again."""
     return [_line(entry, today) for entry in entries]
 

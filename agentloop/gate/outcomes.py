@@ -29,7 +29,7 @@ LEAST = 1e-6
 """Minimum of a drop or a weight: a smaller one is a typing error, and a division would round it to 0."""
 
 LEAST_ALPHA = 1e-15
-"""Minimum of a risk: a project with thousands of comparisons divides its risk among them (`wealth.py`)."""
+"""Minimum of a risk: a project with thousands of comparisons divides its risk among them (`risk_budget.py`)."""
 
 
 class Side(StrEnum):
@@ -291,7 +291,7 @@ def read_outcomes(path: Path, text: str) -> tuple[Header | None, list[Outcome]]:
             first = error.errors()[0]
             key = place_of(first["loc"]) or "reward"
             what = " ".join(first["msg"].removeprefix("Value error, ").split())
-            raise ConfigError(f"{where}: key {key!r}: {what[0].lower()}{what[1:]}; mend or delete the line") from None
+            raise ConfigError(f"{where}: key {key!r}: {what[0].lower()}{what[1:]}; fix or delete the line") from None
     return header, outcomes
 
 

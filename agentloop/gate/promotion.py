@@ -2,7 +2,7 @@
 
 The loop's comparison is the gate's (`fold.py`) with the claim `better`: each attempt of the candidate counts against an
 attempt of the live version at the same task, which no other attempt meets, and losses of either are charged against the
-candidate. The risk comes from `wealth.py`. Rolls out nothing and moves no version.
+candidate. The risk comes from `risk_budget.py`. Rolls out nothing and moves no version.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def find_obstacles(comparison: Comparison, n_min: int) -> list[str]:
     n_tasks = len(scored[Side.baseline] & scored[Side.candidate])
     if n_tasks < n_min:
         obstacles.append(
-            f"Nothing is claimed: {n_tasks} tasks were scored under both versions and a decision needs at least "
+            f"No verdict: {n_tasks} tasks were scored under both versions and a decision needs at least "
             f"{n_min}. Evaluate more tasks."
         )
     if hacks := more_hacks(comparison.outcomes):

@@ -17,8 +17,8 @@ from agentloop.gate.flaky import (
     failing,
     flake_rates,
     quarantine,
+    quarantine_lines,
     read_quarantine,
-    said,
     write_quarantine,
 )
 from agentloop.gate.suites import evals_at
@@ -76,7 +76,7 @@ def edit_quarantine(suite: Path, bank: str, edit: Edit, today: date) -> Flakines
         entries=entries,
         written=evals.folder / FILE if entries != before else None,
         shaky=failing(rates, evals.must_pass),
-        lines=said(entries, today),
+        lines=quarantine_lines(entries, today),
     )
 
 

@@ -25,7 +25,7 @@ from agentloop.types import content_hash
 OUTCOMES = "gate.outcomes.jsonl"
 MADE_OF = "gate.json"
 KIND = "gate"
-ANEW = "name another folder with --out, or delete this one to begin anew"
+ANEW = "name another folder with --out, or delete this one to start over"
 
 Versions = Mapping[tuple[str, Side], int]
 """(suite, side) -> number of the registered version; without those that have none."""
@@ -207,7 +207,7 @@ def _refuse_other(folder: Path, made_of: Mapping[str, str]) -> str:
         if not isinstance(before, dict):
             raise ValueError(f"a {type(before).__name__} in place of an object")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}): nobody knows whose outcomes these are; {ANEW}") from None
+        raise ConfigError(f"{path}: cannot be read ({error}): the gate of these outcomes is unknown; {ANEW}") from None
     changed = [name for name in made_of if before.get(name) != made_of[name]]
     if changed:
         raise ConfigError(f"{folder}: a gate whose {' and '.join(changed)} has changed since; {ANEW}")

@@ -1,4 +1,4 @@
-"""Sends a gate to a service over HTTP (`sent.py`), with the key in AGENTLOOP_KEY."""
+"""Sends a gate to a service over HTTP (`gate_document.py`), with the key in AGENTLOOP_KEY."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import aiohttp
 
 from agentloop.config.settings import STORE, service_key
 from agentloop.errors import ConfigError, StoreError
+from agentloop.gate.gate_document import read_gate
 from agentloop.gate.run import KIND, MADE_OF
-from agentloop.gate.sent import read_gate
 from agentloop.input_files import parse_json
 from agentloop.printable import clean
 from agentloop.store.place import store_place
@@ -58,7 +58,9 @@ def _evidence_id(folder: Path) -> str:
         head = parse_json((folder / MADE_OF).read_bytes())
         return str(head[KIND])
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{folder / MADE_OF}: nobody knows which gate this folder has; run the gate again") from None
+        raise ConfigError(
+            f"{folder / MADE_OF}: missing or unreadable, so the gate cannot be identified; run the gate again"
+        ) from None
 
 
 async def _put(address: str, body: bytes, key: str) -> None:

@@ -18,7 +18,7 @@ from agentloop.failures.learned.scorer import load_scorer
 from agentloop.gate.bank import Evals, Runner, evals_of
 from agentloop.gate.environment import Environment, environment_of
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.gate.taped import SuiteTape, TapedTrials
+from agentloop.gate.recorded_trials import SuiteTape, TapedTrials
 from agentloop.gate.trials import Trials
 from agentloop.harbor.images import images_for
 from agentloop.identity import Identity

@@ -343,27 +343,27 @@ def _no_claim(fold: Fold) -> str:
     many = f"{_without_reward(fold)}{_first_lost(fold)}"
     if lost and not fold.may_claim:
         limit = f"{fold.header.settings.max_infra * 100:g}%"
-        return f"Nothing is claimed, because more than {limit} was lost: {many}. Fix the cause, then run the gate anew."
+        return (
+            f"No verdict: more than {limit} of the attempts were lost: {many}. Fix the cause, then run the gate again."
+        )
     if fold.distrust is not None and fold.header.is_same_version and fold.header.controls > 1:
         return (
-            f"Nothing is claimed, because {fold.distrust}. Candidate and baseline are the same version, so fresh "
+            f"No verdict: {fold.distrust}. Candidate and baseline are the same version, so fresh "
             "attempts of the baseline would show no difference. Find what has changed, then fill the bank again."
         )
     if fold.distrust is not None and any(suite.bets.n for suite in fold.suites):
         return (
-            f"Nothing is claimed, because {fold.distrust}. The error rates need independent attempts: find what "
-            "happened then, and run the gate anew."
+            f"No verdict: {fold.distrust}. The error rates need independent attempts: find what "
+            "happened then, and run the gate again."
         )
     if fold.distrust is not None:
         return (
-            f"Nothing is claimed, because {fold.distrust}, and no fresh attempts of the baseline came to compare with. "
+            f"No verdict: {fold.distrust}, and no fresh attempts of the baseline came to compare with. "
             "Fill a new bank where the gate runs."
         )
     if lost:
-        return (
-            f"Nothing is claimed, because the lost attempts alone would decide: {many}. Fix the cause, and run it anew."
-        )
-    return "Nothing is claimed: every trial of one side was lost. Fix the cause, then run the gate anew."
+        return f"No verdict: the lost attempts alone would decide: {many}. Fix the cause, then run the gate again."
+    return "No verdict: every attempt of one side was lost. Fix the cause, then run the gate again."
 
 
 def _no_baseline(header: Header) -> str:
@@ -373,7 +373,9 @@ def _no_baseline(header: Header) -> str:
 
 
 def _paired(fold: Fold) -> str:
-    """That the bank was given up, and what the candidate is compared with."""
+    """That the gate stopped using the stored baseline, and what the candidate is compared with."""
     why = fold.distrust or ""
-    began = f"After {counted(fold.n_given_up, 'visit')} the bank was given up" if fold.n_given_up else "No bank is used"
+    began = "No stored baseline is used"
+    if fold.n_given_up:
+        began = f"After {counted(fold.n_given_up, 'visit')} the gate stopped using the stored baseline"
     return f"{began}: {why}. Each attempt counts against a fresh attempt of the baseline at the same time."

@@ -13,8 +13,8 @@ from agentloop.gate.bank import Bank, bank_path
 from agentloop.gate.environment import Environment
 from agentloop.gate.options import GateOptions, OnDivergence
 from agentloop.gate.outcomes import Settings, Side
+from agentloop.gate.recorded_trials import SuiteTape, refusal
 from agentloop.gate.suites import EvalSuite
-from agentloop.gate.taped import SuiteTape, refusal
 from agentloop.recordings.answers import SUFFIX, Mode, PolicyRecording, read_tape, write_tape
 from agentloop.rollout.actors import Actor
 from agentloop.store.redact import Redactor

@@ -1,4 +1,4 @@
-"""From a user's options to who works on a suite: a REF, an endpoint with an agent, the oracle, or nobody."""
+"""From a user's options to who works on a suite: a REF, an endpoint with an agent, or an agent without a policy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pydantic import SecretStr
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config.sections import AgentSection, PolicySection, from_environment
-from agentloop.config.settings import CONFIG_FILE, load_agent, load_prices
-from agentloop.errors import ConfigError
+from agentloop.config.settings import CONFIG_FILE, agent_of, load_agent, load_prices
+from agentloop.errors import ConfigError, did_you_mean
 from agentloop.gate.suites import EvalSuite
 from agentloop.identity import Value, identity
+from agentloop.plugins import installed
 from agentloop.policies.endpoints import ENDPOINTS
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.registry.acting import base_actor
@@ -24,6 +25,7 @@ from agentloop.types import Message
 
 COMMAND = "command"
 TOOL_LOOP = "tool_loop"
+PYTHON = "python"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class ActorOptions:
     """Policy and agent for the tasks. None: from the settings of the project, then the default."""
 
     agent: str | None = None
-    """`oracle`, `nop`, `tool_loop` or `command`."""
+    """`oracle`, `nop`, an installed name of `agentloop.agents`, `file.py:function` or `module:function`."""
     policy: str | None = None
     """A REF, or a kind of endpoint: `openai`, `vllm` or `litellm`."""
     base_url: str | None = None
@@ -46,7 +48,11 @@ class ActorOptions:
     project: Path = Path()
 
     def actor(self, suite: EvalSuite) -> Actor:
-        """The actor that they name for `suite`. Raises ConfigError for options that do not go together."""
+        """The actor that they name for `suite`.
+
+        Raises ConfigError for an agent that is not installed and for options that do not go together.
+        """
+        self._refuse_unknown_agent()
         if self.agent == ORACLE:
             return suite.actor(ORACLE, self.project)
         if self.agent == NOBODY:
@@ -92,9 +98,17 @@ class ActorOptions:
                 f"out, or name a kind of endpoint: --policy {', '.join(ENDPOINTS)}"
             )
 
+    def _refuse_unknown_agent(self) -> None:
+        names = (ORACLE, NOBODY, *sorted(installed("agents")))
+        if self.agent is not None and self.agent not in names and ":" not in self.agent:
+            hint = did_you_mean(self.agent, names) or "; a function of your own is named `file.py:function`"
+            raise ConfigError(f"no agent {self.agent!r} (installed: {', '.join(names)}){hint}")
+
     def _agent_section(self) -> AgentSection:
         """The options before the settings of the project before the defaults."""
         before = load_agent(self.project, {})
+        if self.agent is not None and self.agent not in AgentSection.built_in:
+            return self._outside_agent(self.agent, before)
         kind = self.agent or before.kind
         has_program = bool(self.command or before.command)
         is_extra = kind != COMMAND and bool(self.command or self.files)
@@ -112,7 +126,27 @@ class ActorOptions:
             chosen = {"kind": kind, "tools": ("shell",), "mcp": (), "compaction": "none", **chosen}
         elif kind != before.kind:
             chosen |= {"kind": TOOL_LOOP, "command": None, "files": None}
+        if kind != before.kind and not before.is_built_in:  # whose options mean nothing to another kind
+            return agent_of(chosen)
         return load_agent(self.project, chosen)
+
+    def _outside_agent(self, name: str, before: AgentSection) -> AgentSection:
+        """An agent that is a part of its own: only the settings have its options."""
+        unused = {
+            "--command": self.command,
+            "--agent-files": self.files,
+            "--tool": self.tools,
+            "--mcp": self.mcp,
+            "--compaction": self.compaction,
+        }
+        if beside := [option for option, value in unused.items() if value]:
+            raise ConfigError(
+                f"--agent {name} takes its options from [agent] of {CONFIG_FILE}, so {beside[0]} does not go with it; "
+                f"leave {beside[0]} out"
+            )
+        if ":" in name:
+            return agent_of({"kind": PYTHON, "target": name})
+        return before if before.kind == name else agent_of({"kind": name})
 
 
 def _nobody() -> Actor:

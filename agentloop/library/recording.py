@@ -102,7 +102,7 @@ def record(
     store: StoreLike = None,
     project: str | None = None,
 ) -> Iterator[Recorder]:
-    """Store one trace of an agent of your own when the block ends, also where an error ends it.
+    """Store one trace of an agent of your own when the block ends, even after an exception.
 
     agent: its name. task: id of the task that it works on, so that runs of the same task are compared. session: the
     conversation that the trace belongs to. project: the tenant; default:

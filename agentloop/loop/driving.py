@@ -69,7 +69,7 @@ def drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | N
         return DriveEnd(outcome=DriveOutcome.failed, error=words, exit_code=error.exit_code)
     except Exception as error:  # the process edge: whoever follows the run gets the line, the worker's log the rest
         traceback.print_exc()
-        problem = f"a mistake of agentloop or of a part of the project ({type(error).__name__}: {error})"
+        problem = f"an internal error in agentloop or in a part of the project ({type(error).__name__}: {error})"
         return DriveEnd(
             outcome=DriveOutcome.failed,
             error=f"{problem}; the log of the worker has more",

@@ -16,12 +16,11 @@ from agentloop.errors import ConfigError, NoSuchTrace
 from agentloop.loop.held_out import held_out, instruction_of, normalised
 from agentloop.loop.project import EVALS, Project
 from agentloop.loop.stage import Stage, begin
-from agentloop.loop.trained import OURS
+from agentloop.loop.training_overlap import OURS
 from agentloop.loop.workshop import Workshop
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.protocols import Policy
 from agentloop.registry.folders import read_overlay
-from agentloop.registry.loading import OF_WEIGHTS
 from agentloop.rollout.actors import UNNAMED, Actor, Provenance, ProvenanceKind
 from agentloop.store.tables import ProposalRow, TraceSummary
 from agentloop.types import (
@@ -183,8 +182,8 @@ class ProjectExperience:
         """See `abilities.Vets`."""
         return self._workshop.redacted(text)
 
-    def words_of_people(self, trace: Trace) -> Sequence[str]:
-        """See `abilities.HearsPeople`."""
+    def feedback_texts(self, trace: Trace) -> Sequence[str]:
+        """See `abilities.HasFeedback`."""
         store = self._project.store
         try:
             items = store.feedback(store.project, trace.id)
@@ -227,7 +226,7 @@ class ProjectExperience:
             overlay = read_overlay(project.version_folder(parent.number))
         if policy is not None:
             return replace(project.present_actor(overlay, policy), identity=UNNAMED)
-        if parent is not None and parent.kind in OF_WEIGHTS:
+        if parent is not None and parent.kind.is_trained:
             self._policy = self._policy or project.actor(parent).policy
             return project.present_actor(overlay, self._policy)
         # One policy for all attempts, because it keeps its connections.

@@ -1,7 +1,7 @@
 """Versions of a policy whose weights are not ours: run, judged and gated, never trained.
 
 A version is what the settings of its policy and agent and their files say. When any of them changes (another model, an
-edited program), the loop makes another version (`making.py`), and the gate compares it with the live one.
+edited program), the loop makes another version (`new_version.py`), and the gate compares it with the live one.
 """
 
 from __future__ import annotations

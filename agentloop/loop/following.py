@@ -41,7 +41,7 @@ LOOK_S = 0.5
 """Interval in seconds at which a follower looks at its run."""
 PATIENCE_S = 30.0
 """Seconds for which the store may not be readable before following ends with its error."""
-LONELY_S = 5.0
+NO_WORKER_WARNING_S = 5.0
 """Seconds after which a follower says that no worker can drive the loop."""
 
 
@@ -139,7 +139,7 @@ def _end(followed: Followed, store: Store, progress: Progress) -> RunFacts:
     """The run, once it has ended. Shows its progress until then. Raises AgentLoopError if nobody can drive it."""
     began = store.run(followed.run).progress.get("n", 0)
     shown = Shown(progress, 0 if followed.is_new else began)
-    lonely_at: float | None = time.monotonic() + LONELY_S
+    lonely_at: float | None = time.monotonic() + NO_WORKER_WARNING_S
     away_since: float | None = None
     while True:
         try:
@@ -172,7 +172,7 @@ def _refuse_dead(followed: Followed, store: Store) -> None:
     for end in store.unit_ends([followed.key]):
         if end.state is UnitState.dead:
             raise AgentLoopError(
-                f"no worker could drive run {followed.run}: {end.error}; mend that, then run the same command again"
+                f"no worker could drive run {followed.run}: {end.error}; fix that, then run the same command again"
             )
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from agentloop.errors import ConfigError, SandboxError
 from agentloop.gate.promotion import Comparison, decide, find_obstacles, proof_of
-from agentloop.gate.stakes import take_stake
+from agentloop.gate.risk_shares import take_stake
 from agentloop.loop.held_out_outcomes import (
     FRESH,
     compare_stage,
@@ -26,7 +26,7 @@ from agentloop.loop.held_out_outcomes import (
 )
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin, unscored
-from agentloop.loop.trained import refuse_trained
+from agentloop.loop.training_overlap import refuse_trained
 from agentloop.registry.versions import LOOP
 from agentloop.types import (
     Attempt,
@@ -153,9 +153,9 @@ def _too_many_lost(report: EvalReport, verdicts: Sequence[Verdict]) -> ConfigErr
     n_unscored = sum(v.state in (RewardState.unscored, RewardState.disputed) for v in verdicts)
     n_infra = sum(n > 0 for lost in report.n_lost.values() for n in lost)
     number = report.policy_version
-    mend = "too many to decide on; mend that, then run the same command again: only they are done again"
+    advice = "too many to decide on; fix that, then run the same command again: only they are done again"
     broken = f"{n_infra} of {len(verdicts)} held-out episodes of v{number} lost an attempt to the infrastructure"
     why = unscored(verdicts)
     if n_unscored < n_infra:
-        return SandboxError(f"{broken}{f' and {why}' if why else ''}, {mend}")
-    return ConfigError(f"v{number} on held-out tasks: {why}{f', and {broken}' if n_infra else ''}, {mend}")
+        return SandboxError(f"{broken}{f' and {why}' if why else ''}, {advice}")
+    return ConfigError(f"v{number} on held-out tasks: {why}{f', and {broken}' if n_infra else ''}, {advice}")

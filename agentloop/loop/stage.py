@@ -16,8 +16,16 @@ from agentloop.rollout.plan import plan
 from agentloop.rollout.refusals import refuse_broken, why_unscored
 from agentloop.rollout.retry import is_lost
 from agentloop.store.tables import StageRow
-from agentloop.types import Attempt, Purpose, RewardState, StageKey, Task, Verdict
+from agentloop.types import Attempt, Purpose, RewardState, StageKey, StageKind, Task, Verdict
 from agentloop.work.work import Ask
+
+VALIDATION = "validation"
+"""Name of the figure that says how a version does on the validation split."""
+
+
+def stage_of(number: int) -> StageKey:
+    """The stage that makes version `number` in a turn."""
+    return StageKey(StageKind.turn, number)
 
 
 async def begin(project: Project, key: StageKey, *, anew: bool = False) -> Stage:
@@ -144,7 +152,7 @@ def _refuse_unscored(verdicts: Sequence[Verdict]) -> None:
     if any(score.waiting for verdict in verdicts for score in verdict.scores):
         return
     if not any(verdict.state is RewardState.scored for verdict in verdicts) and (why := unscored(verdicts)):
-        raise ConfigError(f"{why}; mend the verifier, then run the same command again")
+        raise ConfigError(f"{why}; fix the verifier, then run the same command again")
 
 
 def unscored(verdicts: Sequence[Verdict]) -> str | None:

@@ -50,7 +50,7 @@ def _tally(project: Project, rows: list[TraceRow]) -> Iterator[str]:
     settings = project.config.policy
     if wrong:
         plays_solutions = settings.kind == "scripted" and settings.script is None
-        yield _named(project, "wrong", wrong, "mend the solution or the verifier" if plays_solutions else "")
+        yield _named(project, "wrong", wrong, "fix the solution or the verifier" if plays_solutions else "")
     if unscored:
         yield _named(project, "unscored", unscored, why_unscored(unpack(unscored[0].body)[1]))
     if lost:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from agentloop.errors import counted
 from agentloop.loop.gating import evaluate, gate
 from agentloop.loop.held_out_outcomes import pin_failures
-from agentloop.loop.making import first_version, next_version
+from agentloop.loop.new_version import first_version, next_version
 from agentloop.loop.project import Project
 from agentloop.protocols import Trainer
 from agentloop.types import PolicyState, Split

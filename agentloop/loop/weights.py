@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from agentloop.errors import ConfigError, TrainingError, boundary
-from agentloop.loop.making import VALIDATION, stage_of
 from agentloop.loop.project import Project
+from agentloop.loop.stage import VALIDATION, stage_of
 from agentloop.loop.warm_start import WARM_START, demonstrate, demonstration_pairs, demonstrator, warm_start
 from agentloop.protocols import Draft, Experience
 from agentloop.registry.loading import spare_in
@@ -50,7 +50,7 @@ class ProjectTrainer:
         demonstrations = await demonstrate(self._project, demonstrator(self._project))
         policy, stage = await warm_start(self._project, demonstrations)
         right = sum(reward >= 1.0 for *_, reward in demonstrations) / len(demonstrations)
-        with boundary(TrainingError, "cannot save a version; mend it and run the same command again"):
+        with boundary(TrainingError, "cannot save a version; fix it and run the same command again"):
             policy.save(draft.folder / "weights")
         draft.learn_from(demonstration_pairs(self._project))
         stage.finish()

@@ -207,7 +207,7 @@ def read_case(folder: Path) -> MinedCase:
         first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
         key = place_of(first["loc"][:1])
         hint = did_you_mean(key, MinedCase.model_fields) if first["type"] == "extra_forbidden" else ""
-        raise ConfigError(f"{path}: key {key!r}: {first['msg']}{hint}; mend the line") from None
+        raise ConfigError(f"{path}: key {key!r}: {first['msg']}{hint}; fix the line") from None
     if case.id != folder.name:
         raise ConfigError(f"{path}: key 'id' is {case.id!r} in the folder {folder.name!r}; give both the same name")
     return case

@@ -99,7 +99,7 @@ def read_failed(folder: Path) -> tuple[FailedTask, ...]:
             tasks.append(FailedTask.model_validate(row))
         except ValidationError as error:
             key = error.errors()[0]["loc"][0]
-            raise ConfigError(f"{where}: key {key!r}: {error.errors()[0]['msg']}; mend or delete the line") from None
+            raise ConfigError(f"{where}: key {key!r}: {error.errors()[0]['msg']}; fix or delete the line") from None
     return tuple(tasks)
 
 

@@ -237,7 +237,7 @@ class Objects:
                 with self.cache.disk():
                     raise
             changed = "it changed while it was read" if error.strerror is None else error.strerror
-            raise ObjectError(f"{path} cannot be stored: {changed}; mend it, then run again") from error
+            raise ObjectError(f"{path} cannot be stored: {changed}; fix it, then run again") from error
 
 
 def _write_all(file: FileIO, data: bytes) -> None:

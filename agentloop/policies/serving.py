@@ -118,7 +118,7 @@ class VLLMServer:
                 if not self.is_healthy():
                     raise
                 if name in self.adapters:  # starting it again would not help
-                    raise ConfigError(f"{error}; mend the adapter, or leave it out") from None
+                    raise ConfigError(f"{error}; fix the adapter, or leave it out") from None
                 del self.others[name]
                 lost.append(f"not loaded: {error}")
         return lost

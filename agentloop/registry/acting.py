@@ -34,7 +34,7 @@ from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.protocols import Agent, Policy
 from agentloop.registry.artifacts import ADAPTER, ADAPTER_CONFIG, BASE_PATH, WEIGHTS
 from agentloop.registry.folders import frozen, read_overlay
-from agentloop.registry.loading import OF_WEIGHTS, loaded
+from agentloop.registry.loading import loaded
 from agentloop.registry.parts import OVERLAY_PART, OWN_PARTS, Base, own_parts, plays, policy_parts, public_url
 from agentloop.registry.policies import fixed_policy, interrupts_wait
 from agentloop.registry.routing import as_weights
@@ -190,7 +190,7 @@ def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyV
     """For the gateway: version -> how to call it; None if no upstream can answer for it."""
 
     def served(version: PolicyVersion) -> ServedVersion | None:
-        if version.kind in OF_WEIGHTS or not version.parts:
+        if version.kind.is_trained or not version.parts:
             return as_weights(version)._replace(is_adapter=version.kind is VersionKind.adapter)
         folder = version_folder(version, project)
         try:
@@ -235,7 +235,7 @@ def _policy(
     folder = version_folder(version, project)
     if version.kind is VersionKind.weights and settings.kind == "tiny":
         return _tiny(version, folder / WEIGHTS, settings.temperature)
-    if version.kind in OF_WEIGHTS:
+    if version.kind.is_trained:
         return choose_endpoint(loaded(version, folder, settings, project), prices)
     policy, _ = fixed_policy(settings, base.folder, tasks, suite, prices)
     if version.kind is VersionKind.settings:

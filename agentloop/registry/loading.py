@@ -26,8 +26,6 @@ from agentloop.registry.versions import Registry
 from agentloop.store.place import open_store
 from agentloop.types import PolicyState, PolicyVersion, VersionKind
 
-OF_WEIGHTS = (VersionKind.weights, VersionKind.adapter)
-"""Kinds of versions that have tensors of ours."""
 VLLM = "vllm"
 UPDATE = re.compile(r"policy-v(\d+)-s\d+-[0-9a-f]+")
 EPISODE = timedelta(hours=1)

@@ -22,7 +22,7 @@ from agentloop.errors import ConfigError, StateError
 from agentloop.identity import Identity
 from agentloop.registry.acting import base_of, version_folder
 from agentloop.registry.hosted import check_hosted
-from agentloop.registry.loading import OF_WEIGHTS, loaded
+from agentloop.registry.loading import loaded
 from agentloop.registry.parts import OWN_PARTS
 from agentloop.registry.versions import Registry, move_of
 from agentloop.store.store import Store
@@ -217,7 +217,7 @@ def moves_in(project: Path, store: Store, by: str | None = None) -> Moves:
         check_version(version, project)
 
     def ask(version: PolicyVersion) -> None:
-        if version.kind not in OF_WEIGHTS:
+        if not version.kind.is_trained:
             config = load_config(project) if (project / CONFIG_FILE).exists() else Config()
             check_hosted(version, base_of(version, project, config).policy, store.models_of(version.number))
 

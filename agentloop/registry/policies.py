@@ -51,7 +51,7 @@ def script(tasks: Sequence[Task], folder: Path, name: str | None, suite: str) ->
                 f"such as {unsolved[0]!r}; add one to each, or name a script in agentloop.toml"
             )
         return oracle(tasks)
-    with boundary(ConfigError, "the script cannot be used; mend it", script=name):
+    with boundary(ConfigError, "the script cannot be used; fix it", script=name):
         scripted: ScriptedPolicy = load_object("policies", name, base=folder)(tasks)
     if not isinstance(scripted, ScriptedPolicy):
         raise ConfigError(f"script {name!r} gave a {type(scripted).__name__}; it must give a ScriptedPolicy")

@@ -26,7 +26,7 @@ def refuse_broken(attempts: Sequence[Attempt]) -> None:
     broken = [attempt for attempt in attempts if is_lost(attempt.episode)]
     mistaken = [attempt for attempt in attempts if is_mistaken(attempt.trace)]
     most = MAX_INFRA_SHARE * len(attempts)
-    again = "mend that, then run the same command again"
+    again = "fix that, then run the same command again"
     if len(broken) > most:
         fault = fault_in(broken[0].trace)
         problem = broken[0].trace.error or "no reason was recorded"

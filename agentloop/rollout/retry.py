@@ -23,7 +23,7 @@ PAUSES_S = (1.0, 5.0)
 ONCE: tuple[float, ...] = ()
 """No repetition."""
 MISTAKES = ("ConfigError", "PluginError")
-"""Errors by which settings, or a task, end an attempt: only the user can mend them."""
+"""Errors by which settings, or a task, end an attempt: only the user can fix them."""
 
 
 def is_lost(episode: Episode) -> bool:

@@ -1,7 +1,7 @@
 """Commands of a sandbox that has no supervisor: each is a call of its environment, which runs our script there.
 
 `inside/command.sh` bounds time and output where they arise, and answers with one line, a frame, that says how the
-command ended. This module makes the text of a call and reads its frame; `called.py` makes the calls.
+command ended. This module makes the text of a call and reads its frame; `remote_sandbox.py` makes the calls.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from typing import Any
 
 from agentloop.errors import CapabilityError, ImageError, SandboxError, SandboxUnavailable
 from agentloop.sandbox import host, images
-from agentloop.sandbox.called import CalledSandbox
 from agentloop.sandbox.calls import CommandPlace, place_of, setup
 from agentloop.sandbox.line_process import AnsweredError, LineProcess
+from agentloop.sandbox.remote_sandbox import CalledSandbox
 from agentloop.types import SandboxSpec
 
 HELLO_S = 60.0

@@ -113,7 +113,7 @@ class HandBack(StrEnum):
     infrastructure = "infrastructure"
     """What the unit needs has failed. It counts, and too many of them make the unit dead."""
     mistake = MISTAKE
-    """Only a person can mend it: the unit is dead at once."""
+    """Only a person can fix it: the unit is dead at once."""
 
 
 class Returned(NamedTuple):

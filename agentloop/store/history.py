@@ -13,12 +13,20 @@ from sqlalchemy import Connection, delete, exists, select
 from sqlmodel import col
 
 from agentloop.store.database import Database
-from agentloop.store.past import Past, last_rows, last_verdict, past, read_verdict, refuse_over_person, with_persons
 from agentloop.store.query import conditions
 from agentloop.store.rewriting import New, append, append_rows, clean, replace_verdicts, rewrite
 from agentloop.store.shared import SharedBodies
 from agentloop.store.statements import chunks
 from agentloop.store.tables import AgreementRow, LabelRow, ScoreRow, TraceRow, TraceSummary, VerdictRow, columns
+from agentloop.store.verdict_history import (
+    Past,
+    last_rows,
+    last_verdict,
+    past,
+    read_verdict,
+    refuse_over_person,
+    with_persons,
+)
 from agentloop.store.verdicts import (
     JUDGE,
     LABELLED,

@@ -14,12 +14,12 @@ from sqlmodel import col
 from agentloop.errors import StateError
 from agentloop.store.database import Database
 from agentloop.store.history import HUMAN
-from agentloop.store.past import imported_verdict, past, read_verdict
 from agentloop.store.rewriting import New, append_rows, replace_verdicts, rewrite
 from agentloop.store.sessions import ReservationRow
 from agentloop.store.shared import SharedBodies
 from agentloop.store.statements import chunks
 from agentloop.store.tables import LabelRejectionRow, LabelRow, ScoreRow, TraceRow, VerdictRow, columns
+from agentloop.store.verdict_history import imported_verdict, past, read_verdict
 from agentloop.store.verdicts import (
     IMPORT,
     LABELLED,

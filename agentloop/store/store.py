@@ -39,7 +39,6 @@ from agentloop.store.lease import lease
 from agentloop.store.looks import Looks
 from agentloop.store.loop_rows import LoopRows
 from agentloop.store.migrations import migrate
-from agentloop.store.past import read_verdict, verdicts_of
 from agentloop.store.proposals import Proposals
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
@@ -57,6 +56,7 @@ from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceS
 from agentloop.store.task_outcomes import TaskOutcomes
 from agentloop.store.traffic import Traffic
 from agentloop.store.units import UnitRows
+from agentloop.store.verdict_history import read_verdict, verdicts_of
 from agentloop.store.versions import VersionRows
 from agentloop.types import Imported, Span, Trace, Verdict
 

@@ -394,7 +394,7 @@ class FigureRow(SQLModel, table=True):
 
 
 class AuditRow(SQLModel, table=True):
-    """An audit of a suite's verifiers before training (`loop/audited.py`)."""
+    """An audit of a suite's verifiers before training (`loop/suite_audit.py`)."""
 
     __tablename__ = "suite_audit"
 

@@ -13,7 +13,6 @@ from agentloop.errors import NoSuchTrace
 from agentloop.store import documents
 from agentloop.store.bodies import compress, decompress, pack_keys, unpack, unpack_keys
 from agentloop.store.database import Database
-from agentloop.store.past import read_verdict
 from agentloop.store.redact import Redactor
 from agentloop.store.rewriting import New, clean, replace_verdicts
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
@@ -30,6 +29,7 @@ from agentloop.store.tables import (
     VerdictRow,
 )
 from agentloop.store.token_ids import clean_trace, has_ids
+from agentloop.store.verdict_history import read_verdict
 from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores, reward_of
 from agentloop.types import Imported, RewardState, Verdict
 

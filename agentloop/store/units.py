@@ -28,7 +28,7 @@ MAX_ASKS = 16 << 10
 KIND = re.compile("[a-z][a-z_-]*")
 """Names of kinds."""
 MISTAKE = "mistake"
-"""How an attempt at a unit ended that only a person can mend, in its history."""
+"""How an attempt at a unit ended that only a person can fix, in its history."""
 _IN_NO_KEY = re.compile(r"[\x00\ud800-\udfff]")
 """NUL and lone surrogates, which databases refuse."""
 PROCESS = "process:"

@@ -47,5 +47,5 @@ def folder_contents(folder: Path) -> list[tuple[str, str, bool]]:
 
 
 def _sha256(path: Path) -> str:
-    with boundary(ConfigError, f"{path}: cannot be read; mend its permissions"), path.open("rb") as file:
+    with boundary(ConfigError, f"{path}: cannot be read; fix its permissions"), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -31,7 +31,7 @@ def read_jsonl(path: Path, text: str) -> Iterator[tuple[str, Table]]:
 def read_text(path: Path, remedy: str) -> str:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; {remedy}")
-    with boundary(ConfigError, f"{path}: cannot be read; mend its permissions or save it as UTF-8"):
+    with boundary(ConfigError, f"{path}: cannot be read; fix its permissions or save it as UTF-8"):
         return path.read_text(encoding="utf-8")
 
 

@@ -84,5 +84,5 @@ def _prefix(name: object, where: str, folder: Path) -> tuple[Step, ...]:
         try:
             steps.append(Step.model_validate({**row, "copied": True}))
         except ValidationError as error:
-            raise ConfigError(f"{line}: no turn of a trace: {lower(error.errors()[0]['msg'])}; mend the line") from None
+            raise ConfigError(f"{line}: no turn of a trace: {lower(error.errors()[0]['msg'])}; fix the line") from None
     return tuple(steps)

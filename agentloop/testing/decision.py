@@ -17,7 +17,7 @@ from agentloop.errors import AgentLoopError, ConfigError, counted
 from agentloop.gate.bank import fill_bank, new_head
 from agentloop.gate.environment import Change, Environment, compare
 from agentloop.gate.findings import MAX_FLIPS, changes
-from agentloop.gate.flaky import read_quarantine, said
+from agentloop.gate.flaky import quarantine_lines, read_quarantine
 from agentloop.gate.outcomes import GateVerdict, Header, Outcome, Settings, Side, SuitePart, outcome_lines
 from agentloop.gate.result import fold
 from agentloop.output_files import write_text
@@ -69,7 +69,7 @@ class TestReport:
 def _gate(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
     lost = [o for one in tests for o in one.outcomes if o.reward is None]
     own = [one for one in tests if one.gate != BASELINE]
-    notes = [f"{counted(len(lost), 'trial')} lost, the first: {lost[0].why or 'nobody said why'}"] if lost else []
+    notes = [f"{counted(len(lost), 'trial')} lost, the first: {lost[0].why or 'no reason recorded'}"] if lost else []
     notes += _quarantines(session, tests)
     if any(all(o.reward is None for o in one.outcomes) for one in own):
         return SessionDecision(GateVerdict.infra.value, tuple(notes), GateVerdict.infra.exit_code)
@@ -145,7 +145,7 @@ def _quarantines(session: Session, tests: Sequence[TestReport]) -> list[str]:
     lines = []
     for suite in dict.fromkeys(one.suite for one in tests):
         evals = session.suite(suite).evals
-        lines += said(read_quarantine(evals.folder, evals.tasks), today())
+        lines += quarantine_lines(read_quarantine(evals.folder, evals.tasks), today())
     return lines
 
 

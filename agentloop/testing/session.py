@@ -23,8 +23,8 @@ from agentloop.gate.environment import Environment
 from agentloop.gate.eprocess import MAX_RUNS, Case, reliability
 from agentloop.gate.flaky import active, read_quarantine
 from agentloop.gate.outcomes import Outcome, Settings, Side
+from agentloop.gate.recorded_trials import SuiteTape, TapedTrials, refusal
 from agentloop.gate.suites import EvalSuite, evals_at
-from agentloop.gate.taped import SuiteTape, TapedTrials, refusal
 from agentloop.gate.trials import Trials
 from agentloop.printable import clean
 from agentloop.protocols import Policy, SandboxBackend
@@ -351,7 +351,7 @@ class Session:
         failure = self._failure(test, outcomes, run) if kind != "quarantined" else None
         skip = test.why_not
         if skip is None and not rewards:
-            skip = clean(f"lost: {outcomes[0].why or 'nobody said why'}")
+            skip = clean(f"lost: {outcomes[0].why or 'no reason recorded'}")
         return Ending(properties, failure, skip)
 
     async def _rest(self, test: TestRun) -> None:
@@ -374,7 +374,7 @@ class Session:
     def _failure(self, test: TestRun, outcomes: Sequence[Outcome], run: SuiteSession) -> str | None:
         """The reason for which the test fails by itself, regardless of the suite's mean; None if it passes."""
         rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
-        why = next((o.why for o in outcomes if o.reward is not None and o.reward < 1 and o.why), "nobody said why")
+        why = next((o.why for o in outcomes if o.reward is not None and o.reward < 1 and o.why), "no reason recorded")
         tally = clean(f"{sum(reward >= 1 for reward in rewards)} of {len(rewards)} trials passed; {why}")
         gate = test.spec.gate
         if isinstance(gate, int | float) and rewards and fmean(rewards) < gate:

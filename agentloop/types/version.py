@@ -22,6 +22,11 @@ class VersionKind(StrEnum):
     weights = "weights"
     """A whole model."""
 
+    @property
+    def is_trained(self) -> bool:
+        """True if such a version has weights of its own, whole or as an adapter."""
+        return self in (VersionKind.adapter, VersionKind.weights)
+
 
 class PolicyState(StrEnum):
     """State of a version; `registry/versions.py` has the table of moves."""

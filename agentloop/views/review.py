@@ -15,11 +15,11 @@ from agentloop.intervals import wilson
 from agentloop.judge.agreement import YES, Pair, growth
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.store.history import HUMAN
-from agentloop.store.past import Past, imported_verdict
 from agentloop.store.reviews import Opinions
 from agentloop.store.steps import StepPage, steps_of
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow, TraceSummary
+from agentloop.store.verdict_history import Past, imported_verdict
 from agentloop.store.verdicts import LABELLED, PROGRAMS
 from agentloop.types import Failure, FailureType, Frozen, RewardState, Score, Step, Verdict
 

@@ -12,10 +12,10 @@ from pydantic import Field
 from agentloop.errors import NoSuchTrace
 from agentloop.printable import clean
 from agentloop.protocols import ExportedTrace
-from agentloop.store.past import Past
 from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow, TraceSummary
+from agentloop.store.verdict_history import Past
 from agentloop.types import Failure, Frozen, Score
 from agentloop.views.item_contents import ItemContent, TraceContents, step_contents
 from agentloop.views.marks import EVIDENCE, FOCUS, HIT, places, view_of

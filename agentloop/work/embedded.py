@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Ear:
-    """Hears which units the worker of this process has ended."""
+class UnitListener:
+    """Collects the units that the worker of this process has ended."""
 
     ended: set[str] = field(default_factory=set)
     rings: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,29 +66,29 @@ class RunningWorker:
         self._cohorts: dict[str, Ask] = {}
         self._needs: dict[str, tuple[str, ...]] = {}
         self._n_askers: Counter[str] = Counter()
-        self._ears: list[Ear] = []
+        self._listeners: list[UnitListener] = []
         self._worker = Worker(
             store, card, dict.fromkeys(KINDS, make_doer(self._resolve)), bell=self.bell, on_end=self._tell
         )
         self._task = asyncio.create_task(self._worker.run())
         self._task.add_done_callback(lambda _: self._tell(""))
 
-    def begin(self, cohorts: Mapping[str, Ask], needs: tuple[str, ...]) -> Ear:
+    def begin(self, cohorts: Mapping[str, Ask], needs: tuple[str, ...]) -> UnitListener:
         """Units that somebody asks for from now on, by key. needs: of these units."""
         for key, cohort in cohorts.items():
             self._cohorts.setdefault(key, cohort)
             self._needs[key] = needs
             self._n_askers[key] += 1
-        ear = Ear()
-        self._ears.append(ear)
-        return ear
+        listener = UnitListener()
+        self._listeners.append(listener)
+        return listener
 
-    async def end(self, ear: Ear, keys: Collection[str], unfinished: Collection[str]) -> None:
-        """The asker with `ear` does not ask for `keys` any more.
+    async def end(self, listener: UnitListener, keys: Collection[str], unfinished: Collection[str]) -> None:
+        """The asker with `listener` does not ask for `keys` any more.
 
         Cancels those of `unfinished` that nobody else in this process asks for, and closes their sandboxes.
         """
-        self._ears.remove(ear)
+        self._listeners.remove(listener)
         self._n_askers.subtract(keys)
         unwanted = [key for key in keys if self._n_askers[key] == 0]
         cancelled: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -127,8 +127,8 @@ class RunningWorker:
         return cohort
 
     def _tell(self, key: str) -> None:
-        for ear in self._ears:
-            ear.hear(key)
+        for listener in self._listeners:
+            listener.hear(key)
 
 
 class ProcessWorker:

@@ -21,9 +21,9 @@ from agentloop.rollout.plan import plan
 from agentloop.rollout.retry import ONCE
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import Completion, Left, Message, Purpose, Step, Task, Trace
-from agentloop.work.leavings import WORK
 from agentloop.work.local import LocalWork
 from agentloop.work.work import Ask
+from agentloop.work.workspace_copies import WORK
 
 
 class NoFork(ConfigError):

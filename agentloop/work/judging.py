@@ -21,8 +21,8 @@ from agentloop.rollout.attempt import Crew, Rollout, judge_rollouts, roll_out, w
 from agentloop.rollout.plan import Planned
 from agentloop.store.commits import AttemptCommits
 from agentloop.types import Attempt, RewardState, Task, Verdict
-from agentloop.work.leavings import Leavings
 from agentloop.work.work import Ask
+from agentloop.work.workspace_copies import WorkspaceCopies
 
 MAX_JUDGED = 8
 """Groups that are judged at once."""
@@ -47,10 +47,10 @@ class Judging:
         on_end: gets each attempt that ended, which it has when it is on disk. stored: the usable attempt at an episode
         that is in the store by now.
         """
-        self._leavings: Leavings | None = None
+        self._copies: WorkspaceCopies | None = None
         if ask.leaves is not None:
-            self._leavings = Leavings(ask.leaves)
-            crew = replace(crew, on_end=self._leavings.take)
+            self._copies = WorkspaceCopies(ask.leaves)
+            crew = replace(crew, on_end=self._copies.take)
         self._crew = crew
         self._commits = commits
         self._resources = resources
@@ -126,7 +126,7 @@ class Judging:
     def _whole(self, attempt: Attempt) -> Attempt:
         """With what an attempt has beside its trace and its verdict."""
         id = attempt.episode.id
-        left = self._leavings.left.get(id) if self._leavings is not None else None
+        left = self._copies.left.get(id) if self._copies is not None else None
         if left is None and id not in self._lost_usd:
             return attempt
         return attempt.model_copy(update={"lost_usd": self._lost_usd.get(id, 0.0), "left": left})

@@ -216,6 +216,6 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(one) for one in work]
-    except BaseExceptionGroup as several:  # the first is the one to mend; the others are often the same
+    except BaseExceptionGroup as several:  # the first is the one to fix; the others are often the same
         raise several.exceptions[0] from None
     return [done.result() for done in running]

@@ -28,7 +28,7 @@ from agentloop.types import Attempt, Unit, UnitEnd, UnitState
 from agentloop.types.unit import NOTHING
 from agentloop.work.bells import POLL_S
 from agentloop.work.cohorts import cohorts_of
-from agentloop.work.embedded import ADOPT_S, Ear, ProcessWorker, RunningWorker
+from agentloop.work.embedded import ADOPT_S, ProcessWorker, RunningWorker, UnitListener
 from agentloop.work.lost import lost_attempts
 from agentloop.work.processes import dead_workers
 from agentloop.work.rollouts import (
@@ -168,11 +168,11 @@ class UnitWork:
         pending = await asyncio.to_thread(self._named, list(cohorts), asking.ask.anew)
         running = asking.running
         begun = list(pending)
-        ear = running.begin(pending, asking.needs)
+        listener = running.begin(pending, asking.needs)
         try:
             await self._put(asking, pending)
             while pending:
-                ends = await self._ends(asking, ear, pending)
+                ends = await self._ends(asking, listener, pending)
                 # By another asker, who did not need them any more.
                 if cancelled := [end.key for end in ends if end.state is UnitState.cancelled]:
                     await self._put(asking, {key: pending[key] for key in cancelled})
@@ -182,7 +182,7 @@ class UnitWork:
                     if end.state is UnitState.dead:
                         attempts += asking.tell(await self._lost(end, pending.pop(end.key)))
         finally:
-            await running.end(ear, begun, pending)
+            await running.end(listener, begun, pending)
         return attempts
 
     def _named(self, cohorts: Sequence[Ask], is_anew: bool) -> dict[str, Ask]:
@@ -237,24 +237,24 @@ class UnitWork:
         self._store.mark_gone(dead_workers(self._store.workers()))
         self._store.adopt_units(self._run, units)
 
-    async def _ends(self, asking: _Asking, ear: Ear, pending: Mapping[str, Ask]) -> list[UnitEnd]:
+    async def _ends(self, asking: _Asking, listener: UnitListener, pending: Mapping[str, Ask]) -> list[UnitEnd]:
         """Units of `pending` that have ended, at least one."""
         while True:
             asking.running.raise_if_over()
-            keys = list(ear.ended.intersection(pending))
-            ear.ended.clear()
-            ear.rings.clear()
-            if time.monotonic() >= ear.adopt_at:
+            keys = list(listener.ended.intersection(pending))
+            listener.ended.clear()
+            listener.rings.clear()
+            if time.monotonic() >= listener.adopt_at:
                 await asyncio.to_thread(self._adopt, self._units(asking, pending))
-                ear.adopt_at = time.monotonic() + ADOPT_S
-            if time.monotonic() >= ear.look_at:
+                listener.adopt_at = time.monotonic() + ADOPT_S
+            if time.monotonic() >= listener.look_at:
                 keys = list(pending)
-                ear.look_at = time.monotonic() + (LOOK_S if len(pending) <= MAX_OFTEN else POLL_S)
+                listener.look_at = time.monotonic() + (LOOK_S if len(pending) <= MAX_OFTEN else POLL_S)
             if keys and (ends := await asyncio.to_thread(self._store.unit_ends, keys)):
                 return ends
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, ear.look_at - time.monotonic())):
-                    await ear.rings.wait()
+                async with asyncio.timeout(max(0.0, listener.look_at - time.monotonic())):
+                    await listener.rings.wait()
 
     # ------------------------------------------------------------------ what a unit leaves
 

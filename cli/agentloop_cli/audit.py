@@ -36,8 +36,8 @@ def audit(
     a judge model calls it, which costs money.
 
     Exit codes: 0 every reward can be trusted, 1 a task can be fooled, is
-    flaky, broken or unscored, or a cheat was not tested, 2 a task is wrong, 4 no sandbox can be made or
-    an image is missing, 130 interrupted.
+    flaky, broken or unscored, or a cheat was not tested, 2 a task is wrong, 4
+    no sandbox can be made or an image is missing, 130 interrupted.
     """
     from agentloop.audit.folders import AuditOptions, audit_folders
     from agentloop.sandbox.ladder import make_backend

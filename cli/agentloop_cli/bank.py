@@ -78,6 +78,6 @@ def _lines(document: Mapping[str, Any], suite: Path, project: Path) -> Iterator[
 
 def _failing(tasks: list[str]) -> str:
     return (
-        f"must-pass but passed in under half of its trials: {', '.join(tasks)}; a gate can hardly find such a case "
-        "broken: mend it, or take the tag away"
+        f"must-pass but passed in under half of its attempts: {', '.join(tasks)}; a gate rarely detects that such a "
+        "case broke; fix it or remove the tag"
     )

@@ -51,7 +51,8 @@ def curves(
 ) -> None:
     """Show what each step of training measured: reward, entropy, clipping, mismatch, lag, time.
 
-    A figure that no step recorded has no line. With --follow, a line a step; with --json too, a JSON document a line.
+    A figure that no step recorded has no line. With --follow, a line a step;
+    with --json too, a JSON document a line.
 
     agentloop train curves v2..v6 --name reward,entropy
     """
@@ -104,7 +105,7 @@ def _print_table(whole: TrainingCurves) -> None:
     counts = ", ".join(f"v{number} {len(steps)}" for number, steps in curves.versions.items())
     stdout.print(f"steps: {counts}", soft_wrap=True)
     if left_out:
-        stderr.print(f"v{left_out[0]} to v{left_out[-1]} have no room here; name them, as in ..v{left_out[-1]}")
+        stderr.print(f"v{left_out[0]} to v{left_out[-1]} do not fit; select them, as in ..v{left_out[-1]}")
 
 
 def _column(steps: Sequence[TrainingStep], name: str) -> list[Value]:

@@ -29,7 +29,7 @@ def tell_story(folder: Path, backend: SandboxBackend, *, as_json: bool) -> dict[
 
     with LiveProgress() as progress:
         if not shorten(folder, backend, progress):
-            stderr.print("the gate promoted nothing, so there is no version to tell more of")
+            stderr.print("no promoted version to continue with")
             return None
     with opened_store(None, project=folder) as store:
         story = Story(folder, store)

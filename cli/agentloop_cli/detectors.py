@@ -104,7 +104,7 @@ def fit_scorer(
         print_json({"scorer": str(path), "n_labels": scorer.n_labels, "n_tasks": scorer.n_tasks, "detectors": rows})
         return
     _show(rows)
-    stderr.print(f"wrote {path}; next: `agentloop judge`, which asks it", markup=False, soft_wrap=True)
+    stderr.print(f"wrote {path}; next: `agentloop judge` uses it", markup=False, soft_wrap=True)
 
 
 def show_detectors(
@@ -134,7 +134,7 @@ def show_detectors(
     _show(rows)
     below = [row["detector"] for row in rows if row["on"] and (p := row["precision"]) and p["share"] < row["promised"]]
     if below:
-        stderr.print(f"on, and below its promise here: {', '.join(below)}", soft_wrap=True)
+        stderr.print(f"enabled, but less precise here than promised: {', '.join(below)}", soft_wrap=True)
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

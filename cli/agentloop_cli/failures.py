@@ -95,7 +95,7 @@ def _version(since: str | None) -> int | None:
 
 
 def _print(result: Survey, only_new: bool, taxonomy: Taxonomy) -> None:
-    untyped = f", {result.untyped:,} with no word why" if result.untyped else ""
+    untyped = f", {result.untyped:,} without a known reason" if result.untyped else ""
     ends = f"{result.failed + result.untyped:,} failed{untyped}, {result.won:,} succeeded"
     unknown = f", {result.unknown:,} of unknown outcome" if result.unknown else ""
     stdout.print(Text(f"{counted(result.n, 'trace')}: {ends}{unknown}", style="bold"), soft_wrap=True)
@@ -208,19 +208,19 @@ def _cut(line: Text) -> Text:
 def _hints(result: Survey, labels: bool, one: bool, same: str) -> Iterator[str]:
     """Next steps, as commands."""
     if not result.n:
-        yield "no trace for which the filter holds; `agentloop traces ls` lists those that there are"
+        yield "no trace matches the filter; `agentloop traces ls` lists all traces"
         return
     if result.unjudged:
         yield f"{counted(result.unjudged, 'trace')} never judged: `agentloop judge again{same}` says what failed there"
     if result.untyped:
-        yield f"failed with no word why: `agentloop judge again 'reward<1' --all{same}` looks for it"
+        yield f"failed without a known reason: `agentloop judge again 'reward<1' --all{same}` looks for it"
     if result.unknown and not labels:
         have = (
             f" ({result.unknown_labelled:,} with labels, which --labels counts, too)" if result.unknown_labelled else ""
         )
         yield (
             f"{counted(result.unknown, 'trace')} of unknown outcome{have}: "
-            f"`agentloop judge resolve ID --reward 0 --why …{same}` tells one, "
+            f"`agentloop judge resolve ID --reward 0 --why …{same}` sets one outcome, "
             "or `PUT /api/v1/traces/ID/reward` of `agentloop serve`"
         )
     if result.earlier and len(result.purposes) > 1 and not one:

@@ -62,7 +62,7 @@ def _show(state: Flakiness) -> None:
         stderr.print(f"wrote {state.written}; commit it", markup=False)
     if state.shaky:
         shaky = on_one_line(", ".join(state.shaky))
-        stderr.print(f"note: must-pass but passed in under half of its trials: {shaky}; mend it", markup=False)
+        stderr.print(f"note: must-pass but passed in under half of its attempts: {shaky}; fix it", markup=False)
     for line in state.lines:
         stderr.print(on_one_line(line), markup=False)
 

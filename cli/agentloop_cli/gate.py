@@ -174,14 +174,15 @@ def gate(
     """Compare a candidate with a baseline, attempt by attempt, until the evidence is enough.
 
     FAIL means that the candidate is worse, PASS that it is not worse by delta.
-    With --claim better, PASS means that it is better.
-    Each is wrong with at most the stated probability, however often you look,
-    if attempts are independent and the baseline is measured in the same environment.
-    Run the same command again to continue an interrupted run.
+    With --claim better, PASS means that it is better. Each is wrong with at
+    most the stated probability, however often you look, if attempts are
+    independent and the baseline is measured in the same environment. Run the
+    same command again to continue an interrupted run.
 
-    If the environment has not changed since the baseline was recorded, a visit compares one attempt of the candidate
-    with stored attempts of the same task. Otherwise it compares it with a fresh attempt of the baseline.
-    You need SUITE, --baseline and --candidate, or --replay.
+    If the environment has not changed since the baseline was recorded, a visit
+    compares one attempt of the candidate with stored attempts of the same
+    task. Otherwise it compares it with a fresh attempt of the baseline. You
+    need SUITE, --baseline and --candidate, or --replay.
 
     Exit codes: 0 PASS, 1 FAIL, 2 an argument is wrong, 3 INCONCLUSIVE,
     4 INFRA or too much was lost, 5 no tasks, 130 interrupted.

@@ -22,9 +22,9 @@ from agentloop_cli.stores import ProjectFolder, Where, opened_store, same_store
 if TYPE_CHECKING:
     from agentloop.judge.agreement import Agreement, Figure
     from agentloop.judge.rejudge import JudgingSummary
-    from agentloop.store.past import Past
     from agentloop.store.store import Store
     from agentloop.store.tables import TraceSummary
+    from agentloop.store.verdict_history import Past
     from agentloop.types import Score
 
 NOTHING = 5

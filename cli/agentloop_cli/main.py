@@ -195,7 +195,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except Exception:  # the process edge: a mistake of ours must not end with 1, which says that a check has failed
         stderr.print_exception()
-        print_error("a mistake of agentloop itself, as above; please report it")
+        print_error("internal error in agentloop (traceback above); please report it")
         sys.exit(AgentLoopError.exit_code)
 
 
@@ -204,4 +204,4 @@ def _explain_usage(error: Any) -> None:
     problem = error.format_message()
     if problem:
         command = error.ctx.command_path if error.ctx else "agentloop"
-        print_error(f"{problem}; see {command} --help")
+        print_error(f"{problem.rstrip('.')}; see {command} --help")

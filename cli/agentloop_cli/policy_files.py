@@ -32,7 +32,8 @@ def export(
     Each text goes into the one file that has its original exactly once. Where one
     has no such file, no file changes: --out writes the words to a folder.
 
-    Exit codes: 0 done, 1 no such version, 2 a text has no place or an argument is wrong.
+    Exit codes: 0 done, 1 no such version, 2 a text has no place or an argument
+    is wrong.
     """
     _refuse_both(write=write, out=out)
     from agentloop.registry import export as exporting

@@ -33,13 +33,15 @@ def promote(
 ) -> None:
     """Make a version live in the place of the present one, which retires.
 
-    It needs a proof about exactly these two versions, from a gate that ended PASS
-    (`agentloop gate SUITE --baseline NAME --candidate v3`), or from a canary that ended PASS.
+    It needs a proof about exactly these two versions, from a gate that ended
+    PASS (`agentloop gate SUITE --baseline NAME --candidate v3`), or from a
+    canary that ended PASS.
 
-    All gates of a project share the risk of a wrong promotion, and so do its canaries: each
-    later one needs more evidence. An override has no error rate.
+    All gates of a project share the risk of a wrong promotion, and so do its
+    canaries: each later one needs more evidence. An override has no error rate.
 
-    Exit codes: 0 promoted, 1 its state or its proofs do not allow it, 2 an argument or the version's files are wrong.
+    Exit codes: 0 promoted, 1 its state or its proofs do not allow it, 2 an
+    argument or the version's files are wrong.
     """
     with _moves(project, where, by) as moves:
         done = moves.promote(moves.registry.named(ref).number, override=override)
@@ -100,7 +102,8 @@ def rollback(
 ) -> None:
     """Make an earlier live version live again, at once. This ends a canary, because its comparison ends.
 
-    Exit codes: 0 rolled back, 1 the states do not allow it, 2 an argument or the version's files are wrong.
+    Exit codes: 0 rolled back, 1 the states do not allow it, 2 an argument or
+    the version's files are wrong.
     """
     with _moves(project, where, by) as moves:
         number = None if to is None else moves.registry.named(to).number

@@ -29,7 +29,8 @@ def retry(
 ) -> None:
     """Make a dead unit ready again, with all its tries; or all dead units of a run that goes on.
 
-    Exit codes: 0 ready, 1 its state does not allow it, 2 an argument is wrong, 5 the run has no dead units.
+    Exit codes: 0 ready, 1 its state does not allow it, 2 an argument is wrong,
+    5 the run has no dead units.
     """
     if (key is None) == (all_of is None):
         raise ConfigError(

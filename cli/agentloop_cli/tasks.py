@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,15 +21,6 @@ MAX_ROWS = 40
 """If there are more tasks, those with the whole reward have no row."""
 
 
-class AgentChoice(StrEnum):
-    """The agents that work on tasks."""
-
-    oracle = "oracle"
-    nop = "nop"
-    tool_loop = "tool_loop"
-    command = "command"
-
-
 def run(
     suite: Annotated[list[Path], typer.Argument(help="Folders of suites, or of tasks in the Harbor format.")],
     policy: Annotated[
@@ -41,9 +31,10 @@ def run(
         ),
     ] = None,
     agent: Annotated[
-        AgentChoice | None,
+        str | None,
         typer.Option(
-            help="The tasks' own solution, nobody, the built-in agent or a program; default: \\[agent], else tool_loop."
+            help="oracle plays each task's own solution, nop does nothing; or an installed agent, such as tool_loop, "
+            "command, python or claude-code, or FILE.py:function. Default: \\[agent], else tool_loop."
         ),
     ] = None,
     base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint; litellm may need none.")] = None,
@@ -127,9 +118,11 @@ def _explained_interrupt() -> Iterator[None]:
 
 
 def _exit_code(document: Mapping[str, Any]) -> int:
+    from agentloop.rollout.actors import ORACLE
+
     if document["n_scored"] < document["n_trials"]:
         return INFRASTRUCTURE
-    if document["agent"] == AgentChoice.oracle and any(trial["reward"] < 1.0 for trial in document["trials"]):
+    if document["agent"] == ORACLE and any(trial["reward"] < 1.0 for trial in document["trials"]):
         return FAILED_CHECK
     return 0
 
@@ -166,7 +159,7 @@ def _show(result: Mapping[str, Any], place: Path) -> None:
         stdout.print(table)
     if len(tasks) > MAX_ROWS:
         stdout.print(f"and {len(tasks) - MAX_ROWS} more; --json has all")
-    noun = f"trials of {counted(result['n_tasks'], 'task')}" if many else "tasks"
+    noun = f"attempts at {counted(result['n_tasks'], 'task')}" if many else "tasks"
     summary = Text(f"{result['n_scored']} of {result['n_trials']} {noun} scored")
     if result["mean_reward"] is not None:
         summary.append(", mean reward ").append(f"{result['mean_reward']:.3f}", style="bold")

@@ -89,7 +89,7 @@ def _show_candidate(version: PolicyVersion | None, as_json: bool) -> None:
 
 
 def _candidate(opened: Opened, filter: str) -> PolicyVersion | None:
-    from agentloop.loop.making import train_once
+    from agentloop.loop.new_version import train_once
     from agentloop.loop.trainers import make_trainer
 
     with LiveProgress() as progress, opened(progress) as project:
@@ -97,7 +97,7 @@ def _candidate(opened: Opened, filter: str) -> PolicyVersion | None:
 
 
 def _rehearsal(opened: Opened, filter: str) -> Rehearsal:
-    from agentloop.loop.making import rehearse
+    from agentloop.loop.new_version import rehearse
     from agentloop.loop.trainers import make_trainer
 
     with LiveProgress() as progress, opened(progress) as project:

@@ -124,7 +124,7 @@ def test_what_is_not_known_yet_is_told_with_the_command_that_tells_it(tmp_path: 
     store.close()
     done = agentloop("failures", *at)
     assert (done.returncode, done.stdout) == (
-        0, "2 traces: 1 failed, 1 with no word why, 0 succeeded, 1 of unknown outcome\n",
+        0, "2 traces: 1 failed, 1 without a known reason, 0 succeeded, 1 of unknown outcome\n",
     )  # fmt: skip
     again = f"agentloop judge again --store '{tmp_path}/a b.db'"
     assert f"2 traces never judged: `{again}`" in done.stderr

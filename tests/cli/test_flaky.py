@@ -92,7 +92,7 @@ def test_what_was_written_is_said(suite: Path) -> None:
 
 def test_a_must_pass_case_that_mostly_fails_is_named(suite: Path) -> None:
     lay(suite, ["a", "b", "c"], tags='"tags": ["must-pass"], ')
-    assert "passed in under half of its trials: c; mend it" in run(suite, "--bank", "main")
+    assert "passed in under half of its attempts: c; fix it" in run(suite, "--bank", "main")
 
 
 @pytest.mark.parametrize(

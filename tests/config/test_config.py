@@ -81,8 +81,8 @@ def test_a_folder_that_is_a_file_is_said_to_be_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[project\n", ["line 1", "mend the file"]),
-        ("seed = 1 seed = 2\n", ["line 1", "mend the file"]),
+        ("[project\n", ["line 1", "fix the file"]),
+        ("seed = 1 seed = 2\n", ["line 1", "fix the file"]),
     ],
 )
 def test_what_is_no_toml_is_named_with_its_line(tmp_path: Path, text: str, words: list[str]) -> None:

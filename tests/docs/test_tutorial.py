@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ MODEL = "examples/order_model.py"
 TRACE = re.compile(r"(?<=agentloop traces show )\w+")
 EXIT_CODES = [0, 0, 0, 0, 1, 0]
 """Of the blocks of commands after the installation: only the gate of the worse agent fails."""
+MAX_MINUTES = 15
+"""From the first command after the installation to the gate's PASS."""
 
 
 @contextmanager
@@ -39,6 +42,7 @@ def scripted_model() -> Iterator[str]:
 def test_an_agent_becomes_a_gated_agent(tmp_path: Path) -> None:
     """Every block of the page in its order, but for the installation and CI; then the last gate has passed."""
     output, exit_codes = "", iter(EXIT_CODES)
+    begin = time.monotonic()
     shell("git init --quiet", tmp_path)
     with scripted_model() as url:
         for block in BLOCK.finditer(PAGE.replace(HOSTED, url)):
@@ -58,6 +62,7 @@ def test_an_agent_becomes_a_gated_agent(tmp_path: Path) -> None:
                     file.write_text(text)
     assert next(exit_codes, None) is None
     assert re.search(r"^PASS ", output, re.MULTILINE)
+    assert time.monotonic() - begin <= MAX_MINUTES * 60
 
 
 def test_the_page_names_the_model_and_its_address() -> None:

@@ -108,7 +108,7 @@ def test_another_tools_success_mends_only_what_could_not_be_called() -> None:
     "page",
     [
         "The page says 403 Forbidden of somebody.",
-        "Results: how to mend 'connection refused' and HTTP 429",
+        "Results: how to fix 'connection refused' and HTTP 429",
         "A long story. " * 300 + "It ended with the words error: timed out.",
         '{"error": "", "response": "sunny"}',
         '{"error": null, "rows": 3}',

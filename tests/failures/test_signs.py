@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop.failures.closing import blamable, closing
-from agentloop.failures.detectors.schemas import misfit, standard
 from agentloop.failures.evidence import texts
 from agentloop.failures.imported import classify_imported
 from agentloop.failures.reading import Reading
+from agentloop.failures.schemas import misfit, standard
 from agentloop.judge.reader import is_open
 from agentloop.types import (
     Completion,

@@ -114,7 +114,7 @@ def test_a_stale_bank_is_given_up_for_fresh_pairs() -> None:
     assert result.distrust is not None
     assert "the baseline is not what its bank says" in result.distrust
     assert result.n_given_up > 0
-    assert f"After {result.n_given_up} visits the bank was given up" in " ".join(result.reasons)
+    assert f"After {result.n_given_up} visits the gate stopped using the stored baseline" in " ".join(result.reasons)
     assert result.n_fresh >= result.suites[0].n_visits, "from then on every attempt has a fresh one beside it"
     worse = result_of(played(header(2), 0.0, 0.5))
     assert worse.verdict is GateVerdict.failed

@@ -14,8 +14,8 @@ from agentloop.gate.flaky import (
     active,
     flake_rates,
     quarantine,
+    quarantine_lines,
     read_quarantine,
-    said,
     write_quarantine,
 )  # fmt: skip
 from agentloop.gate.outcomes import Outcome, Side
@@ -78,7 +78,7 @@ def test_an_entry_comes_back_from_its_file_and_expires(tmp_path: Path) -> None:
     assert active(entries, TODAY) == ("a", "b")
     assert active(entries, date(2026, 3, 2)) == ("b",)
     assert active(entries, date(2026, 3, 15)) == ()
-    assert said(entries, date(2026, 3, 2)) == [
+    assert quarantine_lines(entries, date(2026, 3, 2)) == [
         "quarantine of task 'a' expired on 2026-03-02 and it counts again: slow",
         "task 'b' is in quarantine until 2026-03-15 and decides nothing: says \"42\x7f\"\nor nothing",
     ]
@@ -87,7 +87,9 @@ def test_an_entry_comes_back_from_its_file_and_expires(tmp_path: Path) -> None:
 def test_an_entry_that_begins_later_hides_nothing_until_then() -> None:
     entries = quarantine((), "a", "slow", date(2099, 1, 1), 90)
     assert active(entries, TODAY) == ()
-    assert said(entries, TODAY) == ["quarantine of task 'a' begins on 2099-01-01 and it counts until then: slow"]
+    assert quarantine_lines(entries, TODAY) == [
+        "quarantine of task 'a' begins on 2099-01-01 and it counts until then: slow"
+    ]
     assert active(entries, date(2098, 12, 31)) == ("a",)  # it is the day itself somewhere already
 
 
@@ -106,7 +108,7 @@ def test_no_file_is_no_quarantine(tmp_path: Path) -> None:
         ("[[quarantine]\n", "not TOML"),
         ("[[quarantined]]\ntask = 'a'\n", r"only tables \[\[quarantine\]\] have a place here"),
         ("quarantine = 3\n", "only tables"),
-        ("[[quarantine]]\ntask = 'a'\n", "entry 1: key 'reason': Field required; mend the entry"),
+        ("[[quarantine]]\ntask = 'a'\n", "entry 1: key 'reason': Field required; fix the entry"),
         ("{}reason = ''\n", "entry 1: key 'reason': String should have at least 1 character"),
         ("{}reason = 'r'\nuntil = 2\n", "entry 1: key 'until': Extra inputs"),
         ("{}reason = 'r'\ntask = 'aa'\n", r"entry 1: no task 'aa'; did you mean 'a'\?; delete the entry"),

@@ -349,7 +349,7 @@ def test_tables_nested_a_thousand_deep_are_one_line(suite: Path, tmp_path: Path,
         lambda: load_policy(tmp_path / "agentloop.toml"),
         lambda: read_quarantine(tmp_path, ["a"]),
     ):
-        with pytest.raises(ConfigError, match=r"\.toml: not TOML: nested more than 100 deep; mend the file"):
+        with pytest.raises(ConfigError, match=r"\.toml: not TOML: nested more than 100 deep; fix the file"):
             read()
     result = CliRunner().invoke(app, ["loop", str(tmp_path)])
     assert isinstance(result.exception, ConfigError)

@@ -365,5 +365,5 @@ def test_a_file_that_was_spoilt(tmp_path: Path) -> None:
     gate(folder, runs(), header(max_rollouts=5))
     assert path.read_text() == whole, "it is an export of the store"
     (folder / "gate.json").unlink()
-    with pytest.raises(ConfigError, match=r"gate.json: cannot be read .*: nobody knows whose outcomes these are"):
+    with pytest.raises(ConfigError, match=r"gate.json: cannot be read .*: the gate of these outcomes is unknown"):
         gate(folder, runs(), header(max_rollouts=5))

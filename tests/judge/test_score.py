@@ -295,7 +295,7 @@ def test_what_a_verifier_raised_is_one_line_with_its_place(tmp_path: Path, how: 
 
 
 def test_a_verifier_of_ours_that_raised_names_no_line() -> None:
-    """Nobody who runs the loop has that file to mend."""
+    """Nobody who runs the loop has that file to fix."""
     verifier = Exact("95")
     del verifier.expected
     [score] = judged(RIGHT, verifier).scores

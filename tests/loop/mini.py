@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from agentloop.identity import Identity
-from agentloop.loop.making import first_version, next_version
+from agentloop.loop.new_version import first_version, next_version
 from agentloop.loop.opening import open_project
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin

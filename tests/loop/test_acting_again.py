@@ -127,24 +127,24 @@ class Writes:
 def test_a_version_says_what_it_was_made_of_and_nothing_is_paid_for_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agentloop.loop import making
+    from agentloop.loop import new_version
 
     folder = make_mini(tmp_path / "mini")
     trainer = Writes()
     with opened(folder) as project:
-        first = done(project, making.first_version(project, trainer))
+        first = done(project, new_version.first_version(project, trainer))
         assert (first.kind, first.lineage and first.lineage.trainer) == ("settings", "writes@2")
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with opened(folder) as project, monkeypatch.context() as patch:
-        patch.setattr(making, "_register", stop)
+        patch.setattr(new_version, "register", stop)
         with pytest.raises(KeyboardInterrupt):
-            done(project, making.next_version(project, trainer, first))
+            done(project, new_version.next_version(project, trainer, first))
         n_traces = project.store.n_traces()
     with opened(folder) as project:
-        second = done(project, making.next_version(project, trainer, first))
+        second = done(project, new_version.next_version(project, trainer, first))
         assert second is not None
         assert project.store.n_traces() == n_traces, "attempts of before the kill are found again"
         [pair] = read_pairs(project.version_folder(2))
@@ -163,11 +163,11 @@ def test_a_version_says_what_it_was_made_of_and_nothing_is_paid_for_twice(
 @pytest.mark.usefixtures("bubblewrap")
 def test_forks_are_stored_and_counted_nowhere(tmp_path: Path) -> None:
     """The overlay is a candidate's, so the number is that of the version that it began from."""
-    from agentloop.loop import making
+    from agentloop.loop import new_version
 
     folder = make_mini(tmp_path / "mini")
     with opened(folder) as project:
-        first = done(project, making.first_version(project, Writes()))
+        first = done(project, new_version.first_version(project, Writes()))
     with opened(folder) as project:
         experience = ProjectExperience(project, 2, first)
         n_before = project.store.population().n

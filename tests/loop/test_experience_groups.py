@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.loop.experience import ProjectExperience
-from agentloop.loop.making import stage_of
+from agentloop.loop.stage import stage_of
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.types import Message
 

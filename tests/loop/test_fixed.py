@@ -165,7 +165,7 @@ def test_a_wrong_verifier_of_a_train_task_is_told(tmp_path: Path) -> None:
         with opened(Path(project_folder)) as project:
             shown[line.replace(command, "COMMAND")] = project.store.trace(trace_id)[0].task_id
     assert shown == {
-        "  wrong: 'read-q0'; mend the solution or the verifier; `COMMAND` shows the first": "read-q0",
+        "  wrong: 'read-q0'; fix the solution or the verifier; `COMMAND` shows the first": "read-q0",
         f"  unscored: 'read-q1'; {gave_none}; `COMMAND` shows the first": "read-q1",
     }
     assert said[4] == (
@@ -206,7 +206,7 @@ def test_edited_tasks_are_run_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("n_unscored", "n_infra", "kind", "words"),
     [
-        (30, 0, ConfigError, "{unscored}; mend the verifier"),
+        (30, 0, ConfigError, "{unscored}; fix the verifier"),
         (29, 0, ConfigError, "{unscored}, too many to decide on"),
         (5, 3, ConfigError, "{unscored}, and {infra}, too many to decide on"),
         (3, 5, SandboxError, "{infra} and {unscored}, too many to decide on"),
@@ -216,7 +216,7 @@ def test_edited_tasks_are_run_again(tmp_path: Path) -> None:
 def test_a_gate_that_cannot_decide_names_the_verifier_or_the_machine(
     tmp_path: Path, n_unscored: int, n_infra: int, kind: type[Exception], words: str
 ) -> None:
-    """Whichever cost more episodes is what to mend first; a verifier is never called infrastructure."""
+    """Whichever cost more episodes is what to fix first; a verifier is never called infrastructure."""
     folder = make_mini(tmp_path / "mini")
     heldout = range(N_TRAIN, N_TRAIN + N_HELDOUT)
     use_verifier(folder, FUSSY.replace('("133",)', str([str(100 + n) for n in heldout[:n_unscored]])))

@@ -1,4 +1,4 @@
-"""What opening a project refuses: a verifier that could score nothing, with the place to mend."""
+"""What opening a project refuses: a verifier that could score nothing, with the place to fix."""
 
 from __future__ import annotations
 

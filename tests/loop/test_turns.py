@@ -15,7 +15,7 @@ from agentloop.config.layout import FAILED
 from agentloop.errors import ConfigError, UpstreamUnavailable
 from agentloop.gate.outcomes import Header, Outcome, outcome_lines
 from agentloop.gate.result import fold
-from agentloop.gate.stakes import STAKE
+from agentloop.gate.risk_shares import STAKE
 from agentloop.loop.held_out_outcomes import compare_stage, gate_stage
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError, StateError
-from agentloop.loop.making import train_once
+from agentloop.loop.new_version import train_once
 from agentloop.loop.opening import loop_backend, open_project
 from agentloop.loop.project import Project
 from agentloop.loop.trainers import make_trainer

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.loop import making
-from agentloop.loop.making import first_version, next_version, stage_of
+from agentloop.loop import changed_settings
+from agentloop.loop.new_version import first_version, next_version
 from agentloop.loop.project import Project
+from agentloop.loop.stage import stage_of
 from agentloop.loop.warm_start import WARM_START
 from agentloop.loop.weights import grpo
 from agentloop.policies.chat import train_tokenizer
@@ -123,7 +124,7 @@ def test_an_interrupted_version_takes_no_attempts_of_an_agent_edited_since(
 
     act_with(folder, "shell", "files")
     with opened(folder) as project, monkeypatch.context() as patch:
-        patch.setattr(making, "_register", stop)
+        patch.setattr(changed_settings, "register", stop)
         with pytest.raises(KeyboardInterrupt):
             done(project, next_version(project, grpo(project), first))
     act_with(folder, "shell", "python")

@@ -129,7 +129,7 @@ def test_a_fork_goes_on_from_its_turns(tmp_path: Path, out: Path) -> None:
     assert load_suite(out).tasks[0].prefix == prefix
     assert load_suite(out).tasks[0].hash != seven(tmp_path).model_copy(update={"id": case().id}).hash
     (folder / "prefix.jsonl").write_text('{"index": "one"}\n')
-    with pytest.raises(ConfigError, match=r"prefix\.jsonl:1: no turn of a trace: .*; mend the line"):
+    with pytest.raises(ConfigError, match=r"prefix\.jsonl:1: no turn of a trace: .*; fix the line"):
         load_suite(out)
 
 

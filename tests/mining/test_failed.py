@@ -161,7 +161,7 @@ def test_a_broken_line_is_named(suite: Suite, folder: Path) -> None:
     pin([failed("a")], folder, suite)
     row = json.loads((folder / "failures.jsonl").read_text())
     (folder / "failures.jsonl").write_text("\n" + json.dumps({**row, "step": "one"}))
-    with pytest.raises(ConfigError, match=r"failures\.jsonl:2: key 'step': .*; mend or delete the line"):
+    with pytest.raises(ConfigError, match=r"failures\.jsonl:2: key 'step': .*; fix or delete the line"):
         read_failed(folder)
 
 

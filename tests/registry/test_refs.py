@@ -91,7 +91,7 @@ def test_a_file_with_a_policy_and_an_agent(tmp_path: Path, monkeypatch: pytest.M
         ('[policy]\nkind = "scrpted"\n', "kind is 'scrpted'"),
         ('[policy]\nkind = "openai"\nmodle = "x"\n', "modle: no such key in this table .* did you mean 'model'"),
         ('[train]\nmax_turns = 3\n[policy]\nkind = "scripted"\n', "'train' has no place here .tables: policy, agent."),
-        ("[policy", "mend the file"),
+        ("[policy", "fix the file"),
         ('policy = "scripted"\n', "policy must be a table"),
         ('[policy]\nkind = "scripted"\nscript = "gone.py:x"\n', "gone.py"),
     ],

@@ -13,7 +13,7 @@ from loop.test_acting_again import done
 
 from agentloop.errors import CapabilityError
 from agentloop.loop.fixed import FixedTrainer
-from agentloop.loop.making import first_version
+from agentloop.loop.new_version import first_version
 from agentloop.loop.project import Project
 from agentloop.loop.units import writer_of
 from agentloop.objects.objects import Objects

@@ -165,7 +165,7 @@ def infra() -> GateResult:
         GateVerdict.infra,
         looks(0.0, 9, seed=3),
         *(line(f"sum-{n:03d}", "1" * 16, "", n_lost=3, why="no box: the Docker Engine is gone") for n in range(12)),
-        reasons=("Nothing is claimed, because more than 10% was lost: 36 of 45 attempts have no reward.",),
+        reasons=("No verdict: more than 10% of the attempts were lost: 36 of 45 attempts have no reward.",),
         n_lost=36,
     )
 

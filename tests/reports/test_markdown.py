@@ -108,7 +108,7 @@ def test_the_verdict_comes_first_then_what_is_broken_then_what_got_worse() -> No
     [
         (passing, "No regression: a drop of 5 points or more is ruled out"),
         (inconclusive, "--max-rollouts"),
-        (infra, "run the same command again; it begins anew"),
+        (infra, "run the same command again; it starts over"),
     ],
 )
 def test_each_verdict_says_what_it_means_and_the_next_move(make, words: str) -> None:

@@ -21,9 +21,9 @@ import pytest
 from agentloop.abilities import FileSandbox, Streams
 from agentloop.config.settings import load_config
 from agentloop.errors import CapabilityError, ConfigError, ImageError, PluginError, SandboxGone, SandboxUnavailable
-from agentloop.sandbox.called import CalledSandbox
 from agentloop.sandbox.harbor import HarborBackend
 from agentloop.sandbox.ladder import choose_backend, make_backend
+from agentloop.sandbox.remote_sandbox import CalledSandbox
 from agentloop.types import SandboxSpec
 
 from .processes import comes_true, mentioning

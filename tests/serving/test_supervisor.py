@@ -203,7 +203,7 @@ def it_with_less_grace(source: Path, monkeypatch: pytest.MonkeyPatch, scripted: 
 def test_a_server_that_refuses_an_adapter_is_not_started_again(scripted: Callable[..., Scripted]) -> None:
     it = scripted("serve")
     it.server.adapters["missing"] = it.folder
-    with pytest.raises(ConfigError, match="missing: HTTP 400: no such adapter; mend the adapter"):
+    with pytest.raises(ConfigError, match="missing: HTTP 400: no such adapter; fix the adapter"):
         supervise(it.server, it.told.append, QUICKLY)
     assert it.told == []
 

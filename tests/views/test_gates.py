@@ -13,10 +13,10 @@ import pytest
 from gate.test_live import BANK, TASKS, gate, replayed, runs
 
 from agentloop.errors import ConfigError
+from agentloop.gate.gate_document import SentGate, put_gate, read_gate, sent_id
 from agentloop.gate.outcomes import GateVerdict
 from agentloop.gate.result import pack_result
 from agentloop.gate.run import MADE_OF, OUTCOMES
-from agentloop.gate.sent import SentGate, put_gate, read_gate, sent_id
 from agentloop.store.evidence import StoredLook
 from agentloop.store.store import Store
 from agentloop.views.gates import gate_document, gate_list

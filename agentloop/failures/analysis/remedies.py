@@ -10,7 +10,7 @@ REMEDIES: Mapping[F, str] = {
     F.infra_sandbox_failure: "`agentloop doctor` says what sandboxes lack here; run these tasks again",
     F.infra_tool_timeout: "look whether the tool is slow or the call was endless; raise its limit, or answer sooner",
     F.infra_model_api_error: "look at the endpoint's address, quota and status; run these tasks again",
-    F.infra_grader_failure: "mend the verifier, then `agentloop judge` scores the traces again, without running them",
+    F.infra_grader_failure: "fix the verifier, then `agentloop judge` scores the traces again, without running them",
     F.agent_crashed: "fix the error that the quote shows; a refusal of the model may need another key or prompt",
     F.budget_context_overflow: "shorten what tools give back, or raise the token limit of a turn",
     F.budget_limit_reached: "see whether it was near the end: raise the limit; or turned in circles: end that first",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentloop.failures.detectors.detector import LIKELY, Finding, detector
-from agentloop.failures.detectors.words import API, CONTEXT, REFUSED, SANDBOX, UNREADABLE
 from agentloop.failures.reading import Reading
+from agentloop.failures.words import API, CONTEXT, REFUSED, SANDBOX, UNREADABLE
 from agentloop.faults import fault_in
 from agentloop.types import FailureType, StopReason
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from agentloop.failures.detectors.call import broken
 from agentloop.failures.detectors.detector import LIKELY, Finding, detector
 from agentloop.failures.detectors.infra import SAID
-from agentloop.failures.detectors.words import CONTEXT, LIMIT
 from agentloop.failures.reading import Reading
 from agentloop.failures.reference import is_reference
+from agentloop.failures.words import CONTEXT, LIMIT
 from agentloop.types import FailureType, StopReason
 
 _CUT = {"length", "max_tokens", "MAX_TOKENS", "model_length", "context"}

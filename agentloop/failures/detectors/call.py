@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from agentloop.failures.detectors.detector import LIKELY, Finding, detector
 from agentloop.failures.detectors.infra import SAID
-from agentloop.failures.detectors.schemas import misfit
-from agentloop.failures.detectors.words import NOT_FOUND
 from agentloop.failures.reading import Reading
 from agentloop.failures.reference import is_reference, last_printed
+from agentloop.failures.schemas import misfit
+from agentloop.failures.words import NOT_FOUND
 from agentloop.types import FailureType, ToolResult
 
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from agentloop.failures.detectors.detector import Finding, detector
-from agentloop.failures.detectors.words import ADMITS, SUCCESS
 from agentloop.failures.reading import Reading
 from agentloop.failures.reference import last_printed
+from agentloop.failures.words import ADMITS, SUCCESS
 from agentloop.types import FailureType
 
 MAX_SAID = 4000

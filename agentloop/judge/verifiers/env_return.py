@@ -47,7 +47,7 @@ class EnvReturn:
                     over = over or reply["terminated"] or reply["truncated"]
         bad = next((n for n, reward in enumerate(rewards, start=1) if not math.isfinite(reward)), None)
         if bad is not None:
-            return Graded(value=None, error=f"the reward of step {bad} was {rewards[bad - 1]}; mend the environment")
+            return Graded(value=None, error=f"the reward of step {bad} was {rewards[bad - 1]}; fix the environment")
         total = math.fsum(rewards)
         why = f"return {total!r} after {len(rewards)} steps"
         if not over:

@@ -79,5 +79,5 @@ def _read(file: Path) -> list[Span]:
         return [(float(begin), float(end)) for begin, end in spans]
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{file}: no times of work ({error}); remove the file, and the turn's minutes begin anew"
+            f"{file}: no times of work ({error}); remove the file, and the turn's minutes start again at 0"
         ) from None

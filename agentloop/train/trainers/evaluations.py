@@ -133,7 +133,7 @@ class Evaluations:
         if n_lost and n_again == N_AGAIN:
             raise SandboxError(
                 f"{first} has no reward after {N_AGAIN + 1} attempts, and a candidate is never measured without it; "
-                "mend the sandbox, the model's endpoint or the verifier, then run the same command again"
+                "fix the sandbox, the model's endpoint or the verifier, then run the same command again"
             )
 
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentloop.abilities import words_of_people
+from agentloop.abilities import feedback_texts
 from agentloop.failures.taxonomy import OURS
 from agentloop.overlays import stems
 from agentloop.types import Attempt, Component, FailureType, Judged, Step, ToolCall, ToolResult, Trace, Verdict
@@ -79,7 +79,7 @@ def evidence_of_each(
     return [
         evidence
         for each in judged
-        for evidence in evidence_of(each, components, words_of_people(experience, each.trace))
+        for evidence in evidence_of(each, components, feedback_texts(experience, each.trace))
         if evidence.component in components
     ]
 

@@ -188,7 +188,7 @@ class Training:
 
     def save(self) -> None:
         """Write the version, and the state for the next turn, to the draft's folder."""
-        with boundary(TrainingError, "cannot save a version; mend it and run the same command again"):
+        with boundary(TrainingError, "cannot save a version; fix it and run the same command again"):
             self.trainable.save(self._draft.folder)
             is_exact = self.trainable.dtype == torch.float32
             save(self.engine, self._draft.folder / TRAINER, {"rates": self.state.rates[-1]}, weights=not is_exact)

@@ -23,8 +23,8 @@ Why it holds, with held-out tasks that every candidate is compared on:
   the shares of the promoted candidates right before it, all of which were better; no share is counted twice. The shares
   sum to alpha.
 
-Gates by hand are in the same row of numbers as the loop's comparisons (`stakes.py`). Each has its number, and with it
-its alpha_k, in the store before its first attempt, so a gate that was ended, forgotten or repeated has used up its
+Gates by hand are in the same row of numbers as the loop's comparisons (`risk_shares.py`). Each has its number, and with
+it its alpha_k, in the store before its first attempt, so a gate that was ended, forgotten or repeated has used up its
 share: the sum above is over all that began, not over those that ended well. A gate whose evidence goes on keeps its
 number. A proof without a number does not promote. Two comparisons at once have two numbers, and the second gets nothing
 from the first.

@@ -10,7 +10,7 @@ import pytest
 
 from agentloop.errors import ConfigError
 from agentloop.loop.gating import evaluate
-from agentloop.loop.making import first_version, next_version
+from agentloop.loop.new_version import first_version, next_version
 from agentloop.protocols import Draft, Experience
 from agentloop.registry.folders import write_overlay
 from agentloop.types import Component, Imported, Message, Overlay, PolicyVersion, StopReason, Trace, VersionKind

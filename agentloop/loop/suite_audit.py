@@ -113,6 +113,6 @@ def _refusal(project: Project, fooled: Sequence[dict[str, Any]]) -> str:
     trusted = ", ".join(f'"{kind}"' for kind in kinds)
     return (
         f"cheats fool the verifiers of {counted(len(fooled), 'task')} (task {first['task']!r}: {cheat!r} scores "
-        f"{reward:g}), so training would learn them; mend {names} (`agentloop judge audit {project.suite.folder}` "
+        f"{reward:g}), so training would learn them; fix {names} (`agentloop judge audit {project.suite.folder}` "
         f"shows all), or train all the same with [train] trusted_verifiers = [{trusted}]"
     )

@@ -16,9 +16,9 @@ from agentloop.errors import ConfigError
 from agentloop.gate.eprocess import Bets
 from agentloop.gate.losses import Claim
 from agentloop.gate.outcomes import Settings, SuitePart
+from agentloop.gate.risk_budget import AlphaSpent, next_alpha
+from agentloop.gate.risk_shares import GATE, Stake, stake_of_gate, take_stake
 from agentloop.gate.run import OUTCOMES
-from agentloop.gate.stakes import GATE, Stake, stake_of_gate, take_stake
-from agentloop.gate.wealth import AlphaSpent, next_alpha
 from agentloop.registry.moves import Moves
 from agentloop.registry.versions import LOOP, Registry
 from agentloop.store.store import Store
@@ -96,7 +96,7 @@ def test_the_stake_of_another_question_is_refused(store: Store, tmp_path: Path, 
         by_hand(store, tmp_path, candidate, suite)
     assert str(refused.value) == (
         f"{tmp_path}/out/stake.json: a share of the project's risk for a gate with another {other}; "
-        "name another folder with --out, or delete this one to begin anew"
+        "name another folder with --out, or delete this one to start over"
     )
 
 
@@ -113,7 +113,7 @@ def test_the_stake_against_another_baseline_is_refused(store: Store, tmp_path: P
 def test_a_stake_that_cannot_be_read_is_refused_in_one_line(store: Store, tmp_path: Path, text: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "stake.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"stake\.json: cannot be read \(.*\): nobody knows which gate") as refused:
+    with pytest.raises(ConfigError, match=r"stake\.json: cannot be read \(.*\): the gate that this share") as refused:
         by_hand(store, tmp_path)
     assert len(str(refused.value).splitlines()) == 1
 

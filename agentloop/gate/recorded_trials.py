@@ -92,14 +92,14 @@ class TapedTrials:
         n_lost = sum(one.n_lost for _, one in results)
         if self._recording.mode is Mode.record and outcome.state is RewardState.scored:
             self._recording.tape.keep(taped, self._setting)
-        return self._told(outcome.model_copy(update={"n_lost": n_lost}), taped)
+        return self._with_recording_cost(outcome.model_copy(update={"n_lost": n_lost}), taped)
 
     def _trials(self, policy: Policy) -> Runner:
         """One attempt at a time, with `policy` in the actor's place: the pauses are ours."""
         return self._make(dict.fromkeys(Side, replace(self._actor, policy=policy)))
 
     def _taped(self, task_id: str, trial: int) -> RecordingPolicy:
-        """With the whole trial before it: a further attempt begins anew."""
+        """With the whole trial before it: a further attempt starts over."""
         return RecordingPolicy(
             self._actor.policy,
             self._recording.tape,
@@ -110,7 +110,7 @@ class TapedTrials:
             on_divergence=self._recording.on_divergence,
         )
 
-    def _told(self, outcome: Outcome, taped: RecordingPolicy) -> Outcome:
+    def _with_recording_cost(self, outcome: Outcome, taped: RecordingPolicy) -> Outcome:
         """Without the price of what was played; and with the difference, where it ended the trial."""
         if taped.whole:
             outcome = outcome.model_copy(update={"played": True, "cost_usd": 0.0})

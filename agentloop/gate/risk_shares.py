@@ -1,4 +1,4 @@
-"""Comparisons of candidates with the live version, each with its share of the project's risk: see `wealth.py`.
+"""Comparisons of candidates with the live version, each with its share of the project's risk: see `risk_budget.py`.
 
 A stake is a row of the project's store from before the first attempt, so that none of these is forgotten: a gate that
 somebody ends and begins anew, two gates at once, a candidate that is compared again and again. A comparison that goes
@@ -18,8 +18,8 @@ from agentloop.config.settings import CONFIG_FILE, Config, load_config
 from agentloop.errors import ConfigError
 from agentloop.gate.losses import Claim
 from agentloop.gate.outcomes import Settings, SuitePart
+from agentloop.gate.risk_budget import AlphaSpent, next_alpha
 from agentloop.gate.run import ANEW, OUTCOMES
-from agentloop.gate.wealth import AlphaSpent, next_alpha
 from agentloop.input_files import parse_json
 from agentloop.output_files import write_text
 from agentloop.registry.versions import LOOP, Registry
@@ -133,8 +133,8 @@ def _stored_stake(file: Path, question: Mapping[str, object]) -> Stake:
         before = dict(terms["question"])
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{file}: cannot be read ({type(error).__name__}: {error}): nobody knows which gate this share of the "
-            f"project's risk is for; {ANEW}"
+            f"{file}: cannot be read ({type(error).__name__}: {error}): the gate that this share of the "
+            f"project's risk is for is unknown; {ANEW}"
         ) from None
     changed = [name for name in question if before.get(name) != question[name]]
     if changed:

@@ -16,7 +16,7 @@ MAX_FILES = 500
 OUTSIDE = "find /tmp -mindepth 1 ! -type d 2>/dev/null | head -n 1"
 
 
-class Leavings:
+class WorkspaceCopies:
     """Files that the attempts of one ask left, by episode. `take` is a `Crew.on_end`."""
 
     def __init__(self, folder: Path) -> None:

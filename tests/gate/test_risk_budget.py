@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from agentloop.gate.wealth import AlphaSpent, next_alpha, share
+from agentloop.gate.risk_budget import AlphaSpent, next_alpha, share
 
 
 def history(promotions: tuple[bool, ...], alpha: float) -> list[AlphaSpent]:

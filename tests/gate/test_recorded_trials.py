@@ -13,8 +13,8 @@ from agents.sandbox import MemoryPool, MemorySandbox, calls
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import SandboxGone
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
+from agentloop.gate.recorded_trials import SuiteTape, TapedTrials
 from agentloop.gate.result import fold
-from agentloop.gate.taped import SuiteTape, TapedTrials
 from agentloop.gate.trials import Trials
 from agentloop.identity import Identity
 from agentloop.recordings.answers import Mode, PolicyRecording

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError
-from agentloop.loop import audited as module
-from agentloop.loop.audited import audited, representatives
-from agentloop.loop.making import first_version, next_version
+from agentloop.loop import suite_audit as module
+from agentloop.loop.new_version import first_version, next_version
 from agentloop.loop.project import Project
+from agentloop.loop.suite_audit import audited, representatives
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import EnvironmentSpec, Part, Split, Task, VersionKind
 

@@ -1,0 +1,95 @@
+"""A version with the trained parts of an earlier one under changed settings or files of the project.
+
+It comes before anything that is trained, and the gate compares it like any other candidate.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+from agentloop.errors import TrainingError, boundary
+from agentloop.loop.draft import ProjectDraft
+from agentloop.loop.experience import ProjectExperience
+from agentloop.loop.project import Project
+from agentloop.loop.registration import base_of, register
+from agentloop.loop.stage import VALIDATION, begin, mean_reward, stage_of
+from agentloop.loop.train_tasks import try_train_tasks
+from agentloop.registry.artifacts import WEIGHTS
+from agentloop.registry.folders import FILES, LINEAGE, VERSION_FILE, read_overlay
+from agentloop.registry.parts import own_parts
+from agentloop.types import (
+    Lineage,
+    PolicyVersion,
+    Purpose,
+    Split,
+    VersionKind,
+)
+
+SETTINGS = "settings@1"
+"""The trainer in the lineage of a version that changed settings made."""
+
+
+async def of_changed_settings(project: Project, number: int, parent: PolicyVersion) -> PolicyVersion:
+    """Make and register version `number` with the trained parts of `parent` and the present settings and files."""
+    draft = ProjectDraft(project, number)
+    experience = ProjectExperience(project, draft.number, parent)
+    try:
+        is_tiny = project.base.policy.kind == "tiny"
+        if is_tiny or parent.kind.is_trained:
+            kind = VersionKind.weights if is_tiny else parent.kind
+            note = f"the {kind} of v{parent.number} under other [policy] or [agent] settings"
+        elif parent.kind is VersionKind.overlay:
+            kind = VersionKind.overlay
+            note = f"the text of v{parent.number} under other [policy] or [agent] settings"
+        else:
+            kind = VersionKind.settings
+            note = settings_note(project)
+        if kind is not VersionKind.settings:
+            _take_along(project, parent, draft)
+        if is_tiny:
+            await _validate_again(draft, experience, parent)
+        elif not kind.is_trained:
+            overlay = read_overlay(draft.folder)
+            await try_train_tasks(project, draft.number, overlay)
+        lineage = Lineage(
+            trainer=SETTINGS,
+            base=base_of(draft) or parent.sha256,
+            seed=project.config.project.seed,
+            is_unproven=not project.suite.split(Split.heldout),
+        )
+        return register(draft, experience, kind, parent, lineage, note)
+    finally:
+        draft.discard()
+
+
+def settings_note(project: Project) -> str:
+    """Which policy it is, in a few words."""
+    settings = project.config.policy
+    return f"{project.present_actor().policy.name} {settings.model or settings.script or ''}".strip()
+
+
+def _take_along(project: Project, parent: PolicyVersion, draft: ProjectDraft) -> None:
+    """Copy everything that a trainer left in the parent's folder."""
+    folder = project.version_folder(parent.number)
+    own = shutil.ignore_patterns(VERSION_FILE, FILES, LINEAGE)
+    with boundary(TrainingError, "cannot save a version; fix it and run the same command again", folder=draft.folder):
+        shutil.copytree(folder, draft.folder, ignore=own, dirs_exist_ok=True)
+
+
+async def _validate_again(draft: ProjectDraft, experience: ProjectExperience, parent: PolicyVersion) -> None:
+    """Weights under other settings do otherwise: their trainer looks at this figure before it goes on."""
+    from agentloop.policies.tiny import TinyPolicy
+
+    project = draft.project
+    experience.stage = stage = await begin(project, stage_of(draft.number))
+    policy = TinyPolicy(draft.folder / WEIGHTS, temperature=project.base.policy.temperature)
+    attempts = await stage.gather(
+        project.suite.split(Split.validation),
+        replace(project.acting_as(policy), identity=project.base.identity(own_parts(draft.folder, None))),
+        purpose=Purpose.validate,
+        version=draft.number,
+        group_size=3,
+        part="validate/end",
+    )
+    draft.measure(**{VALIDATION: mean_reward(attempts)})

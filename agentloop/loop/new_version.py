@@ -1,0 +1,128 @@
+"""The next version: made by the trainer, or by changed settings and files (`changed_settings.py`).
+
+A version of changed settings comes before anything that is trained, and takes along what a trainer made of the version
+before. `registration.py` freezes a finished draft and enters it.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from agentloop.abilities import Rehearses
+from agentloop.errors import ConfigError, counted
+from agentloop.loop.changed_settings import of_changed_settings, settings_note
+from agentloop.loop.draft import ProjectDraft, workspace_of
+from agentloop.loop.experience import ProjectExperience
+from agentloop.loop.project import Project
+from agentloop.loop.registration import lineage_of, register
+from agentloop.loop.stage import VALIDATION, stage_of
+from agentloop.loop.suite_audit import audited
+from agentloop.protocols import Trainer
+from agentloop.registry.acting import is_of_base
+from agentloop.types import (
+    PolicyVersion,
+    Rehearsal,
+    VersionKind,
+)
+
+
+async def first_version(project: Project, trainer: Trainer) -> PolicyVersion:
+    """Make and register version 1, which is live because nothing exists to compare it with."""
+    draft = ProjectDraft(project, 1)
+    experience = ProjectExperience(project, 1, None)
+    try:
+        note = await trainer.first(draft, experience)
+        kind = VersionKind.settings if note is None else trainer.makes
+        note = note or settings_note(project)
+        return register(draft, experience, kind, None, lineage_of(draft, experience, trainer, None), note)
+    finally:
+        draft.discard()
+
+
+async def next_version(
+    project: Project, trainer: Trainer, newest: PolicyVersion, filter: str = ""
+) -> PolicyVersion | None:
+    """Make and register the candidate after `newest`; None, having reported why, when nothing is to be made.
+
+    filter: of the stored traces that the trainer may learn from.
+    """
+    # A process that was killed right after it registered the version left its checkpoints.
+    shutil.rmtree(workspace_of(project.version_folder(newest.number)), ignore_errors=True)
+    _refuse_without_weights(project, newest)
+    if not is_of_base(project.base.identity(), newest):
+        return await of_changed_settings(project, newest.number + 1, _parent(project, newest))
+    n_turns = newest.number - 1
+    if trainer.makes is not VersionKind.settings and n_turns >= project.config.train.max_turns:
+        project.progress.say(_turns_are_over(project, newest))
+        return None
+    parent = _parent(project, newest)
+    draft = ProjectDraft(project, newest.number + 1)
+    experience = ProjectExperience(project, draft.number, parent, filter)
+    try:
+        if trainer.makes.is_trained:
+            await audited(project, experience.tasks)
+        note = await trainer.improve(parent, draft, experience)
+        if note is None:
+            return None
+        lineage = lineage_of(draft, experience, trainer, parent)
+        return register(draft, experience, trainer.makes, parent, lineage, note)
+    finally:
+        draft.discard()
+
+
+async def train_once(project: Project, trainer: Trainer, filter: str = "") -> PolicyVersion | None:
+    """One candidate, which no gate has seen; a project without versions gets its first one before.
+
+    None, having reported why, when nothing is to be made.
+    """
+    try:
+        newest = project.registry.newest()
+        if newest is None:
+            newest = await first_version(project, trainer)
+            project.progress.say(f"v{newest.number} is the first version: {newest.note}")
+        return await next_version(project, trainer, newest, filter)
+    finally:
+        await project.pool.close()
+
+
+async def rehearse(project: Project, trainer: Trainer, filter: str = "") -> Rehearsal:
+    """The start of `train_once`, without a call of a model. Raises ConfigError for a trainer that cannot tell."""
+    if not isinstance(trainer, Rehearses):
+        raise ConfigError(f"trainer {trainer.name!r} cannot show what it would do; run it without --dry-run")
+    newest = project.registry.newest()
+    if newest is None:
+        raise ConfigError(
+            "the project has no version and no traces yet; run `agentloop loop` or `agentloop train` first"
+        )
+    parent = _parent(project, newest)
+    draft = ProjectDraft(project, newest.number + 1)
+    try:
+        return await trainer.rehearse(parent, draft, ProjectExperience(project, draft.number, parent, filter))
+    finally:
+        draft.discard()
+        await project.pool.close()
+
+
+def _parent(project: Project, newest: PolicyVersion) -> PolicyVersion:
+    """Training of weights goes on from the newest version, promoted or not; text is edited from the live version."""
+    live = project.registry.live()
+    return newest if newest.kind.is_trained or live is None else live
+
+
+def _refuse_without_weights(project: Project, newest: PolicyVersion) -> None:
+    if project.base.policy.kind == "tiny" and newest.kind is not VersionKind.weights:
+        raise ConfigError(
+            f"v{newest.number} is a {newest.kind} policy, which has no weights to train from; "
+            "set [policy] back to it, or make another project for 'tiny'"
+        )
+
+
+def _turns_are_over(project: Project, newest: PolicyVersion) -> str:
+    row = project.store.stages().get(stage_of(newest.number).name)
+    success = row.metrics.get(VALIDATION) if row else None
+    solves = "" if success is None else f" v{newest.number} solves {success:.0%} of the validation tasks;"
+    n_turns = project.config.train.max_turns
+    return (
+        f"finished: {counted(newest.number - 1, 'turn')},{solves} "
+        f"for more, raise [train] max_turns (now {n_turns}) and run the loop again"
+    )
