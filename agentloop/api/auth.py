@@ -154,6 +154,8 @@ class AccessGuard:
         if words is None and self._sessions is not None and scope["path"].startswith("/api/"):
             session = await self.session(scope)
             if session is not None and scope["method"] in READING and session.may(READ):
+                if refused := self._check_browser(scope, headers, await self.needs_key()):
+                    return refused
                 self._admit(scope, session)
                 return None
         is_call = route_of(scope) is not None
@@ -197,10 +199,8 @@ class AccessGuard:
     async def _by_session(self, scope: Scope, headers: Headers) -> Response | None:
         """Refuses a page, or admits the session of its browser, or a read-only link."""
         has_keys = await self.needs_key()
-        if not has_keys and (refused := self._check_user(scope, _is_host_local(headers))):
+        if refused := self._check_browser(scope, headers, has_keys):
             return refused
-        if has_foreign_origin(scope):
-            return refusal(scope, 403, FOREIGN_SITE)
         session = await self.session(scope)
         if session is None and await self._is_shared(scope):
             return None
@@ -214,6 +214,12 @@ class AccessGuard:
         if scope["method"] not in READING and not is_same_site(scope):
             return refusal(scope, 403, FOREIGN_SITE)
         return None
+
+    def _check_browser(self, scope: Scope, headers: Headers, has_keys: bool) -> Response | None:
+        """403 for a session's request from another site, or without keys from another host or user."""
+        if not has_keys and (refused := self._check_user(scope, _is_host_local(headers))):
+            return refused
+        return refusal(scope, 403, FOREIGN_SITE) if has_foreign_origin(scope) else None
 
     def _ask(self, scope: Scope, headers: Headers, has_keys: bool) -> Response:
         """Where a browser without a session may get one."""
