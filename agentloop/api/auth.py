@@ -184,6 +184,10 @@ class AccessGuard:
         is_use = "hx-request" not in Headers(scope=scope)  # a page that updates itself is not a person
         return await self._sessions.find(cookie, self._key_of if await self.needs_key() else None, is_use=is_use)
 
+    async def local_token(self) -> LocalToken | None:
+        """The token with which this machine's user may sign in; None where a key opens the pages, or nothing does."""
+        return None if await self.needs_key() else self._token
+
     async def key(self, words: str) -> Key | None:
         """The key that somebody signs in with; None if it is unknown or revoked."""
         return await self._find(words)
@@ -224,7 +228,8 @@ class AccessGuard:
     def _ask(self, scope: Scope, headers: Headers, has_keys: bool) -> Response:
         """Where a browser without a session may get one."""
         if not has_keys:
-            return refusal(scope, 403, ENTRANCE)
+            instead = f", or sign in at {SIGN_IN} with the token in {self._token.path}" if self._token else ""
+            return refusal(scope, 403, f"{ENTRANCE}{instead}")
         if scope["method"] not in READING:
             return refusal(scope, 401, "your session has ended; sign in again")
         if "hx-request" in headers:  # a part of a page must not be replaced by the page to sign in
