@@ -11,6 +11,7 @@ from pydantic import Field
 from agentloop.api.feedback import BY, Feedback, StepIndex, Text
 from agentloop.api.parameters import MAX_PAGE, Project, TraceId
 from agentloop.api.verdicts import key_id_of, person_of, refuse_own_word
+from agentloop.failures.taxonomy import Taxonomy
 from agentloop.judge.reviews import Review, give_review
 from agentloop.judge.revisions import check_name
 from agentloop.store.store import Store
@@ -44,8 +45,8 @@ class Person(Feedback):
     by: Text = Field(default="", max_length=100, description=BY)
 
 
-def review_routes(store: Store, trust: Collection[str]) -> APIRouter:
-    """The routes. trust: sources whose word counts even on traces that they made."""
+def review_routes(store: Store, trust: Collection[str], taxonomy: Taxonomy) -> APIRouter:
+    """The routes. trust: sources whose word counts even on traces that they made. taxonomy: the failure types."""
     routes = APIRouter()
 
     @routes.get("/review")
@@ -56,7 +57,7 @@ def review_routes(store: Store, trust: Collection[str]) -> APIRouter:
     @routes.get("/traces/{trace_id}/review")
     def get_review(project: Project, request: Request, trace_id: TraceId, by: Name = "") -> ReviewItem:
         """One trace as a person reviews it. A second opinion is blind: the first one is left out."""
-        return review_item(store, project, trace_id, person_of(request, by))
+        return review_item(store, project, trace_id, person_of(request, by), taxonomy)
 
     @routes.put("/traces/{trace_id}/review/answer")
     def put_review(project: Project, request: Request, trace_id: TraceId, body: GivenReview) -> Verdict:
@@ -74,4 +75,3 @@ def review_routes(store: Store, trust: Collection[str]) -> APIRouter:
         return store.take_back(project, trace_id, by=by)
 
     return routes
-

@@ -29,7 +29,7 @@ FOREVER = "public, max-age=31536000, immutable"
 
 
 class PageHeaders:
-    """ASGI middleware that adds the headers, and lets a page's error know the site that draws it. Data is never cached."""
+    """ASGI middleware that adds the headers, and tells errors the site that draws them. Data is never cached."""
 
     def __init__(self, app: ASGIApp, site: PageSite) -> None:
         self.app = app
