@@ -41,6 +41,7 @@ from agentloop.api.read_only import ReadOnly
 from agentloop.api.refusals import JSON, content_type, refusal
 from agentloop.api.sessions import BrowserSessions
 from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, NoSuchVersion, NoSuchWork, StateError, StoreError
+from agentloop.failures.taxonomy import OURS, project_taxonomy
 from agentloop.gateway.app import Gateway
 from agentloop.gateway.calls import Calls
 from agentloop.gateway.prices import Price, unknown
@@ -87,13 +88,14 @@ def make_app(
     app = FastAPI(
         title="agentloop", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, responses=REFUSALS
     )
-    site = PageSite(store, folder, trust=trust)
+    taxonomy = project_taxonomy(folder) if folder else OURS
+    site = PageSite(store, folder, trust=trust, taxonomy=taxonomy)
     sessions = sessions or BrowserSessions(store, store.project)
     if not only_models:
         app.include_router(page_routes(site, sessions))
         app.router.routes.append(Route("/v1/traces", ingest.traces, methods=["POST"]))
         app.router.routes.append(Route("/v1/logs", ingest.logs, methods=["POST"]))
-        app.include_router(router(store, trust, folder))
+        app.include_router(router(store, trust, folder, taxonomy))
     app.include_router(health(readiness, metrics))
     _explain_errors(app)
     describe(app)
@@ -113,9 +115,10 @@ def make_viewer(
     folder: see `make_app`. Only `sessions` open it. notice: see `PageSite`.
     """
     app = FastAPI(title="agentloop", version=__version__, docs_url=None, redoc_url=None, responses=REFUSALS)
-    site = PageSite(store, folder, is_read_only=True, notice=notice)
+    taxonomy = project_taxonomy(folder) if folder else OURS
+    site = PageSite(store, folder, is_read_only=True, notice=notice, taxonomy=taxonomy)
     app.include_router(page_routes(site, sessions))
-    app.include_router(router(store, (), folder))
+    app.include_router(router(store, (), folder, taxonomy))
     _explain_errors(app)
     describe(app)
     guard = AccessGuard(ReadOnly(app), store, project=store.project, sessions=sessions)

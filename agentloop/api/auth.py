@@ -154,6 +154,8 @@ class AccessGuard:
         if words is None and self._sessions is not None and scope["path"].startswith("/api/"):
             session = await self.session(scope)
             if session is not None and scope["method"] in READING and session.may(READ):
+                if refused := self._check_browser(scope, headers, await self.needs_key()):
+                    return refused
                 self._admit(scope, session)
                 return None
         is_call = route_of(scope) is not None
@@ -182,6 +184,10 @@ class AccessGuard:
         is_use = "hx-request" not in Headers(scope=scope)  # a page that updates itself is not a person
         return await self._sessions.find(cookie, self._key_of if await self.needs_key() else None, is_use=is_use)
 
+    async def local_token(self) -> LocalToken | None:
+        """The token with which this machine's user may sign in; None where a key opens the pages, or nothing does."""
+        return None if await self.needs_key() else self._token
+
     async def key(self, words: str) -> Key | None:
         """The key that somebody signs in with; None if it is unknown or revoked."""
         return await self._find(words)
@@ -197,10 +203,8 @@ class AccessGuard:
     async def _by_session(self, scope: Scope, headers: Headers) -> Response | None:
         """Refuses a page, or admits the session of its browser, or a read-only link."""
         has_keys = await self.needs_key()
-        if not has_keys and (refused := self._check_user(scope, _is_host_local(headers))):
+        if refused := self._check_browser(scope, headers, has_keys):
             return refused
-        if has_foreign_origin(scope):
-            return refusal(scope, 403, FOREIGN_SITE)
         session = await self.session(scope)
         if session is None and await self._is_shared(scope):
             return None
@@ -215,10 +219,17 @@ class AccessGuard:
             return refusal(scope, 403, FOREIGN_SITE)
         return None
 
+    def _check_browser(self, scope: Scope, headers: Headers, has_keys: bool) -> Response | None:
+        """403 for a session's request from another site, or without keys from another host or user."""
+        if not has_keys and (refused := self._check_user(scope, _is_host_local(headers))):
+            return refused
+        return refusal(scope, 403, FOREIGN_SITE) if has_foreign_origin(scope) else None
+
     def _ask(self, scope: Scope, headers: Headers, has_keys: bool) -> Response:
         """Where a browser without a session may get one."""
         if not has_keys:
-            return refusal(scope, 403, ENTRANCE)
+            instead = f", or sign in at {SIGN_IN} with the token in {self._token.path}" if self._token else ""
+            return refusal(scope, 403, f"{ENTRANCE}{instead}")
         if scope["method"] not in READING:
             return refusal(scope, 401, "your session has ended; sign in again")
         if "hx-request" in headers:  # a part of a page must not be replaced by the page to sign in

@@ -29,6 +29,7 @@ def _storable(value: object) -> object:
     return value.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
+BY = "The person's name. With a key or session it is that of the key (`key ID`), and another one is refused."
 Text = Annotated[str, BeforeValidator(_storable)]
 StepIndex = Annotated[int, Field(ge=0, lt=2**31, strict=True), BeforeValidator(_whole)]
 
@@ -150,4 +151,4 @@ class Resolution(Feedback):
 
     reward: float = Field(ge=0, le=1, allow_inf_nan=False, strict=True)
     why: Text = Field(min_length=1, max_length=2000)
-    by: Text = Field(min_length=1, max_length=100)
+    by: Text = Field(default="", max_length=100, description=BY)

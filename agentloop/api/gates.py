@@ -69,7 +69,7 @@ class RunStores:
             try:
                 with self._guard:
                     if path not in self._stores:
-                        self._stores[path] = Store(path, project=self._project, create=False)
+                        self._stores[path] = Store(path, project=self._project, create=False, upgrade=False)
                     store = self._stores[path]
             except (StoreError, ConfigError):  # a run that is being removed, or of another schema
                 continue

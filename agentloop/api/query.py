@@ -28,13 +28,16 @@ from agentloop.api.traces import trace_routes
 from agentloop.api.units import unit_routes
 from agentloop.api.verdicts import feedback_routes, verdict_routes
 from agentloop.api.versions import version_routes
+from agentloop.failures.taxonomy import OURS, Taxonomy
 from agentloop.store.store import Store
 
 
-def router(store: Store, trust: Collection[str] = (), folder: Path | None = None) -> APIRouter:
+def router(
+    store: Store, trust: Collection[str] = (), folder: Path | None = None, taxonomy: Taxonomy = OURS
+) -> APIRouter:
     """The routes over `store`. trust: sources whose feedback counts even on traces that they made.
 
-    folder: see `make_app`.
+    folder: see `make_app`. taxonomy: the failure types, with the project's own.
     """
     routes = APIRouter(prefix="/api/v1")
     routes.include_router(trace_routes(store, folder))
@@ -45,8 +48,9 @@ def router(store: Store, trust: Collection[str] = (), folder: Path | None = None
     routes.include_router(cost_routes(store))
     routes.include_router(home_routes(store))
     routes.include_router(comparison_routes(store))
-    for judging in (feedback_routes, verdict_routes, review_routes):
+    for judging in (feedback_routes, verdict_routes):
         routes.include_router(judging(store, trust))
+    routes.include_router(review_routes(store, trust, taxonomy))
     routes.include_router(sent_feedback(store, trust))
     routes.include_router(policy_routes(store, folder))
     routes.include_router(unit_routes(store))

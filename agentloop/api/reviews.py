@@ -8,16 +8,18 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from agentloop.api.feedback import Feedback, StepIndex, Text
+from agentloop.api.feedback import BY, Feedback, StepIndex, Text
 from agentloop.api.parameters import MAX_PAGE, Project, TraceId
-from agentloop.api.verdicts import key_id_of, refuse_own_word
+from agentloop.api.verdicts import key_id_of, person_of, refuse_own_word
+from agentloop.failures.taxonomy import Taxonomy
 from agentloop.judge.reviews import Review, give_review
+from agentloop.judge.revisions import check_name
 from agentloop.store.store import Store
 from agentloop.types import FailureType, Verdict
 from agentloop.views.review import ReviewItem, ReviewQueue, review_item, review_queue
 
 Sample = Annotated[int, Query(ge=0, le=MAX_PAGE, description="Scored traces that no person has judged, as a check.")]
-Name = Annotated[str, Query(max_length=100, description="Who reviews; default: the key.")]
+Name = Annotated[str, Query(max_length=100, description="Who reviews; with a key or session, always its own name.")]
 
 
 class GivenLabelPlace(Feedback):
@@ -30,7 +32,7 @@ class GivenLabelPlace(Feedback):
 class GivenReview(Feedback):
     """A person's answer about a trace."""
 
-    by: Text = Field(min_length=1, max_length=100)
+    by: Text = Field(default="", max_length=100, description=BY)
     reward: float = Field(ge=0, le=1, allow_inf_nan=False, strict=True)
     why: Text = Field(min_length=1, max_length=2000)
     rejected: tuple[GivenLabelPlace, ...] = Field(default=(), max_length=100, description="Labels that are wrong.")
@@ -40,43 +42,36 @@ class GivenReview(Feedback):
 class Person(Feedback):
     """Who takes back what they said."""
 
-    by: Text = Field(min_length=1, max_length=100)
+    by: Text = Field(default="", max_length=100, description=BY)
 
 
-def review_routes(store: Store, trust: Collection[str]) -> APIRouter:
-    """The routes. trust: sources whose word counts even on traces that they made."""
+def review_routes(store: Store, trust: Collection[str], taxonomy: Taxonomy) -> APIRouter:
+    """The routes. trust: sources whose word counts even on traces that they made. taxonomy: the failure types."""
     routes = APIRouter()
 
     @routes.get("/review")
     def list_reviews(project: Project, request: Request, by: Name = "", sample: Sample = 0) -> ReviewQueue:
         """What a person is asked about, in the order in which it is offered, and how far people and verifiers agree."""
-        return review_queue(store, project, by or _reviewer(request), sample=sample)
+        return review_queue(store, project, person_of(request, by), sample=sample)
 
     @routes.get("/traces/{trace_id}/review")
     def get_review(project: Project, request: Request, trace_id: TraceId, by: Name = "") -> ReviewItem:
         """One trace as a person reviews it. A second opinion is blind: the first one is left out."""
-        return review_item(store, project, trace_id, by or _reviewer(request))
+        return review_item(store, project, trace_id, person_of(request, by), taxonomy)
 
     @routes.put("/traces/{trace_id}/review/answer")
     def put_review(project: Project, request: Request, trace_id: TraceId, body: GivenReview) -> Verdict:
         """Answer: what it is worth, which labels are wrong, and what is right. The same again changes nothing."""
         refuse_own_word(store, trust, project, trace_id, key_id_of(request))
         review = Review(**body.model_dump(exclude={"by"}))
-        return give_review(store, project, trace_id, review, by=body.by)
+        return give_review(store, project, trace_id, review, by=person_of(request, body.by))
 
     @routes.put("/traces/{trace_id}/review/undo")
     def undo_review(project: Project, request: Request, trace_id: TraceId, body: Person) -> Verdict:
         """Take back everything that a person said of a trace. The verdict from before stands again."""
         refuse_own_word(store, trust, project, trace_id, key_id_of(request))
-        return store.take_back(project, trace_id, by=body.by)
+        by = person_of(request, body.by)
+        check_name(by)
+        return store.take_back(project, trace_id, by=by)
 
     return routes
-
-
-def _reviewer(request: Request) -> str:
-    """The name under which the sender of a request reviews; empty without a key."""
-    session = getattr(request.state, "session", None)
-    if session is not None:
-        return str(session.by)
-    key_id = key_id_of(request)
-    return f"key {key_id}" if key_id else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, Field
 
 from agentloop.api.feedback import GivenLabel, GivenReward, GivenScore, Resolution, person
@@ -14,6 +14,7 @@ from agentloop.errors import ConfigError, StateError
 from agentloop.judge.records import is_ours, read
 from agentloop.judge.revisions import resolve, settle
 from agentloop.store.feedback import KEY
+from agentloop.store.history import HUMAN
 from agentloop.store.store import Store
 from agentloop.store.verdicts import IMPORT, JUDGE
 from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
@@ -41,17 +42,22 @@ def feedback_routes(store: Store, trust: Collection[str]) -> APIRouter:
             raise ConfigError(f"source {body.source!r} is what agentloop itself says; name who gives this score")
         if (body.value is None) == (body.error is None):
             raise ConfigError("a score needs either a value, or an error that says why there is none")
+        source = body.source
+        if verifier == HUMAN:
+            source = person_of(request, source if "source" in body.model_fields_set else "") or source
         score = Score(verifier=verifier, version=body.version, value=body.value, error=body.error)
-        store.put_score(project, trace_id, score, source=body.source)
+        store.put_score(project, trace_id, score, source=source)
         settle(store, project, trace_id)
         return store.verdict(project, trace_id)
 
     @routes.put("/traces/{trace_id}/labels/{detector:path}/{kind}")
-    def put_label(project: Project, trace_id: TraceId, detector: Name, kind: FailureType, body: GivenLabel) -> Verdict:
+    def put_label(
+        project: Project, request: Request, trace_id: TraceId, detector: Name, kind: FailureType, body: GivenLabel
+    ) -> Verdict:
         """Attach a failure. Without `critical`, the first label of a trace that did not succeed is critical.
 
         A person's label (`human:NAME`) replaces that person's label before it, has a line in the history, and is
-        critical unless the trace succeeded.
+        critical unless the trace succeeded. A key's NAME is `key ID`.
         """
         row = store.row(project, trace_id)
         if (stored := read(store, row)) is not None:
@@ -61,6 +67,7 @@ def feedback_routes(store: Store, trust: Collection[str]) -> APIRouter:
         if (by := person(detector)) is None:
             store.put_label(project, trace_id, failure, critical_if_first=body.critical is None)
             return store.verdict(project, trace_id)
+        person_of(request, by)
         if body.critical is None:
             failure = failure.model_copy(update={"critical": row.reward is None or row.reward < 1.0})
         store.put_person_label(project, trace_id, failure, by=by, why="")
@@ -93,7 +100,7 @@ def verdict_routes(store: Store, trust: Collection[str]) -> APIRouter:
     def put_resolution(project: Project, request: Request, trace_id: TraceId, body: Resolution) -> Verdict:
         """Resolve what is disputed or waits for a person, or correct a reward. The same again changes nothing."""
         refuse_own_word(store, trust, project, trace_id, key_id_of(request))
-        resolve(store, project, trace_id, body.reward, by=body.by, why=body.why)
+        resolve(store, project, trace_id, body.reward, by=person_of(request, body.by), why=body.why)
         return store.verdict(project, trace_id)
 
     @routes.get("/traces/{trace_id}/verdicts")
@@ -119,3 +126,19 @@ def key_id_of(request: Request) -> str | None:
     """The id of the key that sent a request; None for a session and for this machine's user."""
     key = getattr(request.state, "key", None)
     return key.id if key else None
+
+
+def person_of(request: Request, by: str = "") -> str:
+    """The name under which a request speaks as a person: that of its key or session, else `by`.
+
+    A key has one name, so that nobody gives two opinions with it, or takes back another person's. Raises HTTPException
+    403 if `by` is another name.
+    """
+    session = getattr(request.state, "session", None)
+    key_id = key_id_of(request)
+    own = f"key {key_id}" if key_id else ""
+    if session is not None:
+        own = session.by
+    if own and by not in ("", own):
+        raise HTTPException(403, f"by {by!r}: you speak as {own!r} here; leave `by` out, or sign in with another key")
+    return own or by

@@ -178,6 +178,10 @@ class Taxonomy:
         leaf = self._leaves.get(kind)
         return leaf.definition if leaf else ""
 
+    def definitions(self) -> dict[str, str]:
+        """Name of each type -> its definition."""
+        return {leaf.type.value: leaf.definition for leaf in self.leaves}
+
     def precedence(self, kind: FailureType) -> int:
         """Precedence between failures of the same step. Lower is closer to the cause."""
         return self._ranks.get(kind, self._ranks[FailureType.unclassified])

@@ -38,7 +38,7 @@ class StorePlace(NamedTuple):
         """The store's file; None on a server."""
         return self.where if isinstance(self.where, Path) else None
 
-    def open(self, *, create: bool = True, upgrade: bool = False, secrets: Iterable[str] = ()) -> Store:
+    def open(self, *, create: bool = True, upgrade: bool | None = None, secrets: Iterable[str] = ()) -> Store:
         """See `Store`."""
         return Store(
             self.where,
@@ -97,9 +97,14 @@ def claim_project(place: StorePlace, store: Store, folder: Path) -> None:
 
 
 def open_store(
-    where: str | None = None, *, project: Path = Path(), create: bool = True, secrets: Iterable[str] = ()
+    where: str | None = None,
+    *,
+    project: Path = Path(),
+    create: bool = True,
+    upgrade: bool | None = None,
+    secrets: Iterable[str] = (),
 ) -> Store:
-    """Opens the store `where`, or that of the project in folder `project`; see `store_place`.
+    """Opens the store `where`, or that of the project in folder `project`; see `store_place` and `Store`.
 
     Raises StoreError if it cannot be used.
     """
@@ -109,7 +114,7 @@ def open_store(
             f"no trace store at {place.file}; `agentloop run`, `loop`, `serve` and `traces import` make one, and gates "
             "and banks keep theirs below .agentloop/runs; name another with --store, or its project's folder with -p"
         )
-    return place.open(create=create, secrets=secrets)
+    return place.open(create=create, upgrade=upgrade, secrets=secrets)
 
 
 @contextmanager

@@ -99,15 +99,15 @@ class Store(
         *,
         project: str = DEFAULT_PROJECT,
         create: bool = True,
-        upgrade: bool = False,
+        upgrade: bool | None = None,
         secrets: Iterable[str] = (),
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         """project: owner of the stages, versions, reports, decisions and attempts.
 
-        upgrade: also upgrade a server's older tables; an older file is always upgraded. secrets: values that must never
-        be stored. Raises StoreError if the store does not exist (create=False) or cannot be used, ConfigError for an
-        invalid URL.
+        upgrade: of older tables: True for a server's, too, False for none, which opens the store without a write;
+        default: a file's. secrets: values that must never be stored. Raises StoreError if the store does not exist
+        (create=False) or cannot be used, ConfigError for an invalid URL.
         """
         self.project = project
         self._database = Database(where, timeouts)
@@ -124,12 +124,13 @@ class Store(
             )
         try:
             with self._database.explained():
-                self._database.keep_private()
+                if upgrade is not False:
+                    self._database.keep_private()
                 self.schema_before = migrate(self._database, create=create, upgrade=upgrade)
                 """The schema before this opening upgraded it, 0 for a new store; None if it was up to date."""
                 self._secrets = frozenset(secrets)
                 self._shared = SharedBodies(Redactor(self._hash_key(), self._secrets))
-            if self.path is not None or upgrade:
+            if upgrade or (upgrade is None and self.path is not None):
                 traces.index_old_episodes(self._database, self._shared)
         except BaseException:
             self.close()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from agentloop.failures.taxonomy import describe
+from agentloop.failures.taxonomy import OURS, Taxonomy
 from agentloop.intervals import wilson
 from agentloop.judge.agreement import YES, Pair, growth
 from agentloop.otel.stored_trace import StoredTrace
@@ -159,8 +159,8 @@ def review_queue(store: Store, project: str, by: str, *, sample: int) -> ReviewQ
     )
 
 
-def review_item(store: Store, project: str, trace_id: str, by: str) -> ReviewItem:
-    """One trace as the person `by` reviews it. Raises NoSuchTrace."""
+def review_item(store: Store, project: str, trace_id: str, by: str, taxonomy: Taxonomy = OURS) -> ReviewItem:
+    """One trace as the person `by` reviews it. taxonomy: what its failures mean. Raises NoSuchTrace."""
     row = store.row(project, trace_id)
     history = [past for past in store.history(project, trace_id) if not past.by.startswith(LABELLED)]
     verdict = store.verdict(project, trace_id)
@@ -185,7 +185,7 @@ def review_item(store: Store, project: str, trace_id: str, by: str) -> ReviewIte
         state=verdict.state,
         reward=verdict.reward,
         scores=verdict.scores,
-        labels=tuple(_labels(verdict.failures, reader)),
+        labels=tuple(_labels(verdict.failures, reader, taxonomy)),
         is_blind=is_blind,
         words=() if is_blind else tuple(_words(history, persons)),
     )
@@ -251,7 +251,7 @@ def _words(history: Sequence[Past], persons: set[str]) -> Iterator[PersonWord]:
         yield PersonWord(by=past.by, reward=past.verdict.reward, why=past.why, at=past.given_at)
 
 
-def _labels(failures: Sequence[Failure], reader: _StepReader) -> Iterator[ReviewLabel]:
+def _labels(failures: Sequence[Failure], reader: _StepReader, taxonomy: Taxonomy) -> Iterator[ReviewLabel]:
     """One label for each type and step, the critical one first."""
     places: dict[tuple[FailureType, int | None], list[Failure]] = {}
     for failure in failures:
@@ -262,7 +262,7 @@ def _labels(failures: Sequence[Failure], reader: _StepReader) -> Iterator[Review
         yield ReviewLabel(
             type=kind,
             step=step,
-            meaning=describe(kind),
+            meaning=taxonomy.describe(kind),
             evidence=chosen.evidence,
             detectors=tuple(sorted({one.detector for one in alike})),
             confidence=chosen.confidence,

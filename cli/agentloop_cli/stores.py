@@ -25,12 +25,17 @@ Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this project 
 
 @contextmanager
 def opened_store(
-    where: str | None, *, project: Path = Path(), create: bool = False, secrets: Iterable[str] = ()
+    where: str | None,
+    *,
+    project: Path = Path(),
+    create: bool = False,
+    upgrade: bool | None = None,
+    secrets: Iterable[str] = (),
 ) -> Iterator[Store]:
     """Opens a store as `store.place.open_store` does, and closes it after the block."""
     from agentloop.store.place import open_store
 
-    store = open_store(where, project=project, create=create, secrets=secrets)
+    store = open_store(where, project=project, create=create, upgrade=upgrade, secrets=secrets)
     try:
         yield store
     finally:

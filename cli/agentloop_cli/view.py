@@ -35,7 +35,7 @@ def view(
     if files:
         view_files(files, project, trace, opens=browser, say=_say)
         return
-    with opened_store(where, project=project) as store:
+    with opened_store(where, project=project, upgrade=False) as store:
         show(store, project, f"/traces/{store.named(trace).id}" if trace else "/", opens=browser, say=_say)
 
 

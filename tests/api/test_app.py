@@ -180,7 +180,7 @@ def test_only_a_person_supersedes_a_persons_verdict(service: str, store: Path) -
         ("PUT", "/api/v1/traces/ffff/reward", {"state": "disputed", "reward": 0.5}, 400),
         ("PUT", "/api/v1/traces/ffff/resolution", {"reward": 1, "why": "x", "by": "a"}, 404),
         ("PUT", "/api/v1/traces/ffff/resolution", {"reward": 1.01, "why": "x", "by": "a"}, 422),
-        ("PUT", "/api/v1/traces/ffff/resolution", {"reward": 1, "why": "x"}, 422),
+        ("PUT", "/api/v1/traces/ffff/resolution", {"reward": 1, "why": "x"}, 400),
         ("GET", "/api/v1/queue?sample=-1", None, 422),
         ("GET", "/api/v1/traces/ffff", None, 404),
         ("GET", "/api/v1/traces?filter=falure:x", None, 400),

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
 from parts import lacking
 
+from agentloop.api.gates import RunStores
+from agentloop.config.layout import RUNS
+from agentloop.config.settings import STORE
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.store import Store
 
@@ -23,6 +28,17 @@ pytestmark = pytest.mark.slow
 
 SHELL = Path(__file__).parents[2] / "evals" / "shell"
 COMMAND = ("gate", "evals/shell", "--baseline", "main", "--candidate", "scripted:evals/shell/policy.py:steady")
+
+
+def test_the_store_of_a_gate_by_an_earlier_agentloop_is_left_as_it_is(tmp_path: Path) -> None:
+    paths = [tmp_path / RUNS / f"gate-{n}" / STORE for n in range(2)]
+    for path in paths:
+        Store(path).close()
+    with closing(sqlite3.connect(paths[0])) as connection:
+        connection.execute("PRAGMA user_version = 11")
+    before = paths[0].read_bytes()
+    assert [store.path for _, store in RunStores(tmp_path)] == [paths[1]]
+    assert paths[0].read_bytes() == before
 
 
 @pytest.fixture(scope="module")

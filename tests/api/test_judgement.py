@@ -143,10 +143,44 @@ def test_a_key_for_spans_does_not_judge_and_one_that_judges_writes_no_spans(tmp_
             refused = httpx.put(path, json=body, headers=bearer(ingests))
             assert refused.status_code == 403
             assert "needs a key with the scope 'judge'" in refused.json()["error"]
-            assert httpx.put(path, json=body, headers=bearer(judges)).status_code == 200
+            by_key = {name: value for name, value in body.items() if name != "by"}
+            assert httpx.put(path, json=by_key, headers=bearer(judges)).status_code == 200
         assert httpx.post(f"{url}/v1/traces", json=request(SPAN), headers=bearer(judges)).status_code == 403
         assert httpx.get(f"{url}/api/v1/traces", headers=bearer(judges)).status_code == 403
         assert reward_of(url, **bearer(reads)) == (1.0, "scored")
+
+
+@pytest.mark.slow
+def test_a_key_speaks_as_nobody_else(tmp_path: Path) -> None:
+    """Else one key could give both opinions, read the blind one, or take back what another person said."""
+    store = tmp_path / "traces.db"
+    (first, first_id), (second, second_id) = (make_key(store, "team", "judge", "read") for _ in range(2))
+    ingests = make_key(store, "team", "ingest")[0]
+    answer = {"reward": 1, "why": "SECRET WORDS"}
+    with serving_here(store) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        assert client.post("/v1/traces", json=request(SPAN), headers=bearer(ingests)).status_code == 200
+        at, name = f"/api/v1/traces/{ID}", f"key {first_id}"
+        assert client.put(f"{at}/review/answer", json=answer, headers=bearer(first)).status_code == 200
+        before = client.get(f"{at}/verdicts", headers=bearer(first)).json()
+        assert [past["by"] for past in before] == [name]
+        changes = {
+            "review/undo": {"by": name},
+            "review/answer": {"reward": 0, "why": "no", "by": name},
+            "resolution": {"reward": 0, "why": "no", "by": "ann"},
+            "scores/human": {"value": 0, "source": name},
+            f"labels/human:{name}/plan.repetition": {},
+        }
+        for path, body in changes.items():
+            refused = client.put(f"{at}/{path}", json=body, headers=bearer(second))
+            assert (refused.status_code, f"you speak as 'key {second_id}'" in refused.text) == (403, True), path
+        for path in (f"{at}/review", "/api/v1/review"):
+            assert client.get(path, params={"by": name}, headers=bearer(second)).status_code == 403
+        blind = client.get(f"{at}/review", params={"by": f"key {second_id}"}, headers=bearer(second))
+        assert (blind.json()["is_blind"], "SECRET" in blind.text) == (True, False)
+        assert client.get(f"{at}/verdicts", headers=bearer(first)).json() == before
+        own = client.put(f"{at}/labels/human:{name}/plan.repetition", json={}, headers=bearer(first))
+        assert own.status_code == 200
+        assert client.put(f"{at}/review/undo", json={}, headers=bearer(first)).status_code == 200
 
 
 @pytest.mark.slow

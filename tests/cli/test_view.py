@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.request import HTTPCookieProcessor, build_opener
 
@@ -15,6 +16,7 @@ import pytest
 from store.span_rows import imported
 
 from agentloop.formats.jsonl import line
+from agentloop.store.store import Store
 from agentloop.types import Imported, RewardState, Verdict
 
 from .conftest import COMMAND, Run
@@ -79,6 +81,20 @@ def test_a_trace_of_a_folder_is_shown_first(tmp_path: Path) -> None:
     written(folder / "a.jsonl", imported("a"), imported("b", said="this one"))
     with viewed(tmp_path, folder, imported("b").trace.id) as (_, address):
         assert "this one" in fetched(address)[1]
+
+
+def test_an_older_store_is_left_as_it_is_and_an_empty_one_is_shown(process: Run, tmp_path: Path) -> None:
+    path = tmp_path / "traces" / "store.db"
+    Store(path).close()
+    with viewed(tmp_path) as (_, address):
+        assert "agentloop demo" in fetched(address)[1]
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 11")
+    before = path.read_bytes()
+    done = process("view", "--no-browser", "-p", tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert f"run `agentloop store upgrade --store {path}`" in done.stderr.replace("\n", " ")
+    assert path.read_bytes() == before
 
 
 def test_a_path_without_traces_says_why(process: Run, tmp_path: Path) -> None:

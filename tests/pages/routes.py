@@ -23,7 +23,8 @@ class PageRoute(NamedTuple):
     def path(self, trace_id: str) -> str:
         """The path with every parameter filled."""
         parts = self.template.replace(":path}", "}").split("/")
-        return "/".join(_filled(part, trace_id) for part in parts)
+        move = "promote" if self.template.startswith("/versions/") else "retry"
+        return "/".join(move if part == "{move}" else _filled(part, trace_id) for part in parts)
 
 
 def _filled(part: str, trace_id: str) -> str:

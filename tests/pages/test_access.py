@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 import pytest
+from api.routes import Way, read_ways
 from api.serving import make_key
 from store.rows import judged
 from store.span_rows import imported
@@ -31,9 +34,12 @@ from .showing import Shown, showing
 
 pytestmark = pytest.mark.slow
 
+R = TypeVar("R", PageRoute, Way)
 MARK = "only-mine-7f3a"
 """Stands in everything that the project `mine` has."""
 MINE = "ab" * 16
+FORM = {"why": "x", "reward": "yes", "hours": "1", "share": "10"}
+"""What the forms of the pages need."""
 FORM_TYPE = {"content-type": "application/x-www-form-urlencoded"}
 
 
@@ -43,16 +49,38 @@ class Scene(NamedTuple):
     shown: Shown
     path: Path
     routes: list[PageRoute]
+    ways: list[Way]
+    """The routes for programs, which a session reads, too."""
     cookies: dict[str, str]
 
-    def send(self, route: PageRoute, who: str | None = None, *, trace_id: str = MINE, **headers: str) -> httpx.Response:
-        """A request with the session of `who`."""
+    def send(
+        self,
+        route: PageRoute | Way,
+        who: str | None = None,
+        *,
+        trace_id: str = MINE,
+        form_token: str | None = None,
+        **headers: str,
+    ) -> httpx.Response:
+        """A request with the session of `who`. form_token: default: that of the session, so nothing else refuses it."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if who is not None:
             sent["cookie"] = self.cookies[who]
-        body = {"content": b"why=x&reward=yes"} if route.method == "POST" else {}
+        fields = {**FORM, "target": f"/traces/{trace_id}"}
+        if who is not None:
+            fields["form_token"] = self.form_token(who) if form_token is None else form_token
+        body = {"content": urlencode(fields)} if route.method == "POST" else {}
         with httpx.Client(base_url=self.shown.url) as client:
             return client.request(route.method, route.path(trace_id), headers={**FORM_TYPE, **sent}, **body)
+
+    def form_token(self, who: str) -> str:
+        """What the forms of a session send: a hash of its cookie that nobody can make without the cookie."""
+        return sha256(f"form:{self.cookies[who].partition('=')[2]}".encode()).hexdigest()
+
+    @property
+    def readable(self) -> list[Way]:
+        """Routes for programs that a session may read."""
+        return [way for way in self.ways if way.method == "GET" and way.template.startswith("/api/v1/")]
 
     @property
     def guarded(self) -> list[PageRoute]:
@@ -99,10 +127,17 @@ def fill(store: Store, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    folder = tmp_path_factory.mktemp("pages")
+    """One server for all tests that must change nothing."""
+    with filled_scene(tmp_path_factory.mktemp("pages")) as scene:
+        yield scene
+
+
+@contextmanager
+def filled_scene(folder: Path) -> Iterator[Scene]:
+    """A server over a new project in `folder`."""
     path = folder / "traces" / "store.db"
     store = Store(path, project="mine")
-    routes = page_routes_of(store)
+    routes, ways = page_routes_of(store), read_ways(store)
     fill(store, folder)
     keys = {name: make_key(path, *words) for name, words in KEYS.items()}
     store.close()
@@ -114,7 +149,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             (before,) = connection.execute("SELECT count(*) FROM web_session WHERE sha256 = ?", (digest,)).fetchone()
             assert before == 1
             connection.execute("UPDATE web_session SET used_at = ? WHERE sha256 = ?", (str(long_ago), digest))
-        yield Scene(shown, path, routes, cookies)
+        yield Scene(shown, path, routes, ways, cookies)
 
 
 KEYS = {
@@ -128,7 +163,7 @@ KEYS = {
 }
 
 
-def refused(scene: Scene, answers: dict[PageRoute, httpx.Response], *codes: int) -> None:
+def refused(scene: Scene, answers: Mapping[R, httpx.Response], *codes: int) -> None:
     """Every answer has one of these codes, the headers of a page, and nothing of the project."""
     wrong = {route: answer.status_code for route, answer in answers.items() if answer.status_code not in codes}
     assert wrong == {}
@@ -199,8 +234,23 @@ def test_a_scope_that_is_too_low_opens_nothing(scene: Scene) -> None:
 
 def test_a_form_without_its_token_changes_nothing(scene: Scene) -> None:
     before = scene.state()
-    refused(scene, {route: scene.send(route, "admin") for route in scene.guarded if route.method == "POST"}, 403)
+    posts = [route for route in scene.guarded if route.method == "POST"]
+    for token in ("", "0" * 64, scene.form_token("reads")):
+        refused(scene, {route: scene.send(route, "admin", form_token=token) for route in posts}, 403)
     assert scene.state() == before
+
+
+def test_the_same_form_with_its_token_is_taken(tmp_path: Path) -> None:
+    """Else the tests that refuse one would prove nothing."""
+    with filled_scene(tmp_path) as scene:
+        posts = [route for route in scene.guarded if route.method == "POST" and route.template != "/signout"]
+        answers = {route: scene.send(route, "admin") for route in posts}
+        assert {route: answer.status_code for route, answer in answers.items() if answer.status_code == 403} == {}
+        assert answers[PageRoute("POST", "/review/{trace_id}")].status_code == 303
+        assert any(past.why == FORM["why"] for past in scene.shown.store.history("mine", MINE))
+        assert answers[PageRoute("POST", "/share")].status_code == 200
+        assert scene.send(PageRoute("POST", "/signout"), "admin").status_code == 303
+        assert scene.send(PageRoute("GET", "/"), "admin").status_code == 303
 
 
 def test_another_site_changes_nothing(scene: Scene) -> None:
@@ -221,15 +271,39 @@ def test_another_site_changes_nothing(scene: Scene) -> None:
 def test_a_page_of_another_project_is_none(scene: Scene) -> None:
     before = scene.state()
     about = [route for route in scene.guarded if "trace" in route.template and "{" in route.template]
+    about.append(PageRoute("POST", "/share"))
     for route in about:
-        if route.method != "GET":
-            continue
         theirs, absent = scene.send(route, "other"), scene.send(route, "other", trace_id="f" * 32)
         assert (theirs.status_code, absent.status_code) in ((404, 404), (303, 303), (422, 422)), route
         assert theirs.text.replace(MINE, "") == absent.text.replace("f" * 32, ""), route
     for route in scene.guarded:
-        if route.method == "GET":
-            assert MARK not in scene.send(route, "other").text, route
+        if route.template == "/signout":
+            continue
+        answer = scene.send(route, "other")
+        assert MARK not in answer.text, route
+        if route.method == "POST" and "{" in route.template and not route.template.endswith("/skip"):
+            assert answer.status_code == 404, route  # versions and runs, too, are those of the project
+    assert scene.state() == before
+
+
+def test_a_session_reads_the_api_like_its_pages(scene: Scene) -> None:
+    before = scene.state()
+    allowed = {way: scene.send(way, "admin") for way in scene.readable}
+    assert {answer.status_code for answer in allowed.values()} <= {200, 400, 404, 422}
+    assert any(MARK in answer.text for answer in allowed.values())
+    for way, answer in allowed.items():
+        assert answer.headers["x-content-type-options"] == "nosniff", way
+        assert answer.headers["cache-control"] == "no-store", way
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin", way
+        assert "default-src 'none'" in answer.headers["content-security-policy"], way
+    for who in (None, "ended", "sends"):
+        refused(scene, {way: scene.send(way, who) for way in scene.readable}, 401)
+    foreign = {"origin": "https://evil.example"}
+    refused(scene, {way: scene.send(way, "admin", **foreign) for way in scene.readable}, 403)
+    for way in scene.readable:
+        assert MARK not in scene.send(way, "other").text, way
+    changes = [way for way in scene.ways if way.method in ("POST", "PUT") and way.template.startswith("/api/v1/")]
+    refused(scene, {way: scene.send(way, "admin") for way in changes}, 401)
     assert scene.state() == before
 
 
@@ -237,15 +311,18 @@ def test_without_keys_another_host_opens_nothing(tmp_path: Path) -> None:
     """A name that an attacker's DNS points to this machine."""
     path = tmp_path / "traces" / "store.db"
     store = Store(path)
-    routes = page_routes_of(store)
+    routes, ways = page_routes_of(store), read_ways(store)
     store.close()
     with showing(path) as shown:
         cookie = httpx.get(shown.entry()).headers["set-cookie"].partition(";")[0]
-        scene = Scene(shown, path, routes, {"me": cookie})
+        scene = Scene(shown, path, routes, ways, {"me": cookie})
         assert scene.send(PageRoute("GET", "/"), "me").status_code == 200
         before = scene.state()
         refused(scene, {route: scene.send(route, "me", host="evil.example") for route in routes}, 403)
         refused(scene, {route: scene.send(route, "me", origin="https://evil.example") for route in routes}, 403)
+        assert scene.send(Way("GET", "/api/v1/traces"), "me").status_code == 200
+        for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+            refused(scene, {way: scene.send(way, "me", **headers) for way in scene.readable}, 403)
         refused(scene, {route: scene.send(route) for route in scene.guarded}, 403)
         assert scene.state() == before
 

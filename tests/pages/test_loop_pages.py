@@ -187,6 +187,12 @@ def test_a_form_that_is_sent_again_changes_nothing_and_one_without_a_reason_is_r
             assert client.post("/versions/2/hold", data=fields).status_code == 200
         assert [move.after.value for move in Registry(shown.store).moves(2)] == ["candidate", "held"]
         assert client.post("/versions/2/hold", data={"why": "so"}).status_code == 403
+        started = {**fields, "share": "20"}
+        assert client.post("/versions/3/canary", data=started).status_code == 200
+        for share in ("35", "35", "20", "20"):
+            assert client.post("/versions/3/share", data={**fields, "share": share}).status_code == 200
+        assert [move.share for move in Registry(shown.store).moves(3)][-3:] == [0.2, 0.35, 0.2]
+        assert client.post("/versions/2/share", data={**fields, "share": "50"}).status_code == 409, "v3 is the canary"
         for _ in range(2):
             assert client.post("/runs/1/pause", data=fields).status_code == 200
         assert shown.store.run(1).state.value == "paused"

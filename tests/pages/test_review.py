@@ -230,6 +230,32 @@ def test_what_cannot_be_stored_is_said_and_nothing_that_was_typed_is_lost(browse
 
 
 @pytest.mark.slow
+def test_a_type_of_the_project_s_own_is_defined_chosen_and_rejected(path: Path) -> None:
+    (path.parent / "agentloop.toml").write_text(
+        '[project]\nname = "shop"\n\n[[failures.leaf]]\ntype = "plan.handoff"\ndefinition = "It left one out."\n'
+    )
+    own = FailureType("plan.handoff")
+    store = Store(path)
+    [label] = store.verdict("default", FAILED).failures
+    store.put_label("default", FAILED, label.model_copy(update={"type": own, "critical": False, "detector": "a@1"}))
+    store.close()
+    with showing(path, path.parent) as shown, httpx.Client(follow_redirects=True) as client:
+        page = client.get(shown.entry(f"/review/{FAILED}"))
+        assert "It left one out." in page.text
+        meaning = client.get(f"{shown.url}/api/v1/traces/{FAILED}/review").json()["labels"]
+        assert {each["type"]: each["meaning"] for each in meaning}["plan.handoff"] == "It left one out."
+        token = page.text.partition('name="form_token" value="')[2].partition('"')[0]
+        form = {"form_token": token, "reward": "no", "worth": "0", "why": "x", "label:plan.handoff:3": "no"}
+        assert client.post(f"{shown.url}/review/{FAILED}", data=form).status_code == 200
+        assert own not in {each.type for each in shown.store.verdict("default", FAILED).failures}
+        chosen = {"form_token": token, "worth": "0", "why": "y", "type": "plan.handoff", "step": "2"}
+        assert client.post(f"{shown.url}/review/{SOLVED}", data=chosen).status_code == 200
+        assert shown.store.row("default", SOLVED).failure == "plan.handoff"
+        invented = {**chosen, "type": "plan.invented"}
+        assert client.post(f"{shown.url}/review/{SOLVED}", data=invented).status_code == 422
+
+
+@pytest.mark.slow
 def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, path: Path) -> None:
     with showing(path) as shown:
         phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True}

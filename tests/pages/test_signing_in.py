@@ -63,6 +63,31 @@ def test_a_wrong_key_says_what_to_do(keyed: tuple[Path, str]) -> None:
         assert "set-cookie" not in answer.headers
 
 
+def test_without_keys_the_token_of_this_machine_s_user_opens_the_pages_again(browser: Browser, tmp_path: Path) -> None:
+    """The printed address works once; a session that has ended must not need a restart."""
+    path = tmp_path / "store.db"
+    with showing(path) as shown, opened(browser, shown.entry()) as tab:
+        page = tab.page
+        page.click("text=Sign out")
+        page.wait_for_url(f"{shown.url}{SIGN_IN}")
+        answer = page.goto(f"{shown.url}/traces")
+        assert answer is not None
+        assert answer.status == 403
+        assert str(tmp_path / "store.token") in page.inner_text("main")
+        page.goto(f"{shown.url}{SIGN_IN}?next=/traces")
+        page.keyboard.type((tmp_path / "store.token").read_text().strip())
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"{shown.url}/traces")
+        wrong = post(shown, "al_local_" + "x" * 43)
+        assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
+
+
+def test_with_keys_the_local_token_opens_no_page(keyed: tuple[Path, str]) -> None:
+    path, _ = keyed
+    with showing(path) as shown:
+        assert post(shown, path.with_suffix(".token").read_text().strip()).status_code == 401
+
+
 def test_the_eleventh_try_in_a_minute_has_to_wait(keyed: tuple[Path, str]) -> None:
     path, key = keyed
     with showing(path) as shown:

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,19 @@ def test_a_store_of_schema_1_opens_with_everything_in_it(old: Path) -> None:
     again = Store(old)
     assert again.n_traces() == 5
     again.close()
+
+
+def test_who_only_looks_leaves_an_older_file_as_it_is(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")  # as agentloop wrote it
+    before = old.read_bytes()
+    with pytest.raises(
+        StoreError, match=rf"has schema 1, this agentloop reads \d+; run `agentloop store upgrade --store {old}`"
+    ):
+        Store(old, create=False, upgrade=False)
+    assert old.read_bytes() == before
+    Store(old).close()
+    Store(old, create=False, upgrade=False).close()
 
 
 def test_a_store_of_schema_4_opens_with_everything_in_it(where: str | Path) -> None:

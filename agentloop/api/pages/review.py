@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -24,7 +24,7 @@ SAMPLE = 20
 """Scored traces that the queue offers as a check of the verifiers."""
 MAX_LINES = 100
 """Traces that the page of the queue lists."""
-_LABEL = re.compile(r"label:([a-z_.]+):(\d*)")
+_LABEL = re.compile(r"label:([a-z0-9_.]+):(\d*)")
 Sample = Annotated[int, Query(ge=0, le=200)]
 Undo = Annotated[str, Query(max_length=64)]
 
@@ -48,7 +48,7 @@ def review_pages(site: PageSite) -> APIRouter:
     def show_item(
         request: Request, viewer: Viewer, trace_id: TraceId, sample: Sample = SAMPLE, undo: Undo = ""
     ) -> Response:
-        item = review_item(store, viewer.project, trace_id, viewer.by)
+        item = review_item(store, viewer.project, trace_id, viewer.by, site.taxonomy)
         held = store.reserve(viewer.project, item.trace_id, viewer.by)
         if held.by != viewer.by:
             why = f"{held.by} reviews this trace until {held.ends_at:%H:%M} UTC; take the next one on the page Review"
@@ -58,13 +58,13 @@ def review_pages(site: PageSite) -> APIRouter:
     @routes.post(f"{REVIEW}/{{trace_id}}")
     def answer(request: Request, viewer: Viewer, trace_id: TraceId, form: Form, sample: Sample = SAMPLE) -> Response:
         refuse_own_word(store, site.trust, viewer.project, trace_id, viewer.key_id)
-        item = review_item(store, viewer.project, trace_id, viewer.by)
+        item = review_item(store, viewer.project, trace_id, viewer.by, site.taxonomy)
         queue = store.review_queue(viewer.project, viewer.by, sample=sample)
         try:
             held = store.reserve(viewer.project, trace_id, viewer.by)
             if held.by != viewer.by:
                 raise StateError(f"your ten minutes were over and {held.by} reviews this trace now; nothing was stored")
-            give_review(store, viewer.project, trace_id, _review(item, form), by=viewer.by)
+            give_review(store, viewer.project, trace_id, _review(item, form, _kinds(site, item)), by=viewer.by)
         except (ConfigError, StateError) as error:
             status = 409 if isinstance(error, StateError) else 422
             return _draw(site, request, item, sample, problem=str(error), form=form, status=status)
@@ -98,9 +98,15 @@ def _draw(
     status: int = 200,
 ) -> Response:
     """The page of one trace. form: what the person entered, if it could not be stored."""
-    kinds = [kind.value for kind in FailureType]
-    values = {"item": item, "sample": sample, "undo": undo, "problem": problem, "form": form or {}, "kinds": kinds}
+    values = {"item": item, "sample": sample, "undo": undo, "problem": problem, "form": form or {}}
+    values["kinds"] = _kinds(site, item)
     return site.draw(request, "review_item.html.j2", status=status, **values)
+
+
+def _kinds(site: PageSite, item: ReviewItem) -> list[str]:
+    """The failure types that a person may choose: ours, the project's own, and those that the trace has."""
+    types = (*FailureType, *(leaf.type for leaf in site.taxonomy.leaves), *(label.type for label in item.labels))
+    return list(dict.fromkeys(kind.value for kind in types))
 
 
 def _to(trace_id: str | None, sample: int, undo: str = "") -> Response:
@@ -120,15 +126,15 @@ def _next(site: PageSite, viewer: Viewer, queue: Sequence[ReviewRequest], after:
     return next((trace_id for trace_id in (*behind, *free) if trace_id != after), None)
 
 
-def _review(item: ReviewItem, form: dict[str, str]) -> Review:
-    """The answer of a form. Raises ConfigError with the field that is missing or wrong."""
+def _review(item: ReviewItem, form: dict[str, str], kinds: Collection[str]) -> Review:
+    """The answer of a form. kinds: the failure types on offer. Raises ConfigError for a missing or wrong field."""
     rejected = []
     for name, answer in form.items():
         match = _LABEL.fullmatch(name)
-        if match and match[1] in FailureType.__members__.values() and answer == "no":
+        if match and match[1] in kinds and answer == "no":
             rejected.append(LabelPlace(type=FailureType(match[1]), step=int(match[2]) if match[2] else None))
     kind, step = form.get("type", ""), form.get("step", "").strip()
-    if kind and kind not in FailureType.__members__.values():
+    if kind and kind not in kinds:
         raise ConfigError(f"failure {kind[:50]!r}: choose one of the list")
     if step and not (step.isascii() and step.isdigit() and len(step) < 10):
         raise ConfigError(f"step {step[:50]!r}: give the number of a step, or leave it out")

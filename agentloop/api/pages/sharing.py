@@ -27,9 +27,9 @@ def sharing_pages(site: PageSite) -> APIRouter:
         if hours not in map(str, HOURS):
             raise ConfigError(f"hours {hours[:20]!r}: choose one of {', '.join(map(str, HOURS))}")
         page = SharedPage(viewer.project, target, int(time.time()) + int(hours) * 3600)
-        token = sign(store.link_secret(), page)
         for trace_id in _traces(target):
             store.row(viewer.project, trace_id)  # raises NoSuchTrace
+        token = sign(store.link_secret(), page)
         address = f"{str(request.base_url).rstrip('/')}{SHARED}{token}"
         ends_at = datetime.fromtimestamp(page.ends_at, UTC)
         return site.draw(request, "share.html.j2", address=address, ends_at=ends_at, target=target)

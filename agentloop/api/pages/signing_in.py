@@ -1,4 +1,5 @@
-"""How a browser gets a session: with a one-time token that the service printed, or with a key."""
+"""How a browser gets a session: with a one-time token that the service printed, with a key, or, while there is no key,
+with the token of this machine's user (`local.py`)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def enter_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
     ) -> Response:
         cookie = sessions.enter(token)
         if cookie is None:
-            why = "this address was used before or is not of this service; start it again for a new one"
+            why = f"this address was used before or is not of this service; {SIGN_IN} shows how to get in"
             return site.draw_error(request, 403, why)
         response = _enter(request, cookie, next)
         if request.headers.get("sec-fetch-site") != "cross-site":
@@ -49,8 +50,10 @@ def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
             await sessions.end(cookie)
 
     async def form(request: Request, target: str, status: int = 200, problem: str = "") -> Response:
-        has_keys = await request.state.guard.needs_key()
-        values = {"next": target, "problem": problem, "has_keys": has_keys}
+        guard = request.state.guard
+        token = await guard.local_token()
+        values = {"next": target, "problem": problem, "has_keys": await guard.needs_key()}
+        values["token_file"] = token and token.path
         page = site.draw(request, "signin.html.j2", status=status, **values)
         # Otherwise a browser would send `Origin: null` with the form, which another site can send, too.
         page.headers["Referrer-Policy"] = "same-origin"
@@ -71,11 +74,18 @@ def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
             page = await form(request, target, 429, "Too many tries. Wait a minute and try again.")
             page.headers["Retry-After"] = str(int(SIGN_IN_S))
             return page
-        key = await request.state.guard.key(fields.get("key", "").strip())
+        words = fields.get("key", "").strip()
+        local = await request.state.guard.local_token()
+        if local is not None and local.matches(words):
+            await end(request)  # a browser has one session
+            return _enter(request, sessions.begin(), target)
+        key = await request.state.guard.key(words)
         if key is None:
             problem = "This key is unknown or revoked. `agentloop keys ls` lists the valid ones."
+            if local is not None:
+                problem = f"This is not the token in {local.path}."
             return await form(request, target, 401, problem)
-        await end(request)  # a browser has one session
+        await end(request)
         return _enter(request, await sessions.begin_with(key), target)
 
     @routes.post(SIGN_OUT)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from agentloop.api.pages.assets import Asset, load_assets
 from agentloop.api.pages.templates import page_environment
 from agentloop.api.sessions import BrowserSession, is_form_token
+from agentloop.failures.taxonomy import OURS, Taxonomy
 from agentloop.store.store import Store
 
 MAX_FORM = 64 * 1024
@@ -73,8 +74,8 @@ class PageSite:
     """No page changes anything."""
     trust: Collection[str] = ()
     """Sources whose word counts even on traces that they made."""
-    own_types: Mapping[str, str] = field(default_factory=dict)
-    """Definitions of the project's own failure types."""
+    taxonomy: Taxonomy = OURS
+    """The failure types, with the project's own."""
     navigation: tuple[NavigationItem, ...] = NAVIGATION
     keys: tuple[tuple[str, str], ...] = KEYS
     notice: Callable[[], str] = nothing
@@ -88,7 +89,7 @@ class PageSite:
     @cached_property
     def templates(self) -> Environment:
         """The template environment, built once."""
-        return page_environment(self.own_types)
+        return page_environment(self.taxonomy.definitions())
 
     def store_of(self, request: Request) -> Store:
         """The store, limited to the project of the session."""

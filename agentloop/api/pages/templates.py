@@ -10,9 +10,9 @@ from agentloop.api.pages.figures import FILTERS
 from agentloop.reports.loop import environment
 
 
-def page_environment(own_types: Mapping[str, str]) -> Environment:
-    """Templates of `templates/`, then those of the reports. own_types: definitions of a project's own failure types."""
-    templates = environment(own_types)
+def page_environment(definitions: Mapping[str, str]) -> Environment:
+    """Templates of `templates/`, then those of the reports. definitions: of failure types, by name."""
+    templates = environment(definitions)
     templates.filters.update(FILTERS)
     reports = templates.loader
     assert reports is not None  # noqa: S101

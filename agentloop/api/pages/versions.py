@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from agentloop.api.pages.site import Form, PageSite, Viewer
 from agentloop.api.policies import moves_of
 from agentloop.api.versions import Against, SuiteHash, VersionNumber, canary_state, changes_of
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, StateError
 from agentloop.registry.moves import Moves
 from agentloop.types import PolicyState
 from agentloop.views.changed_words import word_lines
@@ -69,7 +69,7 @@ def version_pages(site: PageSite) -> APIRouter:
         move: Literal["promote", "override", "hold", "rollback", "canary", "share", "end-canary"],
     ) -> Response:
         moves = moves_of(site.store, site.folder, viewer.project, viewer.by)
-        if not _is_done(moves, number, move):
+        if not _is_done(moves, number, move, form):
             _move(moves, number, move, form)
         return RedirectResponse(f"/versions/{number}", SEE_OTHER)
 
@@ -86,9 +86,15 @@ _LEADS_TO = {
 """Moves of a form -> the state of the version afterwards."""
 
 
-def _is_done(moves: Moves, number: int, move: str) -> bool:
-    """Whether the form was sent before, so that sending it again changes nothing."""
+def _is_done(moves: Moves, number: int, move: str, form: dict[str, str]) -> bool:
+    """Whether the form was sent before, so that sending it again changes nothing. Raises StateError for the share of a
+    version that is no canary."""
     state = moves.registry.require(number).state
+    if move == "share":
+        if state is not PolicyState.canary:
+            raise StateError(f"v{number} is {state} and has no share; only a canary's share can change")
+        shares = [each.share for each in moves.registry.moves(number) if each.share is not None]
+        return shares[-1:] == [_share(form)]
     if move == "end-canary":
         return state is not PolicyState.canary
     return _LEADS_TO.get(move) is state

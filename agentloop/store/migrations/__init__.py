@@ -7,6 +7,7 @@ that, in each command that begins a store. After a new migration, record it: `py
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
@@ -19,17 +20,24 @@ from agentloop.store.tables import SCHEMA_VERSION
 STRUCTURE = Path(__file__).with_name("structure.sql")
 
 
-def migrate(database: Database, *, create: bool = True, upgrade: bool = False) -> int | None:
+def migrate(database: Database, *, create: bool = True, upgrade: bool | None = None) -> int | None:
     """Bring the tables to this package's schema.
 
-    create: False leaves an empty server empty. upgrade: also migrate a server's older tables, which others may be
-    using. Returns the earlier schema, 0 for an empty store, or None if nothing had to be done. Raises StoreError for a
-    newer schema, which stays unchanged, and for a migration that these arguments do not allow.
+    create: False leaves an empty server empty. upgrade: True also migrates a server's older tables, which others may be
+    using, False not even a file's. Returns the earlier schema, 0 for an empty store, or None if nothing had to be done.
+    Raises StoreError for a newer schema, which stays unchanged, and for a migration that these arguments do not allow.
     """
     with database.read() as connection:
         before = _schema(connection, database)
         if before == SCHEMA_VERSION:
             return None
+    if upgrade is False and database.path is not None:
+        command = f"`agentloop store upgrade --store {shlex.quote(str(database.path))}`"
+        if before:
+            raise StoreError(
+                f"{database.name} has schema {before}, this agentloop reads {SCHEMA_VERSION}; run {command}"
+            )
+        raise StoreError(f"{database.name} is empty; {command} makes a trace store there")
     if not database.is_sqlite and not upgrade:
         if before:
             raise StoreError(
