@@ -55,7 +55,7 @@ def unit_routes(store: Store) -> APIRouter:
 
     @routes.get("/work")
     def get_work(project: Project) -> WorkSummary:
-        """The queue, what it waits for, dead units with their last error, the workers, and the model servers of the project."""
+        """The queue, what it waits for, dead units with their last error, the workers, and the model servers."""
         return work_summary(store.in_project(project))
 
     @routes.get("/runs/{number}")
