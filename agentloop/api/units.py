@@ -55,8 +55,8 @@ def unit_routes(store: Store) -> APIRouter:
 
     @routes.get("/work")
     def get_work(project: Project) -> WorkSummary:
-        """The queue, what it waits for, dead units with their last error, and the workers."""
-        return work_summary(store.units_in(project))
+        """The queue, what it waits for, dead units with their last error, the workers, and the model servers."""
+        return work_summary(store.in_project(project))
 
     @routes.get("/runs/{number}")
     def get_run(project: Project, number: Number) -> RunLine:

@@ -1,7 +1,8 @@
-"""All work of a project at a glance: the queue, what it waits for, dead units, and the workers."""
+"""All work of a project at a glance: the queue, what it waits for, dead units, the workers, and the model servers."""
 
 from __future__ import annotations
 
+from agentloop.store.store import Store
 from agentloop.store.units import UnitRows
 from agentloop.types import Frozen, UnitState
 from agentloop.views.queue import RunLine, Wait, run_list
@@ -21,6 +22,21 @@ class WorkerSlots(Frozen):
     n_busy: int
     state: str
     """up, draining, gone, or silent: no heartbeat for its lease."""
+    age_s: float
+    """Seconds since its last heartbeat."""
+
+
+class ModelServer(Frozen):
+    """A server of models that `agentloop policies serve` keeps up for the project."""
+
+    url: str
+    """Where the gateway calls it."""
+    models: tuple[str, ...]
+    """Names of the models that it has; a version is `policy-vN`."""
+    note: str
+    """Why it lacks a version; empty if it lacks none."""
+    state: str
+    """up, or silent: no heartbeat for its lease, so the gateway calls it no more."""
     age_s: float
     """Seconds since its last heartbeat."""
 
@@ -49,6 +65,8 @@ class WorkSummary(Frozen):
     dead: tuple[UnitLine, ...]
     """The first dead units, of any run, with their last error."""
     workers: tuple[WorkerSlots, ...]
+    endpoints: tuple[ModelServer, ...]
+    """The model servers of the project, by URL."""
 
     @property
     def n_up(self) -> int:
@@ -61,7 +79,7 @@ class WorkSummary(Frozen):
         return sum(worker.state == SILENT for worker in self.workers)
 
 
-def work_summary(store: UnitRows) -> WorkSummary:
+def work_summary(store: Store) -> WorkSummary:
     """The work of `store.project`."""
     runs = run_list(store, limit=MAX_RUNS)
     kinds = [line for run in runs.runs for line in run.kinds]
@@ -82,6 +100,7 @@ def work_summary(store: UnitRows) -> WorkSummary:
         ),
         dead=dead.units,
         workers=worker_slots(store),
+        endpoints=model_servers(store),
     )
 
 
@@ -89,3 +108,17 @@ def worker_slots(store: UnitRows) -> tuple[WorkerSlots, ...]:
     """The workers of the store, the longest-running first."""
     fields = set(WorkerSlots.model_fields)
     return tuple(WorkerSlots(**line.model_dump(include=fields)) for line in worker_lines(store))
+
+
+def model_servers(store: Store) -> tuple[ModelServer, ...]:
+    """The model servers of `store.project`, by URL, also those without a heartbeat."""
+    return tuple(
+        ModelServer(
+            url=each.url,
+            models=each.models,
+            note=each.note,
+            state=SILENT if each.is_silent else "up",
+            age_s=each.age_s,
+        )
+        for each in store.endpoints()
+    )

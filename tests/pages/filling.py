@@ -36,6 +36,8 @@ SOLVED = "50" * 16
 QUESTION = "Is the refund right?"
 HELD = "success fell on 9 of 20 tasks"
 """Why version 5 was held."""
+NO_ADAPTER = "policy-v4: the adapter is not on this machine"
+"""Why a model server lacks a version."""
 WORDS = "the violet heron ledger"
 """Words that only the trace FAILED has."""
 
@@ -129,6 +131,8 @@ def fill_project(store: Store) -> None:
     claims = store.claims(card)
     claims.begin()
     claims.hand_back([Returned(claimed, HandBack.mistake, "the image is missing") for claimed in claims.claim(1)])
+    store.beat_endpoint("http://10.0.0.7:8000/v1", ["policy-v3", "policy-v4"], host="h", lease_s=60.0)
+    store.beat_endpoint("http://10.0.0.8:8000/v1", ["policy-v3"], host="h", lease_s=-1.0, note=NO_ADAPTER)
 
 
 def make_project(folder: Path, where: Path | str | None = None) -> Store:

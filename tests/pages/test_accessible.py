@@ -5,6 +5,7 @@ paper, and by keyboard. The pages are found by walking the links from the first 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from .filling import DISPUTED, FAILED, make_project
 from .showing import Shown, showing
 
 pytestmark = pytest.mark.slow
-WIDTHS = (360, 820, 1280)
+WIDTHS = (360, 768, 1280)
 MAX_OF_A_KIND = 2
 """Pages of one kind, such as of traces, that are looked at."""
 FIRST = (
@@ -25,6 +26,24 @@ FIRST = (
     f"/traces/{FAILED}?step=3", f"/compare?a={FAILED}&b={DISPUTED}", f"/review/{DISPUTED}", "/traces?filter=nonsense:",
     "/nowhere", "/traces/unknown", "/signin", "/compare",
 )  # fmt: skip
+
+FIRST_EMPTY = (
+    "/",
+    "/traces",
+    "/failures",
+    "/runs",
+    "/runs/loop",
+    "/tasks",
+    "/versions",
+    "/gates",
+    "/review",
+    "/costs",
+    "/work",
+)
+FIRST_VIEWED = ("/", "/traces", f"/traces/{FAILED}?step=3", "/runs/1", "/versions/3", "/review", "/work")
+"""What is drawn in another way if nothing is stored, and for a viewer who can change nothing."""
+MORE_ROUTES = ".routes article:nth-of-type(n+3)"
+"""Of the page of the HTTP API: all routes are drawn alike, and there are a hundred."""
 
 
 class World(NamedTuple):
@@ -75,20 +94,54 @@ def world(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield World(shown, pages)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_serious(browser: Browser, world: World, theme: str) -> None:
-    axe = Axe()
+def violations(page: Page, address: str, without: str = "") -> list[str]:
+    """Serious findings of axe on the page that is open. without: a selector of what is not looked at."""
+    context = {"exclude": [[without]]} if without else None
+    return [
+        f"{address}: {each['id']}: {node['html'][:150]}"
+        for each in Axe().run(page, context).response["violations"]
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"][:2]
+    ]
+
+
+def one_of_each_kind(pages: list[str]) -> list[str]:
+    """The first address of each kind."""
+    return list({kind_of(address): address for address in reversed(pages)}.values())
+
+
+# Colours are the same at every width, so the narrow widths have one theme each, and one page of each kind.
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 1280), ("dark", 360), ("light", 768)])
+def test_axe_finds_nothing_serious(browser: Browser, world: World, theme: str, width: int) -> None:
+    is_whole = (theme, width) == ("light", 1280)
     problems = []
-    with opened(browser, world.shown.entry(), color_scheme=theme, viewport={"width": 1280, "height": 900}) as tab:
-        for address in world.pages:
+    with opened(browser, world.shown.entry(), color_scheme=theme, viewport={"width": width, "height": 900}) as tab:
+        for address in world.pages if width == 1280 else one_of_each_kind(world.pages):
             tab.page.goto(world.shown.url + address)
-            found = axe.run(tab.page).response["violations"]
-            problems += [
-                f"{address}: {each['id']}: {node['html'][:150]}"
-                for each in found
-                if each["impact"] in ("serious", "critical")
-                for node in each["nodes"][:2]
-            ]
+            problems += violations(tab.page, address, "" if is_whole else MORE_ROUTES)
+    assert "\n".join(problems) == ""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("content", ["empty", "read-only"])
+def test_axe_finds_nothing_serious_in_an_empty_store_and_for_a_viewer(
+    browser: Browser, tmp_path: Path, content: str, theme: str
+) -> None:
+    is_empty = content == "empty"
+    if not is_empty:
+        make_project(tmp_path).close()
+    where = tmp_path / "traces" / "store.db"
+    pages = FIRST_EMPTY if is_empty else FIRST_VIEWED
+    problems = []
+    width = 360 if theme == "dark" else 1280
+    with (
+        showing(where, tmp_path, read_only=not is_empty) as shown,
+        opened(browser, shown.entry(), color_scheme=theme, viewport={"width": width, "height": 800}) as tab,
+    ):
+        for address in pages:
+            tab.page.goto(shown.url + address)
+            problems += violations(tab.page, address)
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, address
     assert "\n".join(problems) == ""
 
 

@@ -252,6 +252,26 @@ def test_the_queue_says_what_waits_what_died_and_why_and_retries_it(browser: Bro
         assert shown.store.units(1, state=UnitState.dead) == []
 
 
+def test_the_model_servers_of_the_project_stand_below_the_queue_with_what_they_lack(
+    browser: Browser, shown: Shown
+) -> None:
+    shown.store.beat_endpoint("http://10.0.0.7:8000/v1", ["policy-v3", "policy-v2"], host="h", lease_s=600.0)
+    shown.store.beat_endpoint("http://10.0.0.8:8000/v1", ["policy-v2"], host="h", lease_s=-1.0, note=HOSTILE)
+    shown.store.in_project("other").beat_endpoint("http://theirs:8000/v1", ["theirs"], host="h", lease_s=600.0)
+    with opened(browser, shown.entry("/work")) as tab:
+        rows = [row.locator("td").all_inner_texts() for row in tab.page.locator("#endpoints tbody tr").all()]
+        assert [(row[0], row[1], row[2], row[4]) for row in rows] == [
+            ("up", "http://10.0.0.7:8000/v1", "policy-v2, policy-v3", ""),
+            ("silent", "http://10.0.0.8:8000/v1", "policy-v2", HOSTILE),
+        ]
+        shown.store.end_endpoint("http://10.0.0.8:8000/v1")
+        expect(tab.page.locator("#endpoints tbody tr")).to_have_count(1, timeout=10_000)
+    endpoints = httpx.get(f"{shown.url}/api/v1/work").json()["endpoints"]
+    assert [(each["url"], each["models"], each["state"]) for each in endpoints] == [
+        ("http://10.0.0.7:8000/v1", ["policy-v2", "policy-v3"], "up")
+    ]
+
+
 def test_the_matrix_puts_flips_first_and_leads_to_both_attempts_by_keys_alone(browser: Browser, shown: Shown) -> None:
     with opened(browser, shown.entry("/tasks?before=1&after=2")) as tab:
         page = tab.page

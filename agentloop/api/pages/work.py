@@ -1,4 +1,4 @@
-"""The page of work: the queue, what it waits for, dead units, and the workers."""
+"""The page of work: the queue, what it waits for, dead units, the workers, and the model servers."""
 
 from __future__ import annotations
 
