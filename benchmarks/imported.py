@@ -170,8 +170,8 @@ async def measure(project: Project, number: int, n_each: int) -> list[float]:
     version = project.registry.get(number)
     assert version is not None
     stage = await begin(project, StageKey(StageKind.run, number, "measure"))
-    policy = project.actor(version).policy
-    attempts = await stage.gather(tasks, policy, purpose=Purpose.run, version=number, group_size=n_each)
+    actor = project.actor(version)
+    attempts = await stage.gather(tasks, actor, purpose=Purpose.run, version=number, group_size=n_each)
     await project.pool.close()
     rewards: dict[str, list[float]] = {task.id: [] for task in tasks}
     for attempt in attempts:
