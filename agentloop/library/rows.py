@@ -45,11 +45,12 @@ def training_rows(
 ) -> TrainingRows:
     """The rows of the stored traces for which `filter` holds, those first that were stored last.
 
-    A row has the arrays `token_ids`, `action_mask` and `logprobs`, the `temperature`, and the `reward`, `group`, `task`
-    and `trajectory` that it belongs to. Held-out and validation tasks, unscored traces and runs without a sandbox are
-    in no row. A trace that names no task is in none if its instruction has the text of such a task. filter: as in
-    `load`. logprobs: refuse turns without the sampler's. cache: a folder that keeps rows, so that the next call decodes
-    only what is new, and traces without a task. evals: the folder of the project's suites, which have these texts.
+    A row has the arrays `token_ids`, `action_mask` and `logprobs`, the `temperature`, and the `reward`, `reward_state`,
+    `verdict` (its hash), `group`, `task` and `trajectory` that it belongs to. Held-out and validation tasks, unscored
+    traces and runs without a sandbox are in no row. A trace that names no task is in none if its instruction has the
+    text of such a task. filter: as in `load`. logprobs: refuse turns without the sampler's. cache: a folder that keeps
+    rows, so that the next call decodes only what is new. evals: the folder of the project's suites, which have these
+    texts.
     Raises ConfigError for a wrong filter, for a suite that cannot be read, and without the extra `train`.
     """
     try:
