@@ -56,17 +56,18 @@ def training_rows(
     try:
         from agentloop.train.data.admission import Admission
         from agentloop.train.data.segments import RowSegment
-        from agentloop.train.data.stored_rows import stored_rows
+        from agentloop.train.data.stored_rows import Withheld, stored_rows
     except ImportError as error:
         raise ConfigError(f"rows need numpy; {extra('train')}") from error
     excluded: Counter[str] = Counter()
-    is_held_out = held_out_texts(Path(evals))
+    held_out = held_out_texts(Path(evals))
+    withheld = Withheld(held_out.asked_by, held_out.texts_hash)
 
     def read() -> Iterator[Row]:
         with opened(store, create=False) as source, TemporaryDirectory() as temporary:
             segment = RowSegment(Path(cache or temporary), Admission(logprobs=logprobs))
             tenant = project or source.project
-            for cut in stored_rows(source, segment, filter, project=tenant, task_of=_task, is_held_out=is_held_out):
+            for cut in stored_rows(source, segment, filter, project=tenant, task_of=_task, withheld=withheld):
                 excluded.update({str(reason): n for reason, n in cut.excluded.items()})
                 yield from cut.rows
 
