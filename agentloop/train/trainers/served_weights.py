@@ -116,12 +116,12 @@ class ServedWeights:
         """See `hosts.Host`."""
         return HFRenderer(self._model)
 
-    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
+    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> bool:
         """See `hosts.Host`."""
         if not sequences:  # nothing was trained since the parent
             await check_server(self._server)
             await self.release()
-            return
+            return True
         trainable = self._trainable
         if trainable is None:
             raise RuntimeError("load comes first")
@@ -130,8 +130,9 @@ class ServedWeights:
         if not (folder / WEIGHTS).is_dir():  # an existing folder is complete; weights are large
             trainable.save(folder)
         probe.save(folder)
-        await self._publisher.publish(name, folder / WEIGHTS, probe)
+        published = await self._publisher.publish(name, folder / WEIGHTS, probe)
         self._folders[name] = folder
+        return published.is_proven
 
     async def retract(self, name: str) -> None:
         """See `hosts.Host`. Removes the update from disk: it was replaced and is not needed."""

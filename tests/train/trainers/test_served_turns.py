@@ -76,6 +76,29 @@ def test_a_turn_leaves_its_version_alone_on_the_server(server: TorchServer, tmp_
     assert server.loaded.keys() == {"policy-v2"}
 
 
+def test_a_step_has_the_seconds_in_which_its_attempts_acted(server: TorchServer, tmp_path: Path) -> None:
+    server.before = lambda path, body: time.sleep(0.05 * (path == "/v1/chat/completions"))
+    draft = draft_in(tmp_path / "v2")
+    improved(served(server, tmp_path, steps_per_turn=1), draft, experience())
+    figures = draft.steps[1]
+    assert figures["seconds/generate"] > 12 * 0.05, "three tasks, four attempts each"
+    assert "seconds/wait" in figures
+
+
+def test_an_update_too_small_to_be_told_from_the_one_before_is_counted(server: TorchServer, tmp_path: Path) -> None:
+    draft = draft_in(tmp_path / "v2")
+    note = improved(served(server, tmp_path, learning_rate=1e-9), draft, experience())
+    assert [draft.steps[n].get("unproven") for n in (1, 2, 3)] == [1.0, 1.0, None], "the last is the version"
+    assert note is not None
+    assert note.endswith("too close to its parent for the server's answers to tell them apart")
+    server.loaded.clear()
+    draft = draft_in(tmp_path / "larger" / "v2")
+    note = improved(served(server, tmp_path, learning_rate=1e-1), draft, experience())
+    assert [draft.steps[n].get("unproven") for n in (1, 2)] == [0.0, 0.0]
+    assert note is not None
+    assert note.endswith("updates")
+
+
 def test_updates_of_turns_that_are_over_are_unloaded_first(server: TorchServer, tmp_path: Path) -> None:
     improved(served(server, tmp_path), draft_in(tmp_path / "v2"), experience())
     version = server.loaded.pop("policy-v2")
