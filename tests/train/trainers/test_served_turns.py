@@ -6,6 +6,8 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -299,6 +301,55 @@ def test_all_weights_are_reloaded_after_each_update_and_the_parent_comes_back(
     assert weights_hash(draft.folder / "weights") != weights_hash(server.folder)
     assert improved(all_weights(server, draft.folder), draft_in(tmp_path / "next" / "v3"), experience())
     assert reloads(server)[4:] == ["v2", "s1", "s2", "v3", "v2"], "the turn begins at its parent"
+
+
+TRAINS = """
+import asyncio, sys, time
+from pathlib import Path
+from agentloop.train.trainers.learning import Learning
+from agentloop.train.trainers.served import Server
+from agentloop.train.trainers.served_weights import ServedWeights
+from tests.serving.trained import random_rows, train
+
+url, model, folder = sys.argv[1:]
+host = ServedWeights(Learning(model=Path(model), device="cpu"), Server(url, "base", 1.0))
+trainable = host.load(None, head=False, seed=0)
+train(trainable, 1)
+sample = [each.token_ids.tolist() for each in random_rows(trainable.n_vocab)]
+asyncio.run(host.publish("policy-v2-s1-0000", sample, Path(folder)))
+print("published", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_server_has_its_weights_again_after_kill_9(server: TorchServer, tmp_path: Path, is_paused: bool) -> None:
+    """Killed after an update, or in the middle of one: between the routes `pause` and `resume`."""
+    is_reloading = threading.Event()
+
+    def hold(path: str, body: Any) -> None:
+        if is_paused and path == "/collective_rpc" and not is_reloading.is_set():
+            is_reloading.set()
+            time.sleep(1.0)
+
+    server.before = hold
+    command = [sys.executable, "-c", TRAINS, server.url, str(server.folder), str(tmp_path / "s1")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        if is_paused:
+            assert is_reloading.wait(120)
+        else:
+            assert process.stdout.readline() == b"published\n"
+            assert reloads(server) == ["s1"]
+        process.kill()
+    deadline = time.monotonic() + 60
+    while "v1" not in reloads(server) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert reloads(server)[-1] == "v1"
+    while server.seen[-1][0] != "/resume" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert server.seen[-1][0] == "/resume"
 
 
 def test_a_turn_of_all_weights_that_is_killed_goes_on_and_ends_in_the_same_version(
