@@ -73,6 +73,7 @@ class Lift:
     low: float
     high: float
     train_s: float
+    learning_rate: float
 
     @property
     def is_expected(self) -> bool:
@@ -169,8 +170,8 @@ async def measure(project: Project, number: int, n_each: int) -> list[float]:
     version = project.registry.get(number)
     assert version is not None
     stage = await begin(project, StageKey(StageKind.run, number, "measure"))
-    policy = project.actor(version).policy
-    attempts = await stage.gather(tasks, policy, purpose=Purpose.run, version=number, group_size=n_each)
+    actor = project.actor(version)
+    attempts = await stage.gather(tasks, actor, purpose=Purpose.run, version=number, group_size=n_each)
     await project.pool.close()
     rewards: dict[str, list[float]] = {task.id: [] for task in tasks}
     for attempt in attempts:
@@ -241,7 +242,9 @@ def run(seed: int, work: Path, options: argparse.Namespace) -> list[Lift]:
             with opened(folder, options.sandbox) as project:
                 after = asyncio.run(measure(project, 2, options.attempts))
             figures = lift(before, after)
-            one = Lift(seed, kind, labels, fmean(before), fmean(after), *figures, train_s)
+            one = Lift(
+                seed, kind, labels, fmean(before), fmean(after), *figures, train_s, OPTIONS[kind]["learning_rate"]
+            )
             lifts.append(one)
             print(
                 f"{seed:>4}  {kind:<4} {labels:<8} {one.before:>7.1%} {one.after:>7.1%} {one.lift:>+7.1%}"
@@ -261,6 +264,7 @@ def main() -> int:
     parser.add_argument("--attempts", type=int, default=4, help="at each of the 150 held-out tasks")
     parser.add_argument("--sandbox", default="auto")
     parser.add_argument("--work", type=Path, help="folder that keeps what was made, to go on from; default: none")
+    parser.add_argument("--out", type=Path, help="also write the last line to this file, after each seed")
     options = parser.parse_args()
     torch.set_num_threads(1)
     lifts: list[Lift] = []
@@ -269,14 +273,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         for seed in options.seeds:
             lifts += run(seed, (options.work or Path(temporary)) / str(seed), options)
-    result = {
-        "lifts": [{name: rounded(value) for name, value in asdict(one).items()} for one in lifts],
-        "unexpected": [f"{one.seed} {one.kind} {one.labels}" for one in lifts if not one.is_expected],
-        "wall_s": round(time.perf_counter() - started),
-        "load": round(os.getloadavg()[0], 1),
-    }
+            result = document(lifts, time.perf_counter() - started)
+            if options.out is not None:
+                options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
     return int(bool(result["unexpected"]))
+
+
+def document(lifts: Sequence[Lift], wall_s: float) -> dict[str, Any]:
+    """What `main` prints."""
+    return {
+        "lifts": [{name: rounded(value) for name, value in asdict(one).items()} for one in lifts],
+        "unexpected": [f"{one.seed} {one.kind} {one.labels}" for one in lifts if not one.is_expected],
+        "wall_s": round(wall_s),
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
 def rounded(value: Any) -> Any:

@@ -45,27 +45,29 @@ def training_rows(
 ) -> TrainingRows:
     """The rows of the stored traces for which `filter` holds, those first that were stored last.
 
-    A row has the arrays `token_ids`, `action_mask` and `logprobs`, the `temperature`, and the `reward`, `group`, `task`
-    and `trajectory` that it belongs to. Held-out and validation tasks, unscored traces and runs without a sandbox are
-    in no row. A trace that names no task is in none if its instruction has the text of such a task. filter: as in
-    `load`. logprobs: refuse turns without the sampler's. cache: a folder that keeps rows, so that the next call decodes
-    only what is new, and traces without a task. evals: the folder of the project's suites, which have these texts.
+    A row has the arrays `token_ids`, `action_mask` and `logprobs`, the `temperature`, and the `reward`, `reward_state`,
+    `verdict` (its hash), `group`, `task` and `trajectory` that it belongs to. Held-out and validation tasks, unscored
+    traces and runs without a sandbox are in no row. A trace that names no task is in none if its instruction has the
+    text of such a task. filter: as in `load`. logprobs: refuse turns without the sampler's. cache: a folder that keeps
+    rows, so that the next call decodes only what is new. evals: the folder of the project's suites, which have these
+    texts.
     Raises ConfigError for a wrong filter, for a suite that cannot be read, and without the extra `train`.
     """
     try:
         from agentloop.train.data.admission import Admission
         from agentloop.train.data.segments import RowSegment
-        from agentloop.train.data.stored_rows import stored_rows
+        from agentloop.train.data.stored_rows import Withheld, stored_rows
     except ImportError as error:
         raise ConfigError(f"rows need numpy; {extra('train')}") from error
     excluded: Counter[str] = Counter()
-    is_held_out = held_out_texts(Path(evals))
+    held_out = held_out_texts(Path(evals))
+    withheld = Withheld(held_out.asked_by, held_out.texts_hash)
 
     def read() -> Iterator[Row]:
         with opened(store, create=False) as source, TemporaryDirectory() as temporary:
             segment = RowSegment(Path(cache or temporary), Admission(logprobs=logprobs))
             tenant = project or source.project
-            for cut in stored_rows(source, segment, filter, project=tenant, task_of=_task, is_held_out=is_held_out):
+            for cut in stored_rows(source, segment, filter, project=tenant, task_of=_task, withheld=withheld):
                 excluded.update({str(reason): n for reason, n in cut.excluded.items()})
                 yield from cut.rows
 

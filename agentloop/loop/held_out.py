@@ -16,7 +16,7 @@ from agentloop.mining.failed_tasks import FAILURES, read_failed
 from agentloop.protocols import Exporter
 from agentloop.suites.names import CASE, HEAD
 from agentloop.suites.suite import Suite, load_suite
-from agentloop.types import Split, Task, Trace
+from agentloop.types import Split, Task, Trace, content_hash
 
 _ESCAPES = re.compile(r'(?:\\(?:u[0-9a-fA-F]{4}|[nrtbf"/\\]))+')
 """Escapes in a JSON string. A run of them is decoded together, because two of them can form one character."""
@@ -40,6 +40,15 @@ class HeldOut:
             return True
         unquoted = normalised(_ESCAPES.sub(_unescaped, instruction))  # where it stands in JSON
         return any(_stands_in(each, text) or _stands_in(each, unquoted) for each in self._telling)
+
+    def asked_by(self, trace: Trace) -> bool:
+        """Whether a trace that names no task asks for one of them."""
+        return self.has(None, instruction_of(trace))
+
+    @property
+    def texts_hash(self) -> str:
+        """Hash of the texts."""
+        return content_hash(sorted(self.texts))
 
     @cached_property
     def _telling(self) -> list[str]:
@@ -71,8 +80,8 @@ def held_out(evals: Path, suite: Suite) -> HeldOut:
     return HeldOut(frozenset(ids), frozenset(texts))
 
 
-def held_out_texts(evals: Path) -> Callable[[Trace], bool]:
-    """Whether a trace, which names no task, asks for a task below `evals` that is held out or for validation.
+def held_out_texts(evals: Path) -> HeldOut:
+    """The texts of the tasks below `evals` that are held out or for validation, for traces that name no task.
 
     Raises ConfigError for a suite there that cannot be read.
     """
@@ -81,14 +90,13 @@ def held_out_texts(evals: Path) -> Callable[[Trace], bool]:
         suite = load_suite(head.parent)
         is_case = (head.parent / CASE).is_file()
         tasks += [task for task in suite.tasks if is_case or task.split is not Split.train]
-    hidden = HeldOut(frozenset(), frozenset(normalised(task.instruction) for task in tasks) - {""})
-    return lambda trace: hidden.has(None, instruction_of(trace))
+    return HeldOut(frozenset(), frozenset(normalised(task.instruction) for task in tasks) - {""})
 
 
 def withhold(exporter: Exporter, evals: Path) -> None:
     """Let `exporter`, if it writes data to train on, exclude what is held out below `evals`. Raises ConfigError."""
     if isinstance(exporter, WithholdsTasks):
-        exporter.withhold(held_out_texts(evals))
+        exporter.withhold(held_out_texts(evals).asked_by)
 
 
 def normalised(instruction: str) -> str:

@@ -59,7 +59,7 @@ class FullReload:
         await self._check_free()
         before = probe.at(await self.server.logprobs(self.model, probe.sequences))
         try:
-            await self._reload(folder)
+            await self.reload(folder)
             worst = await compare(self.server, self.model, probe)
         except BaseException as error:
             problem = await self._restored(probe, before)
@@ -83,8 +83,11 @@ class FullReload:
                 f"{self.server.base_url}: {', '.join(sorted(adapters))} stand on the present weights; unload them first"
             )
 
-    async def _reload(self, folder: Path) -> None:
-        """Raises PublishError if the server lacks these routes or cannot read the folder. The server always resumes."""
+    async def reload(self, folder: Path) -> None:
+        """Replace the weights without a check. The server always resumes.
+
+        Raises PublishError if the server lacks these routes or cannot read the folder.
+        """
         try:
             await self.server.post("pause?mode=wait")
         except PublishError as error:
@@ -105,7 +108,7 @@ class FullReload:
     async def _restored(self, probe: Fingerprint, before: list[float]) -> str:
         """Restores the previous weights. Returns the result in words."""
         with suppress(PublishError):
-            await self._reload(self.folder)
+            await self.reload(self.folder)
             now = probe.at(await self.server.logprobs(self.model, probe.sequences))
             if furthest(now, before) <= probe.tolerance:
                 return "the server has the weights before again"

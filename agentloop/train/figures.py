@@ -44,7 +44,8 @@ USED = "used"
 EXCLUDED = "excluded"
 """`excluded/REASON`: number of trajectories or rows that did not train, by the reason's name."""
 SECONDS = "seconds"
-"""`seconds/PHASE`: wall-clock seconds of the step in each StepPhase."""
+"""`seconds/PHASE`: wall-clock seconds of the step in each StepPhase. Sums over attempts, which run at once, in `judge`,
+and behind a server in `generate`."""
 TOKENS = "tokens"
 """`tokens/PHASE`: tokens processed in a phase; `generate` counts sampled tokens, `train` prompts and samples."""
 SKIPPED = "skipped"
@@ -67,6 +68,8 @@ SAMPLER_KL = "sampler_kl"
 """Mean KL divergence of the trained model from the sampler at a sampled token, in nats (k3)."""
 MASKED = "masked"
 """Share of the sampled tokens that a correction for mismatch gave zero weight."""
+UNPROVEN = "unproven"
+"""1 if the server's answers after the update could as well be those of before it, which differ too little; else 0."""
 REVIVED = "revived"
 """Number of rows imitated because every trajectory of a group failed."""
 
@@ -122,6 +125,7 @@ ABOUT: Mapping[str, About] = {
     RATIO: About("importance ratio of the trained model to the sampler"),
     SAMPLER_KL: About("distance of the trained model from the sampler at a token", "nats"),
     MASKED: About("tokens that a correction gave no weight", SHARE),
+    UNPROVEN: About("updates that the server's answers could not tell from the version before", "updates"),
     REVIVED: About("rows imitated because whole groups failed", "rows"),
 }
 """All figures and families in display order; figures of other names come after them."""

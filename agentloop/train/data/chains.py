@@ -17,7 +17,7 @@ import numpy as np
 from agentloop.train.data.admission import Admission, has_mark
 from agentloop.train.data.exclusions import Exclusion
 from agentloop.train.data.row import Ids, Row, Turn
-from agentloop.types import Judged, Step, Trace
+from agentloop.types import Judged, Step, Trace, verdict_key
 
 ANYTHING = Admission()
 
@@ -140,7 +140,8 @@ def chained(judged: Judged, answers: Sequence[SampledAnswer], *, logprobs: bool)
             following[open_ends[0]] = n
         else:
             first.append(n)
-    return [_row(judged, [answers[n] for n in _followed(start, following)], logprobs) for start in first]
+    verdict = verdict_key(judged.verdict)
+    return [_row(judged, verdict, [answers[n] for n in _followed(start, following)], logprobs) for start in first]
 
 
 def _before(
@@ -161,7 +162,7 @@ def _followed(start: int, following: dict[int, int]) -> Iterator[int]:
         at = following.get(at)
 
 
-def _row(judged: Judged, chain: Sequence[SampledAnswer], with_logprobs: bool) -> Row:
+def _row(judged: Judged, verdict: str, chain: Sequence[SampledAnswer], with_logprobs: bool) -> Row:
     """The last answer's prompt begins with everything before it, so it contains the whole chain."""
     ids = chain[-1].ids
     mask = np.zeros(len(ids), np.bool_)
@@ -184,4 +185,6 @@ def _row(judged: Judged, chain: Sequence[SampledAnswer], with_logprobs: bool) ->
         temperature=chain[0].temperature,
         turns=tuple(turns),
         reward=judged.verdict.reward,
+        verdict=verdict,
+        reward_state=judged.verdict.state,
     )

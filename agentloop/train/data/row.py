@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from agentloop.types import RewardState
+
 Ids: TypeAlias = NDArray[np.int32]
 Mask: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float32]
@@ -49,6 +51,10 @@ class Row:
     turns: tuple[Turn, ...]
     reward: float | None
     """The trajectory's reward, in [0, 1]; None without one."""
+    verdict: str | None = None
+    """Key of the trajectory's verdict (`verdict_key`); None if no stored verdict gave the reward."""
+    reward_state: RewardState | None = None
+    """State of that verdict."""
     advantages: Floats | None = None
     """Advantage of each token, 0 where the mask is False; None until an algorithm sets it."""
     old_logprobs: Floats | None = None

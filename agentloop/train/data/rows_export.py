@@ -1,11 +1,12 @@
 """Exports stored traces as training rows for other trainers, one JSON object per line.
 
     {"input_ids": [...], "assistant_masks": [...], "logprobs": [...], "temperature": 1.0, "advantages": null,
-     "reward": 1.0, "group": "...", "trajectory": "...", "task": "...", "pool": "...", "turns": [{...}]}
+     "reward": 1.0, "reward_state": "scored", "verdict": "...", "group": "...", "trajectory": "...", "task": "...",
+     "pool": "...", "turns": [{...}]}
 
 TRL's SFTTrainer reads the first two names. `logprobs` are the sampler's, 0 where the mask is 0. Rows of a trajectory
-share its reward; a group is one task under one version. Advantages depend on the algorithm, so they are null unless
-they were computed.
+share its reward, the state of that reward, and the hash of its verdict; a group is one task under one version.
+Advantages depend on the algorithm, so they are null unless they were computed.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def document(row: Row) -> dict[str, Any]:
         "temperature": row.temperature,
         "advantages": row.advantages,
         "reward": row.reward,
+        "reward_state": row.reward_state,
+        "verdict": row.verdict,
         "group": row.group,
         "trajectory": row.trajectory,
         "task": row.task,

@@ -24,10 +24,11 @@ from agentloop.output_files import make_folder
 from agentloop.train.data.admission import Admission
 from agentloop.train.data.chains import Cut
 from agentloop.train.data.row import Row, Turn
+from agentloop.types import RewardState
 
 Pair: TypeAlias = tuple[str, str]
 """(trace id, key of its verdict), as `Judged.pair`: another verdict gives other rows."""
-FORMAT = 1
+FORMAT = 2
 """Part of the file's name, because another layout needs another file."""
 MAGIC = b"rows"
 HEADER = struct.Struct("<4sIQ16s")
@@ -135,6 +136,8 @@ class RowSegment:
                 logprobs = np.frombuffer(payload, np.float32, n, at)
                 at = _aligned(at + 4 * n)
             turns = tuple(Turn(*turn) for turn in values.pop("turns"))
+            state = values.pop("reward_state")
+            values["reward_state"] = None if state is None else RewardState(state)
             rows.append(Row(token_ids=ids, action_mask=mask, logprobs=logprobs, turns=turns, **values))
         return tuple(head["pair"]), Cut(rows, *(Counter(head[name]) for name in COUNTS))
 
@@ -146,7 +149,7 @@ def _packed(pair: Pair, cut: Cut) -> bytes:
         rows.append({
             "n": len(row), "trajectory": row.trajectory, "group": row.group, "task": row.task, "pool": row.pool,
             "temperature": row.temperature, "turns": [list(turn) for turn in row.turns], "reward": row.reward,
-            "logprobs": row.logprobs is not None,
+            "verdict": row.verdict, "reward_state": row.reward_state, "logprobs": row.logprobs is not None,
         })  # fmt: skip
         arrays += [row.token_ids.astype(np.int32).tobytes(), row.action_mask.astype(np.bool_).tobytes()]
         if row.logprobs is not None:

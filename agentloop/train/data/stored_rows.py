@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from agentloop.otel.stored_trace import read_each
 from agentloop.store.store import Store
@@ -12,10 +13,18 @@ from agentloop.store.tables import TraceSummary
 from agentloop.train.data.chains import Cut, rows_of
 from agentloop.train.data.exclusions import Exclusion
 from agentloop.train.data.segments import Pair, RowSegment
-from agentloop.types import Judged, Task, Trace, verdict_key
+from agentloop.types import Judged, Task, Trace, Verdict, verdict_key
 
 PAGE = 200
 """Number of traces whose verdicts are read, and that are appended to the segment, at once."""
+
+
+class Withheld(NamedTuple):
+    """Traces without a split, which name no task of ours, that ask for a task that is held out."""
+
+    has: Callable[[Trace], bool]
+    key: str
+    """Another key where `has` may answer otherwise, because suites change: such traces are decoded again."""
 
 
 def stored_rows(
@@ -25,25 +34,21 @@ def stored_rows(
     *,
     project: str | None = None,
     task_of: Callable[[TraceSummary], Task | None] = lambda row: None,
-    is_held_out: Callable[[Trace], bool] | None = None,
+    withheld: Withheld | None = None,
 ) -> Iterator[Cut]:
     """The cut of each trace that matches `filter`, newest first, under its current verdict.
 
     A trace whose verdict has changed is cut again. One page of rows is in memory. task_of: the task of a trace, so that
-    those of other splits are excluded. is_held_out: for traces without a split, which name no task of ours, asked
-    each time, because suites change; so these are decoded each time. Raises ConfigError for an invalid filter.
+    those of other splits are excluded. withheld: None holds nothing out but by split. Raises ConfigError for an invalid
+    filter.
     """
     rows = store.every(filter, project=project)
     while page := list(islice(rows, PAGE)):
-        hidden = _held_out(store, page, is_held_out)
-        if hidden:
-            yield Cut([], Counter({Exclusion.held_out: len(hidden)}), Counter())
-            page = [row for row in page if row.key not in hidden]
         verdicts = store.verdicts(page)
-        pairs: dict[int, Pair] = {key: (verdict.trace_id, verdict_key(verdict)) for key, verdict in verdicts.items()}
+        pairs = {row.key or 0: _pair(row, verdicts[row.key or 0], withheld) for row in page if row.key in verdicts}
         cuts = {key: cut for key, pair in pairs.items() if (cut := segment.get(pair)) is not None}
         missing = [row for row in page if row.key in pairs and row.key not in cuts]
-        new = _cut(store, missing, segment, task_of)
+        new = _cut(store, missing, segment, task_of, withheld)
         if new:
             segment.put(dict(new.values()))
         for row in page:
@@ -53,18 +58,18 @@ def stored_rows(
                 yield new[row.key][1]
 
 
-def _held_out(
-    store: Store, page: Sequence[TraceSummary], is_held_out: Callable[[Trace], bool] | None
-) -> set[int | None]:
-    """Keys of the traces of `page` that have no split and ask for a task that is held out."""
-    if is_held_out is None:
-        return set()
-    unnamed = [row for row in page if row.split is None]
-    return {stored.row.key for stored in read_each(store, unnamed) if is_held_out(stored.trace)}
+def _pair(row: TraceSummary, verdict: Verdict, withheld: Withheld | None) -> Pair:
+    """The key of a cut. It depends on what is withheld only where that decides."""
+    key = verdict_key(verdict)
+    return verdict.trace_id, key if withheld is None or row.split is not None else f"{key}/{withheld.key}"
 
 
 def _cut(
-    store: Store, rows: Sequence[TraceSummary], segment: RowSegment, task_of: Callable[[TraceSummary], Task | None]
+    store: Store,
+    rows: Sequence[TraceSummary],
+    segment: RowSegment,
+    task_of: Callable[[TraceSummary], Task | None],
+    withheld: Withheld | None,
 ) -> dict[int, tuple[Pair, Cut]]:
     """Key of a trace -> its rows, without deleted traces."""
     cuts = {}
@@ -72,5 +77,9 @@ def _cut(
         row = stored.row
         group = f"{row.group}/v{row.policy_version}" if row.group else None
         judged = Judged(stored.trace, stored.verdict, task_of(row), group, row.pool or "")
-        cuts[row.key or 0] = judged.pair, rows_of(judged, segment.admission)
+        if row.split is None and withheld is not None and withheld.has(stored.trace):
+            cut = Cut([], Counter({Exclusion.held_out: 1}), Counter())
+        else:
+            cut = rows_of(judged, segment.admission)
+        cuts[row.key or 0] = _pair(row, judged.verdict, withheld), cut
     return cuts

@@ -54,8 +54,11 @@ class Host(Protocol):
         """Converts text to token ids with the model's tokenizer."""
         ...
 
-    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
+    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> bool:
         """Make `name` answer with the current weights of the model in training.
+
+        False if the answers equal those of these weights, but also those of the version before: they differ too little
+        for the check to tell them apart.
 
         sequences: token ids for the check of the answers; empty if nothing was trained since the parent. folder: where
         the adapter or the weights are, or will be written. Raises PublishError if the answers differ; the server then
@@ -127,8 +130,9 @@ class InProcess:
         """See `Host`."""
         return ChatRenderer(self._loaded.chat)
 
-    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
+    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> bool:
         """See `Host`. Does nothing."""
+        return True
 
     async def retract(self, name: str) -> None:
         """See `Host`."""

@@ -20,7 +20,7 @@ from agentloop.registry.loading import update_model
 from agentloop.train.algorithms.algorithm import Need
 from agentloop.train.curriculum import Curriculum
 from agentloop.train.data.admission import Admission, judged_of
-from agentloop.train.data.chains import Cut, rows_of_all
+from agentloop.train.data.chains import Cut, rows_of_all, steps_of
 from agentloop.train.data.row import Row
 from agentloop.train.figures import (
     EXCLUDED,
@@ -35,6 +35,7 @@ from agentloop.train.figures import (
     SECONDS,
     SPREAD,
     TOKENS,
+    UNPROVEN,
     USED,
     WORST,
     StepPhase,
@@ -174,15 +175,19 @@ class RolledTurn:
         phase = StepPhase.generate if self._host.answers_in_process else StepPhase.wait
         seconds = {str(phase): waited_s, str(StepPhase.train): trained_s}
         seconds[str(StepPhase.judge)] = sum(attempt.judge_s for attempt in attempts)
+        if not self._host.answers_in_process:
+            seconds[str(StepPhase.generate)] = sum(map(_acted_s, attempts))
         # Before the checkpoint: a process that continues from there does not compute this step's figures.
         self._draft.record(step + 1, **figures, **counts(SECONDS, seconds))
         raised = self.training.watch(figures, mark)
         if raised is not None:
             self._draft.progress.say(f"step {step + 1}: {raised.line}; {GOES_BACK}")
         self.training.checkpoint()
-        published_s = await self._publish(step + 1, groups) if step + 1 < self._learning.steps_per_turn else 0.0
+        published = {of(SECONDS, StepPhase.publish): 0.0}
+        if step + 1 < self._learning.steps_per_turn:
+            published = await self._publish(step + 1, groups)
         groups.announce(step + 1)
-        self._draft.record(step + 1, **counts(SECONDS, {str(StepPhase.publish): published_s}))
+        self._draft.record(step + 1, **published)
         self._draft.progress.advance(0, reward=figures[REWARD], entropy=figures.get("entropy", 0.0))
 
     def _current(self, taken: Sequence[Group], forks: Sequence[Forked]) -> tuple[list[Group], list[Forked]]:
@@ -298,17 +303,18 @@ class RolledTurn:
                 revival += self._revival.rows(task.pool, rng, self._draft)
         return revival
 
-    async def _publish(self, step: int, groups: Groups) -> float:
-        """Publish the policy after `step` updates to the server; returns the duration in seconds."""
+    async def _publish(self, step: int, groups: Groups) -> dict[str, float]:
+        """Publish the policy after `step` updates to the server; returns figures."""
         started = time.perf_counter()
         name = self._name(step)
         self._updates.keep(step)
-        await self._host.publish(name, self.training.state.sample, self._draft.workspace / name)
+        is_proven = await self._host.publish(name, self.training.state.sample, self._draft.workspace / name)
         oldest = step - self._learning.max_lag
         await groups.drop_before(oldest)  # their policy is about to be removed from the server
         if oldest > 1:
             await self._host.retract(self._name(oldest - 1))
-        return time.perf_counter() - started
+        figures = {of(SECONDS, StepPhase.publish): time.perf_counter() - started}
+        return figures if self._host.answers_in_process else {**figures, UNPROVEN: float(not is_proven)}
 
 
 def _figures(taken: Sequence[Group], cut: Cut) -> dict[str, float]:
@@ -342,6 +348,11 @@ def together(mismatches: Sequence[Mismatch]) -> dict[str, float]:
     n_tokens = sum(each.n_tokens for each in compared)
     mean = sum(each.mean * each.n_tokens for each in compared) / n_tokens
     return {MISMATCH: mean, of(MISMATCH, WORST): max(each.worst for each in compared)}
+
+
+def _acted_s(attempt: Attempt) -> float:
+    """Seconds of an attempt's own turns: calls of the policy, and of tools."""
+    return sum(step.duration_s for _, step, _ in steps_of(attempt.trace) if not step.copied)
 
 
 def _rewards(attempts: Sequence[Attempt]) -> list[float]:

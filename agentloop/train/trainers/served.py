@@ -113,12 +113,12 @@ class Served:
         """See `hosts.Host`."""
         return HFRenderer(self._model)
 
-    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
+    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> bool:
         """See `hosts.Host`. A name that the server already serves, from before an interruption, is checked again."""
         if not sequences:  # the turn begins here
             await check_server(self._server)
         if name == self._server.model:
-            return
+            return True
         trainable = self._trainable
         if trainable is None:
             raise RuntimeError("load comes first")
@@ -131,14 +131,15 @@ class Served:
             probe.save(folder)
         elif self._parent is None:  # nothing was trained yet: the base model answers
             self._of_base.add(name)
-            return
+            return True
         else:  # nothing was trained since the parent
             folder = self._parent
             probe = read_probe(folder)
         if await self._publisher.serves(name):
             await self._check(name, probe)
-        else:
-            await self._publisher.publish(name, folder / ADAPTER, probe)
+            return probe.is_proof
+        published = await self._publisher.publish(name, folder / ADAPTER, probe)
+        return published.is_proven
 
     async def _check(self, name: str, probe: Probe) -> None:
         answers = probe.at(await self._publisher.server.logprobs(name, probe.sequences))

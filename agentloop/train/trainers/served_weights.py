@@ -1,7 +1,7 @@
 """A host whose policy answers at a dedicated vLLM server, with all of its weights.
 
 Each update replaces the one before, under the same name. So no attempt may lag behind, and no other client should use
-that server during a turn. The server has the parent's weights again when the turn is over.
+that server during a turn. The server has the parent's weights again when the turn is over, or when it is killed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from agentloop.policies.vllm import VLLMPolicy
 from agentloop.protocols import Policy
 from agentloop.publish.full import FullReload
 from agentloop.publish.probe import Probe, furthest
+from agentloop.publish.restorer import Order, Restorer
 from agentloop.registry.artifacts import WEIGHTS
 from agentloop.train.data.hf import HFRenderer
 from agentloop.train.data.renderer import Renderer
@@ -71,6 +72,7 @@ class ServedWeights:
         """Folder of the weights at the start of the turn."""
         self._parent_probe: Probe | None = None
         self._before = LastDifferent(None)
+        self._restorer = Restorer()
 
     def check_room(self, folder: Path, *, has_reference: bool) -> None:
         """See `hosts.Host`."""
@@ -116,12 +118,12 @@ class ServedWeights:
         """See `hosts.Host`."""
         return HFRenderer(self._model)
 
-    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> None:
+    async def publish(self, name: str, sequences: Sequence[Sequence[int]], folder: Path) -> bool:
         """See `hosts.Host`."""
         if not sequences:  # nothing was trained since the parent
             await check_server(self._server)
             await self.release()
-            return
+            return True
         trainable = self._trainable
         if trainable is None:
             raise RuntimeError("load comes first")
@@ -130,8 +132,10 @@ class ServedWeights:
         if not (folder / WEIGHTS).is_dir():  # an existing folder is complete; weights are large
             trainable.save(folder)
         probe.save(folder)
-        await self._publisher.publish(name, folder / WEIGHTS, probe)
+        self._restorer.start(self._order())
+        published = await self._publisher.publish(name, folder / WEIGHTS, probe)
         self._folders[name] = folder
+        return published.is_proven
 
     async def retract(self, name: str) -> None:
         """See `hosts.Host`. Removes the update from disk: it was replaced and is not needed."""
@@ -145,6 +149,21 @@ class ServedWeights:
 
     async def release(self) -> None:
         """See `hosts.Host`. Restores the parent's weights unless the server has them."""
+        try:
+            await self._restore()
+        finally:
+            self._restorer.release()
+
+    def _order(self) -> Order:
+        key = self._server.api_key
+        return Order(
+            base_url=self._server.base_url,
+            model=self._server.model,
+            folder=self._parent.resolve(),
+            api_key=None if key is None else key.get_secret_value(),
+        )
+
+    async def _restore(self) -> None:
         probe = self._parent_probe
         if probe is None:
             return

@@ -31,6 +31,7 @@ VALIDATION = "validation"
 """Name of the figure with a version's success on the validation split."""
 N_VALIDATIONS = 3
 """Attempts at each validation task."""
+UNTOLD = "too close to its parent for the server's answers to tell them apart"
 LIMITS = AlarmSection()
 
 
@@ -113,11 +114,12 @@ class WeightsTrainer:
             return None
         training.save()
         name = f"policy-v{draft.number}"
-        await self._host.publish(name, training.state.sample, draft.folder)
+        is_proven = await self._host.publish(name, training.state.sample, draft.folder)
         draft.learn_from(training.state.pairs, dropped)
         if experience.n_validation:
             draft.measure(**{VALIDATION: await self._validate(name, experience)})
-        return f"{self.name.upper()}, {note}, {counted(training.state.n_updates, 'update')}"
+        note = f"{self.name.upper()}, {note}, {counted(training.state.n_updates, 'update')}"
+        return note if is_proven else f"{note}; {UNTOLD}"
 
     async def _tools(self, draft: Draft, experience: Experience) -> Sequence[ToolSpec]:
         """The tools that the agent is offered and that the served prompt has, for traces that do not record them."""

@@ -25,7 +25,7 @@ from agentloop.policies.tiny import new_model
 from agentloop.store.store import Store
 from agentloop.suites.writer import write_suite
 from agentloop.train.data.rows_export import RowLines
-from agentloop.types import Attempt, Imported, Message, Part, RewardState, Sampling, Split, Task, Verdict
+from agentloop.types import Attempt, Imported, Message, Part, RewardState, Sampling, Split, Task, Verdict, verdict_key
 
 from .traces import step, trace
 
@@ -73,6 +73,7 @@ def test_a_line_a_row_and_a_count_of_the_others(store: Store) -> None:
     assert first["logprobs"] == pytest.approx([0, -0.04, -0.05, 0, -0.07])
     facts = ("temperature", "advantages", "reward", "group", "trajectory", "task", "pool")
     assert [first[name] for name in facts] == [0.7, None, 1.0, "g/0/v1", "a", "sum-f1", "sum"]
+    assert (first["reward_state"], first["verdict"]) == ("scored", verdict_key(attempt("a").verdict))
     assert first["turns"][1] == {"start": 4, "end": 5, "trace": "a", "step": 1, "version": 1}
     assert (second["input_ids"], second["temperature"]) == ([8, 9], 1.4)
     assert isinstance(exporter, RowLines)

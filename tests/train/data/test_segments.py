@@ -12,6 +12,7 @@ from agentloop.train.data.admission import Admission
 from agentloop.train.data.chains import Cut, rows_of
 from agentloop.train.data.row import Row
 from agentloop.train.data.segments import Pair, RowSegment
+from agentloop.types import RewardState
 
 from .traces import judged, step, trace
 
@@ -29,7 +30,8 @@ def plain(row: Row) -> tuple[object, ...]:
     """What can be compared."""
     assert row.logprobs is not None
     arrays = row.token_ids.tolist(), row.action_mask.tolist(), row.logprobs.tolist()
-    return (*arrays, row.trajectory, row.group, row.task, row.pool, row.temperature, row.turns, row.reward)
+    worth = row.reward, row.verdict, row.reward_state
+    return (*arrays, row.trajectory, row.group, row.task, row.pool, row.temperature, row.turns, *worth)
 
 
 def same(left: Cut | None, right: Cut) -> bool:
@@ -50,6 +52,16 @@ def test_what_was_put_comes_back_in_another_process_too(tmp_path: Path) -> None:
 def test_rows_of_another_admission_are_not_these(tmp_path: Path) -> None:
     RowSegment(tmp_path, ANY).put(dict([cut(0)]))
     assert len(RowSegment(tmp_path, Admission(max_tokens=9))) == 0
+
+
+def test_a_row_says_which_verdict_it_has_and_in_which_state(tmp_path: Path) -> None:
+    pair, of = cut(3)
+    segment = RowSegment(tmp_path, ANY)
+    segment.put({pair: of})
+    ((_, record),) = segment.every()
+    worths = [(row.verdict, row.reward_state) for row in (*of.rows, *record.rows)]
+    assert worths == 4 * [(pair[1], RewardState.scored)]
+    assert isinstance(record.rows[0].reward_state, RewardState)
 
 
 def test_rows_without_logprobs(tmp_path: Path) -> None:

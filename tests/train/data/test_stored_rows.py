@@ -14,8 +14,8 @@ from agentloop.store.tables import TraceSummary
 from agentloop.train.data import stored_rows as module
 from agentloop.train.data.admission import Admission
 from agentloop.train.data.segments import RowSegment
-from agentloop.train.data.stored_rows import stored_rows
-from agentloop.types import Attempt, Imported, RewardState, Split, Task, Verdict
+from agentloop.train.data.stored_rows import Withheld, stored_rows
+from agentloop.types import Attempt, Imported, RewardState, Split, Task, Trace, Verdict
 
 from .traces import step, trace
 
@@ -61,4 +61,28 @@ def test_tasks_of_other_splits_are_excluded(tmp_path: Path) -> None:
     (cut,) = stored_rows(store, segment, "reward:1", task_of=lambda row: held_out)
     assert (cut.rows, cut.excluded) == ([], {"held_out": 1})
     assert not list(stored_rows(store, segment, "reward<1"))
+    store.close()
+
+
+def test_a_trace_without_a_task_is_decoded_again_only_when_what_is_held_out_changes(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.db")
+    outside = [trace(step(0, [1], [11]), id=name * 32, source="atif") for name in "ab"]
+    worth = [Verdict(trace_id=each.id, state=RewardState.scored, reward=0.5) for each in outside]
+    store.put_imported("default", [Imported(trace=t, verdict=v) for t, v in zip(outside, worth, strict=True)])
+    asked: list[str] = []
+
+    def rows(key: str, *names: str) -> tuple[set[str], int]:
+        def has(of: Trace) -> bool:
+            asked.append(of.id[0])
+            return of.id[0] in names
+
+        segment = RowSegment(tmp_path / "rows", Admission())
+        cuts = list(stored_rows(store, segment, withheld=Withheld(has, key)))
+        return {row.trajectory[0] for cut in cuts for row in cut.rows}, sum(c.excluded["held_out"] for c in cuts)
+
+    assert rows("suite 1", "a") == rows("suite 1", "a") == ({"b"}, 1)
+    assert sorted(asked) == ["a", "b"]
+    assert rows("suite 2") == ({"a", "b"}, 0)
+    assert rows("suite 1", "a") == ({"b"}, 1)
+    assert sorted(asked) == ["a", "a", "b", "b"]
     store.close()

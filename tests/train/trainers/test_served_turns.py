@@ -6,6 +6,8 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -74,6 +76,29 @@ def test_a_turn_leaves_its_version_alone_on_the_server(server: TorchServer, tmp_
     assert names(server, "load") == ["s1", "s2", "policy-v2"]
     assert names(server, "unload") == ["s1", "s2"]
     assert server.loaded.keys() == {"policy-v2"}
+
+
+def test_a_step_has_the_seconds_in_which_its_attempts_acted(server: TorchServer, tmp_path: Path) -> None:
+    server.before = lambda path, body: time.sleep(0.05 * (path == "/v1/chat/completions"))
+    draft = draft_in(tmp_path / "v2")
+    improved(served(server, tmp_path, steps_per_turn=1), draft, experience())
+    figures = draft.steps[1]
+    assert figures["seconds/generate"] > 12 * 0.05, "three tasks, four attempts each"
+    assert "seconds/wait" in figures
+
+
+def test_an_update_too_small_to_be_told_from_the_one_before_is_counted(server: TorchServer, tmp_path: Path) -> None:
+    draft = draft_in(tmp_path / "v2")
+    note = improved(served(server, tmp_path, learning_rate=1e-9), draft, experience())
+    assert [draft.steps[n].get("unproven") for n in (1, 2, 3)] == [1.0, 1.0, None], "the last is the version"
+    assert note is not None
+    assert note.endswith("too close to its parent for the server's answers to tell them apart")
+    server.loaded.clear()
+    draft = draft_in(tmp_path / "larger" / "v2")
+    note = improved(served(server, tmp_path, learning_rate=1e-1), draft, experience())
+    assert [draft.steps[n].get("unproven") for n in (1, 2)] == [0.0, 0.0]
+    assert note is not None
+    assert note.endswith("updates")
 
 
 def test_updates_of_turns_that_are_over_are_unloaded_first(server: TorchServer, tmp_path: Path) -> None:
@@ -276,6 +301,55 @@ def test_all_weights_are_reloaded_after_each_update_and_the_parent_comes_back(
     assert weights_hash(draft.folder / "weights") != weights_hash(server.folder)
     assert improved(all_weights(server, draft.folder), draft_in(tmp_path / "next" / "v3"), experience())
     assert reloads(server)[4:] == ["v2", "s1", "s2", "v3", "v2"], "the turn begins at its parent"
+
+
+TRAINS = """
+import asyncio, sys, time
+from pathlib import Path
+from agentloop.train.trainers.learning import Learning
+from agentloop.train.trainers.served import Server
+from agentloop.train.trainers.served_weights import ServedWeights
+from tests.serving.trained import random_rows, train
+
+url, model, folder = sys.argv[1:]
+host = ServedWeights(Learning(model=Path(model), device="cpu"), Server(url, "base", 1.0))
+trainable = host.load(None, head=False, seed=0)
+train(trainable, 1)
+sample = [each.token_ids.tolist() for each in random_rows(trainable.n_vocab)]
+asyncio.run(host.publish("policy-v2-s1-0000", sample, Path(folder)))
+print("published", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_server_has_its_weights_again_after_kill_9(server: TorchServer, tmp_path: Path, is_paused: bool) -> None:
+    """Killed after an update, or in the middle of one: between the routes `pause` and `resume`."""
+    is_reloading = threading.Event()
+
+    def hold(path: str, body: Any) -> None:
+        if is_paused and path == "/collective_rpc" and not is_reloading.is_set():
+            is_reloading.set()
+            time.sleep(1.0)
+
+    server.before = hold
+    command = [sys.executable, "-c", TRAINS, server.url, str(server.folder), str(tmp_path / "s1")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        if is_paused:
+            assert is_reloading.wait(120)
+        else:
+            assert process.stdout.readline() == b"published\n"
+            assert reloads(server) == ["s1"]
+        process.kill()
+    deadline = time.monotonic() + 60
+    while "v1" not in reloads(server) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert reloads(server)[-1] == "v1"
+    while server.seen[-1][0] != "/resume" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert server.seen[-1][0] == "/resume"
 
 
 def test_a_turn_of_all_weights_that_is_killed_goes_on_and_ends_in_the_same_version(

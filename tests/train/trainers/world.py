@@ -6,6 +6,7 @@ The agent asks the policy once, for a few tokens, and submits what it said; it n
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,8 +62,9 @@ class Speaker:
     async def run(
         self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Record
     ) -> tuple[StopReason, str | None]:
+        started = time.perf_counter()
         done = await policy.complete(self.first_messages(task), (), max_tokens=3, seed=seed)
-        record(Step(index=0, completion=done))
+        record(Step(index=0, completion=done, duration_s=time.perf_counter() - started))
         return StopReason.submitted, done.message.content
 
 
