@@ -62,5 +62,6 @@ def page_of(traces: list[ExportedTrace]) -> str:
         if len(html.encode()) <= MAX_BYTES:
             return html
     names = " and ".join(stored.trace.id for stored in traces)
-    limit = f"{MAX_BYTES // 1000} KB"
-    raise ConfigError(f"{names}: not even one step fits into a file of {limit}; export it with --format jsonl")
+    raise ConfigError(
+        f"{names}: not even one step fits into a file of {MAX_BYTES // 1000:,} KB; export it with --format jsonl"
+    )

@@ -337,7 +337,7 @@ def file_change(arguments: str, written: dict[str, str]) -> tuple[str | None, tu
 
 def _cut_lines(diff: Sequence[str], limit: int) -> tuple[str, ...]:
     """The first lines of a change, of at most `limit` characters together, each of at most MAX_DIFF_LINE."""
-    lines = []
+    lines: list[str] = []
     rest = limit
     for line in diff[:MAX_DIFF]:
         shown = line if len(line) <= MAX_DIFF_LINE else f"{line[:MAX_DIFF_LINE]}…"

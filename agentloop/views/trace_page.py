@@ -13,7 +13,6 @@ from pydantic import Field
 from agentloop.errors import NoSuchTrace
 from agentloop.printable import clean
 from agentloop.protocols import ExportedTrace
-from agentloop.store.past import Past
 from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow, TraceSummary
@@ -267,7 +266,7 @@ class TraceExcerpt(Frozen):
 
 
 def trace_excerpt(stored: ExportedTrace, n_items: int, limit: int) -> TraceExcerpt:
-    """At most `n_items` items with texts of `limit` characters: the ends, those of failures and around, the beginning."""
+    """At most `n_items` items with texts of `limit` characters: both ends, what is around failures, then the others."""
     head = TraceHead(stored.trace.model_dump(mode="json"), None, lambda part: None)
     outline = outline_of(head)
     verdict = stored.verdict
@@ -288,11 +287,6 @@ def trace_excerpt(stored: ExportedTrace, n_items: int, limit: int) -> TraceExcer
         scores=tuple(reader.verifiers(TracePlace())),
         n_items=len(outline.items),
     )
-
-
-def _judgement(past: Past) -> Judgement:
-    verdict = past.verdict
-    return Judgement(given_at=past.given_at, by=past.by, why=past.why, state=verdict.state, reward=verdict.reward)
 
 
 def summary_of(row: TraceRow) -> TraceSummary:
