@@ -12,7 +12,7 @@ from agentloop.errors import ConfigError
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.store.steps import StepPage, steps_of
 from agentloop.store.store import Store
-from agentloop.store.tables import TraceSummary
+from agentloop.views.trace_page import summary_of
 
 MAX_START = 2**31 - 1
 
@@ -38,7 +38,7 @@ def step_routes(store: Store) -> APIRouter:
                 f"trace {trace_id} has {row.n_spans:,} spans, too many to be read as steps; read them by pages: "
                 f"/api/v1/traces/{trace_id}/spans"
             )
-        summary = TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"}))
+        summary = summary_of(row)
         return steps_of(StoredTrace(store, summary).trace, start, limit, sub)
 
     return routes

@@ -19,6 +19,7 @@ from agentloop.store.feedback import TraceFeedback
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow, TraceSummary
 from agentloop.types import Span, Trace, Verdict
+from agentloop.views.trace_page import summary_of
 
 MAX_STEPS_SPANS = 2000
 """Maximum spans of a trace that is also shown as steps; a longer one is read by its spans, a page at a time."""
@@ -91,7 +92,7 @@ def trace_routes(store: Store, folder: Path | None) -> APIRouter:
     def show_trace(project: Project, trace_id: TraceId) -> TraceDocument:
         """One trace with its verdict and the ids of all its spans."""
         row = store.row(project, trace_id)
-        summary = TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"}))
+        summary = summary_of(row)
         stored = StoredTrace(store, summary)
         return TraceDocument(
             summary=summary,

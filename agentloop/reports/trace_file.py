@@ -21,7 +21,7 @@ from agentloop.views.trace_page import trace_excerpt
 
 MAX_BYTES = 2_000_000
 MAX_TRACES = 2
-SIZES = ((2000, 16_384), (1000, 4_000), (400, 2_000), (150, 1_500), (50, 1_000), (20, 500))
+SIZES = ((2000, 16_384), (1000, 4_000), (400, 2_000), (150, 1_500), (50, 1_000), (20, 500), (5, 400), (1, 200))
 """(items, characters of each text): the first with which the file stays below MAX_BYTES is used."""
 STYLES = ("report.css", "trace.css")
 
@@ -46,12 +46,11 @@ class HtmlFile:
 
 
 def page_of(traces: list[ExportedTrace]) -> str:
-    """The document of one trace, or of two side by side."""
+    """The document of one trace, or of two side by side. Raises ConfigError if not even one item fits into it."""
     templates = environment({})
     style = "".join((files("agentloop.reports") / name).read_text() for name in STYLES)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     template = templates.get_template("trace_file.html.j2")
-    html = ""
     for n_items, limit in SIZES:
         values: dict[str, object] = {"excerpt": None, "comparison": None}
         if len(traces) == 1:
@@ -61,5 +60,8 @@ def page_of(traces: list[ExportedTrace]) -> str:
             values["comparison"] = compare_sides(first, second, n_rows=n_items, limit=limit)
         html = template.render(style=Markup(style), digest=digest, address=None, **values)  # noqa: S704
         if len(html.encode()) <= MAX_BYTES:
-            break
-    return html
+            return html
+    names = " and ".join(stored.trace.id for stored in traces)
+    raise ConfigError(
+        f"{names}: not even one step fits into a file of {MAX_BYTES // 1000:,} KB; export it with --format jsonl"
+    )

@@ -12,7 +12,6 @@ from agentloop.errors import ConfigError
 from agentloop.otel.repeats import canonical
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.protocols import ExportedTrace
-from agentloop.store.query import quoted
 from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
@@ -28,8 +27,6 @@ MAX_ALIGNED = 2_000
 """Steps of each trace, from the first difference on, that are aligned again; later ones stand side by side."""
 MAX_SPANS = 2_000
 """Spans of a trace that can be compared: the steps of a longer one cannot be read in bounded time."""
-MAX_CANDIDATES = 500
-"""Attempts at a task of which the best and the worst are chosen, the newest ones."""
 SAME, RESULT, CHANGED, ONLY_A, ONLY_B, FOLD = "same", "result", "changed", "only_a", "only_b", "fold"
 """Kinds of rows: all equal, another result of the same action, another action, a step of one side, several equal."""
 
@@ -73,13 +70,6 @@ class TraceComparison(Frozen):
     def end(self) -> int:
         """Index after the window."""
         return self.start + len(self.rows)
-
-
-class BestAndWorst(NamedTuple):
-    """Two attempts at one task."""
-
-    best: TraceSummary
-    worst: TraceSummary
 
 
 class _Pair(NamedTuple):
@@ -176,16 +166,6 @@ def _stored_side(store: Store, project: str, trace_id: str) -> ComparedSide:
     outline = OUTLINES.get(store, row)
     contents = TraceContents(store, row, outline)
     return ComparedSide(summary_of(row), outline, contents.read, store.verdict(project, trace_id))
-
-
-def best_and_worst(store: Store, project: str, task_id: str) -> BestAndWorst | None:
-    """The attempts at a task that were worth most and least; None if all scored ones were worth the same."""
-    attempts = store.find(f"task:{quoted(task_id)} reward>=0", project=project, limit=MAX_CANDIDATES).traces
-    if not attempts:
-        return None
-    best = max(attempts, key=lambda attempt: attempt.reward or 0.0)
-    worst = min(attempts, key=lambda attempt: attempt.reward or 0.0)
-    return BestAndWorst(best, worst) if best.reward != worst.reward else None
 
 
 def _did(step: ItemContent) -> tuple[str, ...]:

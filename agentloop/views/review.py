@@ -5,7 +5,6 @@ A second opinion is blind: whoever gives it does not see what the first person s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -14,14 +13,19 @@ from agentloop.failures.taxonomy import OURS, Taxonomy
 from agentloop.intervals import wilson
 from agentloop.judge.agreement import YES, Pair, growth
 from agentloop.otel.stored_trace import StoredTrace
+from agentloop.printable import clean
 from agentloop.store.history import HUMAN
 from agentloop.store.reviews import Opinions
 from agentloop.store.steps import StepPage, steps_of
 from agentloop.store.store import Store
-from agentloop.store.tables import TraceRow, TraceSummary
+from agentloop.store.tables import TraceRow
 from agentloop.store.verdict_history import Past, imported_verdict
 from agentloop.store.verdicts import LABELLED, PROGRAMS
-from agentloop.types import Failure, FailureType, Frozen, RewardState, Score, Step, Verdict
+from agentloop.types import Failure, FailureType, Frozen, RewardState, Score, Verdict
+from agentloop.views.item_contents import TraceContents, texts_in
+from agentloop.views.marks import places
+from agentloop.views.outline import OUTLINES, Outline
+from agentloop.views.trace_page import FailureReader, summary_of
 
 MAX_SPANS = 2000
 """Spans up to which a trace without steps of its own is read as steps."""
@@ -29,6 +33,19 @@ MAX_CONTEXT = 1200
 """Characters shown before and after a quote."""
 MAX_POINTS = 60
 """Points of a curve of agreement."""
+PLACES = {
+    "content": "the agent's words",
+    "reasoning": "the agent's reasoning",
+    "call": "the arguments of a call",
+    "name": "the name of a tool",
+    "malformed": "what is wrong with a call",
+    "result": "the result of a tool",
+    "heard": "what the agent was told",
+    "answer": "the answer",
+    "error": "the error",
+    "attributes": "the attributes of a span",
+}
+"""Kind of a part of an item (`item_contents.texts_in`) -> how a person calls it."""
 QUESTIONS = {
     "disputed": "The verifiers contradict each other. What is this worth?",
     "waiting": "This waits for a person. What is it worth?",
@@ -99,7 +116,7 @@ class ReviewLabel(Frozen):
     confidence: float
     critical: bool
     passage: QuotedPassage | None
-    """None if the step cannot be read or does not contain the quote."""
+    """None for the whole trace, and if nothing of the step contains the quote."""
 
 
 class PersonWord(Frozen):
@@ -185,7 +202,7 @@ def review_item(store: Store, project: str, trace_id: str, by: str, taxonomy: Ta
         state=verdict.state,
         reward=verdict.reward,
         scores=verdict.scores,
-        labels=tuple(_labels(verdict.failures, reader, taxonomy)),
+        labels=tuple(_labels(verdict.failures, store, row, taxonomy)),
         is_blind=is_blind,
         words=() if is_blind else tuple(_words(history, persons)),
     )
@@ -209,7 +226,7 @@ class _StepReader(NamedTuple):
 def _reader(store: Store, row: TraceRow) -> _StepReader:
     whole = None
     if row.body is None and row.n_spans <= MAX_SPANS:
-        whole = StoredTrace(store, TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"})))
+        whole = StoredTrace(store, summary_of(row))
     return _StepReader(store, row, whole)
 
 
@@ -251,8 +268,10 @@ def _words(history: Sequence[Past], persons: set[str]) -> Iterator[PersonWord]:
         yield PersonWord(by=past.by, reward=past.verdict.reward, why=past.why, at=past.given_at)
 
 
-def _labels(failures: Sequence[Failure], reader: _StepReader, taxonomy: Taxonomy) -> Iterator[ReviewLabel]:
+def _labels(failures: Sequence[Failure], store: Store, row: TraceRow, taxonomy: Taxonomy) -> Iterator[ReviewLabel]:
     """One label for each type and step, the critical one first."""
+    outline = OUTLINES.get(store, row)
+    contents = TraceContents(store, row, outline)
     places: dict[tuple[FailureType, int | None], list[Failure]] = {}
     for failure in failures:
         places.setdefault((failure.type, failure.step), []).append(failure)
@@ -267,43 +286,25 @@ def _labels(failures: Sequence[Failure], reader: _StepReader, taxonomy: Taxonomy
             detectors=tuple(sorted({one.detector for one in alike})),
             confidence=chosen.confidence,
             critical=chosen.critical,
-            passage=None if step is None else _passage_at(reader, step, chosen.evidence),
+            passage=None if step is None else _passage(contents, outline, chosen),
         )
 
 
-def _passage_at(reader: _StepReader, step: int, evidence: str) -> QuotedPassage | None:
-    page = reader(step)
-    if page is None or not page.steps or page.steps[0].index != step or not evidence.strip():
+def _passage(contents: TraceContents, outline: Outline, failure: Failure) -> QuotedPassage | None:
+    """Where the words of a failure stand in its step, or in what belongs to that."""
+    reader = FailureReader(outline, contents.read, [failure], ())
+    position = reader.locate(reader.failures[0])
+    if position is None:
         return None
-    passages = (passage(place, text, evidence) for place, text in _texts(page.steps[0]))
-    return next((each for each in passages if each.quote), None)
-
-
-def _texts(step: Step) -> Iterator[tuple[str, str]]:
-    """(where, text) for everything of a step that may be quoted."""
-    message = step.completion.message
-    yield "the agent's words", message.content
-    yield "the agent's reasoning", message.reasoning
-    for call in message.tool_calls:
-        yield f"the call of {call.name or 'a tool'}", call.arguments
-    for result in step.results:
-        yield f"the result of {result.name or 'a tool'}", result.content
-    for heard in step.heard:
-        yield f"what the {heard.role} said", heard.content
-
-
-def passage(place: str, text: str, evidence: str) -> QuotedPassage:
-    """The words around the first occurrence of `evidence` in `text`, however they are spaced."""
-    found_at = re.search(r"\s+".join(map(re.escape, evidence.split())), text) if evidence.strip() else None
-    if found_at is None:
-        return QuotedPassage(place=place, before="", quote="", after="")
-    start, end = found_at.span()
-    return QuotedPassage(
-        place=place,
-        before=text[max(0, start - MAX_CONTEXT) : start],
-        quote=text[start:end],
-        after=text[end : end + MAX_CONTEXT],
-    )
+    for part, text in texts_in(contents.read([position])[0]):
+        for at in places(text, failure.evidence)[:1]:
+            return QuotedPassage(
+                place=PLACES[part.partition(".")[0]],
+                before=clean(text[max(0, at.start - MAX_CONTEXT) : at.start]),
+                quote=clean(text[at.start : at.end]),
+                after=clean(text[at.end : at.end + MAX_CONTEXT]),
+            )
+    return None
 
 
 def _verifier_lines(opinions: Sequence[Opinions]) -> Iterator[AgreementLine]:

@@ -23,6 +23,10 @@ MAX_CALLS = 60
 """Calls shown of one step, besides those with marks."""
 MAX_DIFF = 80
 """Lines shown of one change of a file."""
+MAX_DIFF_LINE = 400
+"""Characters shown of one line of it."""
+LINE_MARKUP = 30
+"""Characters of HTML around a line, which count as well."""
 MAX_EDITED = 64 * 1024
 """Characters of arguments up to which a call is looked at for a change of a file."""
 PATHS = ("path", "file_path", "filename", "file", "target_file", "filepath")
@@ -272,6 +276,7 @@ class _Drawing:
     def _call(self, n: int, call: ToolCall, at: int | None) -> CallView:
         result = None if at is None else self._content.results[at]
         path, diff = file_change(call.arguments, self._written)
+        lines = _cut_lines(diff, self._limit)
         view = CallView(
             name=call.name,
             arguments=self._whole(f"call.{n}", call.arguments, is_json=True),
@@ -283,8 +288,8 @@ class _Drawing:
             duration_s=None,
             n_bytes=0,
             path=path,
-            diff=diff[:MAX_DIFF],
-            n_diff_hidden=max(len(diff) - MAX_DIFF, 0),
+            diff=lines,
+            n_diff_hidden=len(diff) - len(lines),
         )
         if result is None:
             return view
@@ -328,6 +333,19 @@ def file_change(arguments: str, written: dict[str, str]) -> tuple[str | None, tu
     change = changed_lines(written[path], whole)
     written[path] = whole
     return path, change
+
+
+def _cut_lines(diff: Sequence[str], limit: int) -> tuple[str, ...]:
+    """The first lines of a change, of at most `limit` characters together, each of at most MAX_DIFF_LINE."""
+    lines: list[str] = []
+    rest = limit
+    for line in diff[:MAX_DIFF]:
+        shown = line if len(line) <= MAX_DIFF_LINE else f"{line[:MAX_DIFF_LINE]}…"
+        rest -= len(shown) + LINE_MARKUP
+        if rest < 0 and lines:
+            break
+        lines.append(shown)
+    return tuple(lines)
 
 
 def _paired(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from pydantic import Field
@@ -15,7 +16,6 @@ from agentloop.protocols import ExportedTrace
 from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow, TraceSummary
-from agentloop.store.verdict_history import Past
 from agentloop.types import Failure, Frozen, Score
 from agentloop.views.item_contents import ItemContent, TraceContents, step_contents
 from agentloop.views.marks import EVIDENCE, FOCUS, HIT, places, view_of
@@ -37,6 +37,8 @@ MAX_ROWS = 200
 """Items of a window of the tree alone."""
 MAX_SIZE = 360
 """Messages, and calls twice, of a window, and 4 for each item: a window of items that contain many has fewer items."""
+AROUND = 2
+"""Items of a file before and after each one with a failure."""
 BEFORE = 5
 """Items shown before the one that was asked for."""
 MAX_SCOPE = 60
@@ -264,16 +266,15 @@ class TraceExcerpt(Frozen):
 
 
 def trace_excerpt(stored: ExportedTrace, n_items: int, limit: int) -> TraceExcerpt:
-    """At most about `n_items` items with texts of `limit` characters: from the beginning, around failures, the end."""
+    """At most `n_items` items with texts of `limit` characters: both ends, what is around failures, then the others."""
     head = TraceHead(stored.trace.model_dump(mode="json"), None, lambda part: None)
     outline = outline_of(head)
     verdict = stored.verdict
     reader = FailureReader(outline, partial(step_contents, head, outline), verdict.failures, verdict.scores)
-    chosen = {*range(min(n_items, len(outline.items))), len(outline.items) - 1}
-    for failure in reader.failures[:MAX_ROWS]:
-        if failure.position is not None:
-            chosen.update(range(max(failure.position - 2, 0), min(failure.position + 3, len(outline.items))))
-    positions = sorted(chosen)
+    n = len(outline.items)
+    own = [failure.position for failure in reader.failures if failure.position is not None]
+    around = [near for at in own for near in range(max(at - AROUND, 0), min(at + AROUND + 1, n))]
+    positions = sorted(islice(dict.fromkeys([*own[:1], n - 1, 0, *own, *around, *range(n)]), n_items))
     contents = step_contents(head, outline, positions)
     quotes, numbers = reader.marks(dict(zip(positions, contents, strict=True)), TracePlace())
     listed = [(position, outline.items[position]) for position in positions]
@@ -286,11 +287,6 @@ def trace_excerpt(stored: ExportedTrace, n_items: int, limit: int) -> TraceExcer
         scores=tuple(reader.verifiers(TracePlace())),
         n_items=len(outline.items),
     )
-
-
-def _judgement(past: Past) -> Judgement:
-    verdict = past.verdict
-    return Judgement(given_at=past.given_at, by=past.by, why=past.why, state=verdict.state, reward=verdict.reward)
 
 
 def summary_of(row: TraceRow) -> TraceSummary:

@@ -17,9 +17,9 @@ store = typer.Typer(help="Upgrade and check a store.", no_args_is_help=True)
 def upgrade(project: ProjectFolder = Path(), where: Where = None, as_json: AsJson = False) -> None:
     """Bring a store to the schema of this agentloop; an empty server gets one.
 
-    Commands upgrade a file themselves when they open it; `view`, which changes
-    nothing, names this command instead. A server is upgraded by it alone, because others may be using it: end them first. All
-    of it is one transaction: it is upgraded whole, or stays as it was.
+    Commands upgrade a file themselves when they open it; `view`, which changes nothing, names this command instead. A
+    server is upgraded by this command alone, because others may be using it: end them first. All of it is one
+    transaction: it is upgraded whole, or stays as it was.
     """
     from agentloop.store.place import store_place
     from agentloop.store.tables import SCHEMA_VERSION

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.loop.making import first_version, next_version, stage_of
+from agentloop.loop.new_version import first_version, next_version, stage_of
 from agentloop.loop.trainers import make_trainer
 from agentloop.train.trainers import rolled
 from agentloop.train.trainers.credit import Credited, credited

@@ -9,13 +9,14 @@ import pytest
 from api.serving import make_key
 from playwright.sync_api import Browser, Page
 from store.span_rows import span
+from views.stored import failure, put, put_as_spans, step, trace
 
 from agentloop.api.pages.paths import SIGN_IN
 from agentloop.errors import StateError
 from agentloop.judge.reviews import LabelPlace, Review, give_review
 from agentloop.store.store import Store
 from agentloop.types import FailureType, RewardState, Score
-from agentloop.views.review import passage, review_item, review_queue
+from agentloop.views.review import review_item, review_queue
 
 from .browsing import opened
 from .filling import DISPUTED, FAILED, QUESTION, SOLVED, WAITING, failed_run, fill_traces
@@ -141,10 +142,20 @@ def test_one_person_at_a_time_has_a_trace(either: Store) -> None:
     assert either.reserve("other", DISPUTED, "ana").by == "ana", "another project's trace is another trace"
 
 
-def test_a_quote_is_marked_however_it_is_spaced() -> None:
-    marked = passage("result", "a  total 43\nEUR, b", "total\t43 EUR,")
-    assert (marked.before, marked.quote, marked.after) == ("a  ", "total 43\nEUR,", " b")
-    assert passage("result", "total 43 EUR", "43 USD").quote == ""
+@pytest.mark.parametrize("as_spans", [False, True])
+def test_a_quote_is_marked_however_it_is_spaced_and_framed(tmp_path: Path, as_spans: bool) -> None:
+    store = Store(tmp_path / "store.db")
+    one = trace("quoted", step(0, "I look."), step(1, "I add.", ("sum", "{}", "a  total 43\nEUR, b")))
+    trace_id = put_as_spans(store, one) if as_spans else put(store, one)
+    for n, evidence in enumerate(("total\t43 EUR,", "| total 43\n| EUR,", "43 USD")):
+        kind = ("obs.misread", "plan.repetition", "plan.goal_drift")[n]
+        store.put_label("default", trace_id, failure(1, evidence, kind))
+    labels = {label.evidence: label.passage for label in review_item(store, "default", trace_id, "ana").labels}
+    for evidence in ("total\t43 EUR,", "| total 43\n| EUR,"):
+        marked = labels[evidence]
+        assert marked is not None
+        assert (marked.place, marked.before, marked.quote) == ("the result of a tool", "a  ", "total 43\nEUR,")
+    assert labels["43 USD"] is None
 
 
 # ------------------------------------------------------------------ in a browser

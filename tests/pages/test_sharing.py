@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import time
 from pathlib import Path
 
@@ -134,3 +135,18 @@ def test_a_page_makes_a_link(tmp_path: Path) -> None:
             {"target": "/", "hours": "x"},
         )
         assert [client.post("/share", data={**fields, **each}).status_code for each in wrong] == [404, 400, 400]
+
+
+def test_a_comparison_that_was_opened_by_abbreviated_ids_is_shared(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = Store(path)
+    fill_traces(store)
+    store.close()
+    with showing(path) as shown, httpx.Client(base_url=shown.url, follow_redirects=True) as client:
+        page = client.get(shown.entry(f"/compare?a={FAILED[:-1]}&b={DISPUTED[:-1]}")).text
+        token = page.partition('name="form_token" value="')[2].partition('"')[0]
+        target = html.unescape(page.partition('name="target" value="')[2].partition('"')[0])
+        answer = client.post("/share", data={"form_token": token, "target": target, "hours": "24"})
+        assert answer.status_code == 200
+        address = answer.text.partition('readonly value="')[2].partition('"')[0]
+        assert httpx.get(address).headers["location"] == f"/compare?a={FAILED}&b={DISPUTED}"

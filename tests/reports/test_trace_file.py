@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from agentloop.errors import ConfigError
 from agentloop.formats.export import load_exporter
 from agentloop.otel.stored_trace import StoredTrace
+from agentloop.reports import trace_file
 from agentloop.reports.trace_file import MAX_BYTES, HtmlFile, page_of
 from agentloop.store.store import Store
 from agentloop.views.trace_page import summary_of
@@ -69,3 +71,28 @@ def test_a_large_trace_is_cut_to_the_limit_with_its_failure(store: Store) -> Non
     assert len(html.encode()) <= MAX_BYTES
     assert '<mark class="evidence">step 390</mark>' in html
     assert "parts are left out of this file" in html
+
+
+def edits(n: int) -> tuple[tuple[str, str, str], ...]:
+    """Calls that change files by lines of 3,000 characters each."""
+    return tuple(
+        ("edit", json.dumps({"path": f"{n}.{k}.py", "old_str": "<" * 3000, "new_str": ">" * 3000}), "&" * 3000)
+        for k in range(16)
+    )
+
+
+@pytest.mark.parametrize("n_traces", [1, 2])
+def test_many_failures_among_large_steps_stay_below_the_limit(store: Store, n_traces: int) -> None:
+    steps = [step(n, f"step {n} fails", *edits(n)) for n in range(40)]
+    failures = [failure(n, f"step {n} fails", critical=n == 30) for n in range(40)]
+    ids = [put(store, trace(f"wide {k}", *steps, answer=str(k)), *failures) for k in range(n_traces)]
+    html = page_of([stored(store, trace_id) for trace_id in ids])
+    assert len(html.encode()) <= MAX_BYTES
+    assert n_traces == 2 or '<mark class="evidence">step 30 fails</mark>' in html
+
+
+def test_a_trace_that_cannot_fit_is_refused_by_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "MAX_BYTES", 10_000)
+    trace_id = put(store, trace("small", step(0, "words")))
+    with pytest.raises(ConfigError, match=f"{trace_id}: not even one step fits into a file of 10 KB"):
+        page_of([stored(store, trace_id)])

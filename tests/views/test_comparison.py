@@ -1,4 +1,4 @@
-"""Two traces side by side: folded, aligned again, best and worst."""
+"""Two traces side by side: folded, aligned again, marked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from agentloop.store.store import Store
 from agentloop.types import Step
-from agentloop.views.comparison import TraceComparison, best_and_worst, compare
+from agentloop.views.comparison import TraceComparison, compare
 
 from .stored import PROJECT, failure, put, put_as_spans, step, trace
 
@@ -82,14 +82,3 @@ def test_the_words_of_failures_are_marked_on_their_side(store: Store) -> None:
     assert row.b is not None
     assert any(part.mark for text in row.a.texts for part in text.parts)
     assert not any(part.mark for text in row.b.texts for part in text.parts)
-
-
-def test_the_best_and_the_worst_attempt_at_a_task(store: Store) -> None:
-    for name, reward in (("low", 0.25), ("high", 1.0), ("middle", 0.5)):
-        put(store, trace(name, do(0, name), task_id='a "b" \\ c'), reward=reward)
-    pair = best_and_worst(store, PROJECT, 'a "b" \\ c')
-    assert pair is not None
-    assert (pair.best.reward, pair.worst.reward) == (1.0, 0.25)
-    assert best_and_worst(store, PROJECT, "unknown") is None
-    put(store, trace("alone", do(0, "x"), task_id="t2"), reward=0.0)
-    assert best_and_worst(store, PROJECT, "t2") is None

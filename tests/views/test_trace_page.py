@@ -174,6 +174,20 @@ def test_a_call_that_changes_a_file_shows_what_changed() -> None:
     assert file_change('{"path": ', written) == (None, ())
 
 
+@pytest.mark.parametrize(("n_lines", "length"), [(70, 400), (1, 28_000), (10_000, 1)])
+def test_large_changes_of_files_fit_into_the_page(store: Store, n_lines: int, length: int) -> None:
+    def edit(n: int) -> tuple[str, str, str]:
+        old, new = ("\n".join([letter * length] * n_lines) for letter in "ab")
+        return "edit", json.dumps({"path": f"{n}.py", "old_str": old, "new_str": new}), "done"
+
+    trace_id = put(store, trace("edits", *[step(n, "", edit(n)) for n in range(48)]))
+    calls = [call for item in trace_view(store, PROJECT, trace_id, TracePlace()).items for call in item.calls]
+    assert len(calls) == 48
+    assert all(call.diff for call in calls)
+    assert all(len(call.diff) + call.n_diff_hidden == 2 * n_lines for call in calls)
+    assert sum(len(line) + 30 for call in calls for line in call.diff) <= BUDGET
+
+
 def test_short_texts_stay_whole_and_long_ones_share_the_rest() -> None:
     assert fair_limit([10, 20]) >= 20
     limit = fair_limit([10] * 10 + [BUDGET] * 4)
