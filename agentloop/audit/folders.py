@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentloop.audit.cheats import N_ORACLE, Quick, document, quick_document
+from agentloop.audit.cheats import N_ORACLE, RUN, Quick, document, known_cheats, quick_document
 from agentloop.audit.tasks import audit
-from agentloop.config.settings import CONFIG_FILE, load_config, suite_folder
+from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config, suite_folder
 from agentloop.harbor.images import images_for
 from agentloop.judge.checks import check_verifiers
 from agentloop.protocols import SandboxBackend
+from agentloop.store.unfinished import unfinished_store
 from agentloop.suites.suite import load_suites
+from agentloop.types import content_hash
 
 
 class AuditDisplay(Protocol):
@@ -33,6 +35,10 @@ class AuditDisplay(Protocol):
         """An attempt has ended."""
         ...
 
+    def say(self, line: str) -> None:
+        """Something that is worth a line of its own."""
+        ...
+
 
 @dataclass(frozen=True)
 class AuditOptions:
@@ -48,20 +54,27 @@ class AuditOptions:
 def audit_folders(
     paths: Sequence[Path], backend: SandboxBackend, options: AuditOptions, display: AuditDisplay
 ) -> dict[str, Any]:
-    """The document of `--json`. paths: folders of suites, of projects, or of Harbor tasks."""
+    """The document of `--json`. paths: folders of suites, of projects, or of Harbor tasks.
+
+    An interrupted audit of the same paths continues: its attempts are in the project, or else in the current folder.
+    """
     suites = load_suites([_suite_of(path) for path in paths])
     for one in suites:
         check_verifiers(one)
     n_tasks = sum(len(one.tasks) for one in suites)
-    display.start(f"audit: {n_tasks} tasks", n_tasks)
-    with ExitStack() as images:
-        tasks = [task for one in suites for task in images.enter_context(images_for(one.tasks, backend))]
+    folder = next((path for path in paths if _is_project(path)), Path())
+    name = f"{RUN}-{content_hash([str(path.resolve()) for path in paths])[:8]}"
+    with ExitStack() as resources:
+        store = resources.enter_context(unfinished_store(folder, name, display.say, secrets=known_secrets(folder)))
+        display.start(f"audit: {n_tasks} tasks", n_tasks)
+        tasks = [task for one in suites for task in resources.enter_context(images_for(one.tasks, backend))]
         work = audit(
             tasks,
             backend,
             n_oracle=1 if options.quick else options.n_oracle,
             n_concurrent=options.n_concurrent,
-            quick=options.quick,
+            cheats=None if options.quick else known_cheats(),
+            store=store,
             on_start=display.running,
             on_done=display.advance,
         )
@@ -73,4 +86,8 @@ def audit_folders(
 
 def _suite_of(path: Path) -> Path:
     """The suite of a project, or the path itself."""
-    return suite_folder(path, load_config(path)) if (path / CONFIG_FILE).is_file() else path
+    return suite_folder(path, load_config(path)) if _is_project(path) else path
+
+
+def _is_project(path: Path) -> bool:
+    return (path / CONFIG_FILE).is_file()

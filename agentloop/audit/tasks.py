@@ -2,7 +2,8 @@
 
 Attempts are judged as in the loop. Most verifiers only read the answer, so most cheats are answers. If a verifier takes
 files out of the agent's sandbox, or tests the sandbox itself as a Harbor task does, the commands of `audit/cheats.toml`
-are tried, too. A verifier that calls a paid judge model costs money here as well.
+are tried, too. A verifier that calls a paid judge model costs money here as well, so an interrupted audit continues
+with the missing attempts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from agentloop.audit.cheats import (
     Cheat,
     TaskAudit,
     infrastructure,
-    known_cheats,
     patience_s,
     refuse_no_sandbox,
     start_one_of_each,
@@ -35,7 +35,10 @@ from agentloop.rollout.plan import plan
 from agentloop.rollout.reasons import why
 from agentloop.rollout.retry import ONCE
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.types import Attempt, Message, Purpose, Task
+from agentloop.store.store import Store
+from agentloop.suites.content import suite_hash
+from agentloop.types import Attempt, Message, Purpose, Task, content_hash
+from agentloop.version import __version__
 from agentloop.work.local import LocalWork, together
 from agentloop.work.work import Ask, Work
 
@@ -86,29 +89,27 @@ async def audit(
     *,
     n_oracle: int,
     n_concurrent: int,
-    quick: bool = False,
-    cheats: Sequence[Cheat] | None = None,
+    cheats: Sequence[Cheat] | None,
+    store: Store | None = None,
     on_start: Callable[[str], None] = lambda _: None,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[TaskAudit]:
     """The result of each task, in their order; calls `on_done` once per task.
 
-    n_concurrent: maximum concurrent attempts. quick: only run the solutions and the do-nothing agent. cheats: replace
-    the known ones. on_start: called with `TASK: AGENT` when an attempt begins. Raises CapabilityError for a backend
-    without isolation unless `quick` is set, and SandboxError if no sandbox starts for a task.
+    n_concurrent: maximum concurrent attempts. cheats: None only runs the solutions and the do-nothing agent. store: has
+    the attempts of an interrupted audit, and gets each new one; None stores nothing. on_start: called with
+    `TASK: AGENT` when an attempt begins. Raises CapabilityError for a backend without isolation if there are cheats,
+    and SandboxError if no sandbox starts for a task.
     """
-    if not quick or any(task.setup is not None for task in tasks):
+    if cheats is not None or any(task.setup is not None for task in tasks):
         refuse_no_sandbox(backend)
     await start_one_of_each(backend, [(task.id, task.sandbox) for task in tasks if task.environment is None])
     pool = SandboxPool(backend)
-    work = LocalWork(pool, max_concurrent=None, probes=False, pauses_s=ONCE)
-    trials = _Trials(work, asyncio.Semaphore(n_concurrent), on_start)
-    tried: Sequence[Cheat] | None = None
-    if not quick:
-        tried = known_cheats() if cheats is None else cheats
+    work = LocalWork(pool, store, max_concurrent=None, probes=False, pauses_s=ONCE)
+    trials = _Trials(work, store, backend.name, asyncio.Semaphore(n_concurrent), on_start)
 
     async def one(task: Task) -> TaskAudit:
-        result = await _audited(task, trials, n_oracle, tried)
+        result = await _audited(task, trials, n_oracle, cheats)
         on_done()
         return result
 
@@ -121,19 +122,35 @@ async def audit(
 class _Trials:
     """Attempts of an audit with limited concurrency: the time of each runs from its own start to its verdict."""
 
-    def __init__(self, work: Work, slots: asyncio.Semaphore, on_start: Callable[[str], None]) -> None:
+    def __init__(
+        self, work: Work, store: Store | None, sandbox: str, slots: asyncio.Semaphore, on_start: Callable[[str], None]
+    ) -> None:
+        """store: that of `work`. sandbox: name of its backend."""
         self._work = work
+        self._store = store
+        self._sandbox = sandbox
         self._slots = slots
         self._on_start = on_start
 
     async def run(
-        self, task: Task, agent: str, policy: ScriptedPolicy, n: int = 0, limit_s: float | None = None
+        self, task: Task, agent: str, turns: Turns | None, n: int = 0, limit_s: float | None = None
     ) -> TimedAttempt:
-        """One attempt, judged as in the loop. limit_s: seconds after which it is cut off."""
+        """One attempt, judged as in the loop. turns: None plays the task's solution. limit_s: seconds after which it is
+        cut off.
+        """
         attempt: Attempt | None = None
         reached = asyncio.Event()
-        actor = Actor(agent, ToolLoop(), policy)
-        planned = plan([task], run=RUN, stage=f"{agent}/{n}", purpose=Purpose.run, policy_version=actor.version)
+        actor = Actor(agent, ToolLoop(), oracle([task]) if turns is None else _plays(turns))
+        planned = plan(
+            [task],
+            run=RUN,
+            stage=f"{agent}/{n}",
+            purpose=Purpose.run,
+            policy_version=actor.version,
+            owner=content_hash(
+                [attempt_key(task, self._sandbox), [turn.model_dump(mode="json") for turn in turns or ()]]
+            ),
+        )
         ask = Ask(RUN, tuple(planned), actor, on_judge=reached.set)
         async with self._slots:
             self._on_start(f"{task.id}: {agent}")
@@ -141,7 +158,26 @@ class _Trials:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     [attempt] = await self._work.all(ask)
-        return TimedAttempt(agent, attempt, time.monotonic() - began, reached.is_set())
+            took_s = time.monotonic() - began
+        return TimedAttempt(agent, attempt, max(took_s, self._stored_s(attempt)), reached.is_set())
+
+    def _stored_s(self, attempt: Attempt | None) -> float:
+        """Duration of an attempt that is in the store: an earlier command may have made it. 0.0 for others."""
+        if self._store is None or attempt is None or attempt.trace.started_at is None:
+            return 0.0
+        row = self._store.attempts([attempt.episode.id])[attempt.episode.id]
+        return (row.stored_at - attempt.trace.started_at).total_seconds()
+
+
+def attempt_key(task: Task, sandbox: str) -> str:
+    """Hash of what decides an attempt at `task` beside its agent: the task with its files and verifiers, the kind of
+    sandbox, and this release.
+    """
+    if (
+        task.setup is not None
+    ):  # its image may be unpacked anew by each command; what it is made from is hashed as files
+        task = task.model_copy(update={"sandbox": task.sandbox.model_copy(update={"image": ""})})
+    return content_hash([suite_hash([task]), sandbox, __version__])
 
 
 async def _audited(task: Task, trials: _Trials, n_oracle: int, cheats: Sequence[Cheat] | None) -> TaskAudit:
@@ -149,7 +185,7 @@ async def _audited(task: Task, trials: _Trials, n_oracle: int, cheats: Sequence[
     result = TaskAudit(task.id)
     tried: list[TimedAttempt] = []
     if task.solution:
-        tried += await together(trials.run(task, ORACLE, oracle([task]), n) for n in range(n_oracle))
+        tried += await together(trials.run(task, ORACLE, None, n) for n in range(n_oracle))
     else:
         result.why = "it has no solution to play"
     right: set[str | None] = set()
@@ -158,13 +194,11 @@ async def _audited(task: Task, trials: _Trials, n_oracle: int, cheats: Sequence[
     honest = {NOBODY: NOTHING}
     if cheats is not None:
         honest |= _chance(task)
-    tried += await together(trials.run(task, name, _plays(turns)) for name, turns in honest.items())
+    tried += await together(trials.run(task, name, turns) for name, turns in honest.items())
     limit_s = patience_s([one.took_s for one in tried])
     if cheats is not None:
         bounded, scripts = _bounded(task), _cheats(task, right, cheats)
-        tried += await together(
-            trials.run(bounded, name, _plays(turns), limit_s=limit_s) for name, turns in scripts.items()
-        )
+        tried += await together(trials.run(bounded, name, turns, limit_s=limit_s) for name, turns in scripts.items())
     for one in tried:
         _note(result, task, one, right, limit_s)
     return result

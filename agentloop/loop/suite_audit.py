@@ -89,6 +89,7 @@ async def _record_of(project: Project, tasks: Sequence[Task]) -> dict[str, Any]:
         project.pool.backend,
         n_oracle=1,
         n_concurrent=N_CONCURRENT,
+        cheats=known_cheats(),
         on_done=lambda: project.progress.advance(),
     )
     lost = next((one for one in audits if one.infrastructure), None)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.agents.tool_loop import ToolLoop
+from agentloop.audit.cheats import known_cheats
 from agentloop.audit.tasks import audit
 from agentloop.errors import ConfigError, SandboxError
 from agentloop.loop.experience import ProjectExperience
@@ -203,7 +204,13 @@ class _Workbench:
         if why is not None:
             return [why]
         task = variant.task
-        [result] = await audit([task], self._project.pool.backend, n_oracle=N_ORACLE, n_concurrent=N_CONCURRENT)
+        [result] = await audit(
+            [task],
+            self._project.pool.backend,
+            n_oracle=N_ORACLE,
+            n_concurrent=N_CONCURRENT,
+            cheats=known_cheats(),
+        )
         if result.infrastructure:
             raise SandboxError(f"variant {task.id!r}: {result.infrastructure}; run the same command again")
         n_solved = sum(reward == 1.0 for reward in result.oracle)

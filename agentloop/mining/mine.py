@@ -3,7 +3,7 @@
 A task of this project is attempted again from its start. If that does not fail again, it is attempted from the failing
 step, with the turns and files of the failed run at that point (`fork.py`). A trace without a task of this project
 becomes a test of the detectors (`offline.py`). Cases are written one at a time, so an interrupted run keeps those
-already admitted.
+already admitted, and what it has asked of a model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentloop.audit.cheats import TaskAudit
-from agentloop.audit.tasks import audit
+from agentloop.audit.cheats import TaskAudit, known_cheats
+from agentloop.audit.tasks import attempt_key, audit
 from agentloop.errors import ConfigError
 from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.taxonomy import OURS, Taxonomy
@@ -93,6 +93,8 @@ class Mine:
     """See `LocalWork`."""
     guess: Rule | None = None
     """See `Crew`."""
+    attempts: Store | None = None
+    """The attempts of an interrupted run over the same traces, and each new one; None stores no attempt."""
     _audits: dict[str, TaskAudit] = field(default_factory=dict)
     _decided: dict[tuple[str, str], Mined] = field(default_factory=dict)
     """(task, actor that failed) -> result of the attempts from the task's start."""
@@ -101,7 +103,9 @@ class Mine:
         """Check each candidate that is no case yet, until `limit` are admitted. Raises errors that end the program."""
         n = 0
         pool = SandboxPool(self.backend)
-        work = LocalWork(pool, guess=self.guess, max_concurrent=None, probes=False, pauses_s=self.pauses_s)
+        work = LocalWork(
+            pool, self.attempts, guess=self.guess, max_concurrent=None, probes=False, pauses_s=self.pauses_s
+        )
         try:
             for candidate in candidates:
                 if n == limit:
@@ -233,9 +237,10 @@ class Mine:
         return [*checks, flaky, admission.solvable(*evidence, stored)]
 
     def _rolled(self, task: Task, side: Side, actor: Actor, work: Work) -> admission.Rolled:
-        """Attempts like those of a gate; none is stored."""
+        """Attempts like those of a gate."""
         run = f"mine/{task.hash}/{actor.ref}"
-        trials = Trials([task], {side: actor}, work, run=run, stage="mine")
+        owner = attempt_key(task, self.backend.name)
+        trials = Trials([task], {side: actor}, work, run=run, stage="mine", owner=owner)
         slots = asyncio.Semaphore(self.n_concurrent)
 
         async def one(number: int) -> Outcome:
@@ -253,7 +258,14 @@ class Mine:
 
     async def _audited(self, task: Task) -> TaskAudit:
         if task.id not in self._audits:
-            [result] = await audit([task], self.backend, n_oracle=3, n_concurrent=self.n_concurrent)
+            [result] = await audit(
+                [task],
+                self.backend,
+                n_oracle=3,
+                n_concurrent=self.n_concurrent,
+                cheats=known_cheats(),
+                store=self.attempts,
+            )
             self._audits[task.id] = result
         return self._audits[task.id]
 

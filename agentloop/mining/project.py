@@ -20,8 +20,9 @@ from agentloop.registry.refs import resolve
 from agentloop.registry.versions import Registry
 from agentloop.rollout.actors import Actor
 from agentloop.store.store import Store
+from agentloop.store.unfinished import unfinished_store
 from agentloop.suites.suite import Suite, load_suite
-from agentloop.types import Split
+from agentloop.types import Split, content_hash
 
 Choice = Callable[[Candidate], Actor | None]
 """The actor for a candidate; None for none."""
@@ -91,8 +92,12 @@ class ProjectMining:
         failures: FailureSelection,
         limit: int | None = None,
         on_mined: Callable[[Mined], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Tries failed traces until `limit` cases are admitted."""
+        """Tries failed traces until `limit` cases are admitted. say: gets a line if this continues an earlier run.
+
+        An interrupted run continues: the attempts that had ended are read, and not made again.
+        """
         options = self.options
         suite = _suite(options.project)
         tasks = {task.id: task for task in suite.tasks} if suite else {}
@@ -109,24 +114,27 @@ class ProjectMining:
         )
         failing, passing = self._choices(suite)
         scorer = load_scorer(options.project)
-        mine = Mine(
-            options.out,
-            self._store,
-            backend,
-            failing,
-            passing,
-            signatures,
-            suite=suite.name if suite else "",
-            tenant=options.tenant,
-            secrets=known_secrets(options.project),
-            taxonomy=project_taxonomy(options.project),
-            n_concurrent=options.n_concurrent,
-            keep_rejected=options.keep_rejected,
-            guess=scorer.guess if scorer else None,
-        )
-        async for mined in mine.mine(tried, limit=limit):
-            self.done.append(mined)
-            on_mined(mined)
+        secrets = known_secrets(options.project)
+        with unfinished_store(options.project, _command(options, failures), say, secrets=secrets) as attempts:
+            mine = Mine(
+                options.out,
+                self._store,
+                backend,
+                failing,
+                passing,
+                signatures,
+                suite=suite.name if suite else "",
+                tenant=options.tenant,
+                secrets=secrets,
+                taxonomy=project_taxonomy(options.project),
+                n_concurrent=options.n_concurrent,
+                keep_rejected=options.keep_rejected,
+                guess=scorer.guess if scorer else None,
+                attempts=attempts,
+            )
+            async for mined in mine.mine(tried, limit=limit):
+                self.done.append(mined)
+                on_mined(mined)
         self.n_passed_over = signatures.n_passed_over
 
     def _choices(self, suite: Suite | None) -> tuple[Choice, Choice]:
@@ -156,6 +164,12 @@ class ProjectMining:
             return acting(f"v{live.number}")
 
         return failing, passing
+
+
+def _command(options: MineOptions, failures: FailureSelection) -> str:
+    """Names the command for `unfinished_store`: the same for the same traces, folder of cases and policies."""
+    parts = [str(options.out.resolve()), options.policy, options.fixed, *failures.ids, failures.filter]
+    return f"mine-{content_hash(parts)[:8]}"
 
 
 def _suite(project: Path) -> Suite | None:

@@ -89,7 +89,7 @@ def _try(mining: ProjectMining, choice: FailureSelection, sandbox: str, limit: i
     backend = make_backend(sandbox, "--sandbox")
     with LiveProgress() as progress, _progress(mining, as_json):
         progress.start("mine: cases admitted", limit)
-        asyncio.run(mining.run(backend, choice, limit, partial(_tell, progress)))
+        asyncio.run(mining.run(backend, choice, limit, partial(_tell, progress), progress.say))
 
 
 @contextmanager

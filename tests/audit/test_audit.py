@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from agentloop.progress import Silent
 from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.canaries import ANSWER, CREDENTIAL, TEST, canaries
+from agentloop.store.store import Store
 from agentloop.types import (
     Attempt,
     Completion,
@@ -163,8 +165,15 @@ class Slow:
 """Takes the seconds that its options give for an answer."""
 
 
-def audited_slowly(folder: Path, root: Path, backend: SandboxBackend, **seconds: float) -> TaskAudit:
-    (folder / "slow.py").write_text(SLOW)
+def audited_slowly(
+    folder: Path,
+    root: Path,
+    backend: SandboxBackend,
+    store: Store | None = None,
+    code: str = SLOW,
+    **seconds: float,
+) -> TaskAudit:
+    (folder / "slow.py").write_text(code)
     task = Task(
         id="t",
         instruction="What is six times seven?",
@@ -172,7 +181,7 @@ def audited_slowly(folder: Path, root: Path, backend: SandboxBackend, **seconds:
         sandbox=SandboxSpec(image=str(root), root=True),
         verifiers=(Part(kind=f"{folder / 'slow.py'}:Slow", options=seconds),),
     )
-    [result] = asyncio.run(audit([task], backend, n_oracle=1, n_concurrent=1))
+    [result] = asyncio.run(audit([task], backend, n_oracle=1, n_concurrent=1, cheats=known_cheats(), store=store))
     return result
 
 
@@ -189,6 +198,35 @@ def two_cheats(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_bound_of_a_cheat_covers_a_slow_verifier(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
     result = audited_slowly(tmp_path, root, bubblewrap, others=1.5)
     assert (result.oracle, result.cut_off, result.n_cheats, result.problems) == ([1.0], {}, 2, [])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_cheats")
+def test_the_bound_covers_a_slow_verifier_that_ran_before_an_interruption(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
+) -> None:
+    with closing(Store(tmp_path / "unfinished.db")) as store:
+        whole = audited_slowly(tmp_path, root, bubblewrap, store, others=1.5)
+        answers = {row.answer: str(row.episode_id) for row in store.find_traces(limit=100)}
+        store.supersede_attempts([answers["inf"], answers[" "]])
+        continued = audited_slowly(tmp_path, root, bubblewrap, store, others=1.5)
+        assert continued == whole
+        assert (continued.n_cheats, continued.cut_off) == (2, {})
+        assert store.n_traces(superseded=None) == store.n_traces() - 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_cheats")
+def test_a_changed_task_or_verifier_is_audited_anew(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "unfinished.db")) as store:
+        audited_slowly(tmp_path, root, bubblewrap, store, others=0.0)
+        n = store.n_traces()
+        audited_slowly(tmp_path, root, bubblewrap, store, others=0.0)
+        assert store.n_traces() == n
+        mended = SLOW.replace('== "42"', 'in ("42", "inf")')
+        assert mended != SLOW
+        result = audited_slowly(tmp_path, root, bubblewrap, store, mended, others=0.0)
+        assert (store.n_traces(), result.fooled_by) == (2 * n, {"infinite": 1.0})
 
 
 @pytest.mark.slow

@@ -1,0 +1,55 @@
+"""Attempts that test tasks, stored until their command ends: after a kill, the same command makes only the others.
+
+Such attempts show what a task or a case is worth, and nothing about how good a policy is. So they are in a file of
+their own, whatever store the settings name: no list, figure, gate or training can include them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from agentloop.config.layout import UNFINISHED
+from agentloop.config.settings import STORE
+from agentloop.errors import StoreError, counted
+from agentloop.output_files import make_folder
+from agentloop.store.database import PRIVATE_FOLDER
+from agentloop.store.store import Store
+
+
+@contextmanager
+def unfinished_store(
+    folder: Path, command: str, say: Callable[[str], None], *, secrets: Iterable[str] = ()
+) -> Iterator[Store | None]:
+    """The store of `command` in the project `folder`. Removed after the block; an error in the block leaves it there.
+
+    command: a name for a folder, the same for the command that continues. say: gets a line where attempts are there
+    already. None, with the reason to `say`, where the store cannot be used: the folder is read-only, or the same
+    command is running.
+    """
+    place = folder / UNFINISHED / command
+    with ExitStack() as resources:
+        store: Store | None = None
+        try:
+            store = _opened(place, secrets, resources)
+        except StoreError as error:
+            say(f"{error}; without that file, this command starts over after an interruption")
+        if store is not None and (n := store.n_traces(superseded=None)):
+            say(f"continuing {place}: {counted(n, 'attempt')} are there already; delete that folder to begin anew")
+        yield store
+        if store is not None:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _opened(place: Path, secrets: Iterable[str], resources: ExitStack) -> Store:
+    """The store in `place`, for this process alone. Raises StoreError."""
+    try:
+        make_folder(place, mode=PRIVATE_FOLDER)
+    except OSError as error:
+        raise StoreError(f"no folder {place} can be made ({error.strerror})") from None
+    store = Store(place / STORE.name, secrets=secrets)
+    resources.callback(store.close)
+    resources.enter_context(store.lock())
+    return store
