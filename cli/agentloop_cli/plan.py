@@ -109,9 +109,11 @@ def _print(line: str) -> None:
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """Ends the block with its sandboxes removed at Ctrl-C, and at SIGTERM, which schedulers send."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
     except KeyboardInterrupt:
         stderr.print("interrupted; what had ended is in the folder, and the same command continues", markup=False)
         raise typer.Exit(INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
