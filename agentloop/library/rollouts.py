@@ -195,17 +195,22 @@ class SuiteRun:
             with ExitStack() as resources:
                 tasks = resources.enter_context(images_for(self._suite.tasks, self._backend))
                 work = resources.enter_context(self._work(project, pool, n_concurrent, canaries=canaries))
-                planned = [self._planned(task, trial) for task in tasks for trial in range(self._n_trials)]
-                async for attempt in work.each(Ask(self.stage, tuple(planned), self._actor)):
+                ask = self.ask(tasks)
+                async for attempt in work.each(ask):
                     done[attempt.episode.id] = attempt
                     on_done(attempt)
         finally:
             await pool.close()
-        attempts = [done[episode.id] for _, episode in planned if episode.id in done]
-        if len(attempts) < len(planned):  # the first ones showed that no other can succeed
+        attempts = [done[episode.id] for _, episode in ask.planned if episode.id in done]
+        if len(attempts) < len(ask.planned):  # the first ones showed that no other can succeed
             refuse_broken(attempts)
         refuse_refused(attempts)
         return Results(self.stage, tuple(attempts))
+
+    def ask(self, tasks: Sequence[Task]) -> Ask:
+        """The attempts of the run, those of a task together. tasks: of the suite, as the backend takes them."""
+        planned = [self._planned(task, trial) for task in tasks for trial in range(self._n_trials)]
+        return Ask(self.stage, tuple(planned), self._actor)
 
     @contextmanager
     def _work(self, project: Path, pool: Pool, n_concurrent: int, *, canaries: bool) -> Iterator[Work]:

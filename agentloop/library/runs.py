@@ -63,7 +63,7 @@ def run_suites(
         for suite, actor in zip(suites, acting, strict=True):
             run = SuiteRun(suite.suite, actor, backend, store, options.n_trials, options.name)
             n_tasks = len(suite.suite.tasks)
-            progress.start(f"run: {_who(actor)} on {counted(n_tasks, 'task')}", n_tasks * options.n_trials)
+            progress.start(f"run: {who(actor)} on {counted(n_tasks, 'task')}", n_tasks * options.n_trials)
             work = run.attempts(
                 options.n_concurrent,
                 project=options.project,
@@ -73,14 +73,14 @@ def run_suites(
             results.append(run_blocking(work))
         attempts = [attempt for result in results for attempt in result]
         return {
-            "agent": _who(acting[0]),
+            "agent": who(acting[0]),
             "policy": acting[0].ref,
             "version": acting[0].version,
             "identity": acting[0].identity.hash,
             "sandbox": backend.name,
             "stages": [result.stage for result in results],
             "n_continued": sum(_is_before(attempt, started_at) for attempt in attempts),
-            **_scores([(suite.suite.name, [*result]) for suite, result in zip(suites, results, strict=True)]),
+            **scores([(suite.suite.name, [*result]) for suite, result in zip(suites, results, strict=True)]),
             "store": str(store.path or store.name),
         }
 
@@ -102,14 +102,15 @@ def _is_before(attempt: Attempt, moment: datetime) -> bool:
     return attempt.trace.started_at is not None and attempt.trace.started_at < moment
 
 
-def _who(actor: Actor) -> str:
+def who(actor: Actor) -> str:
+    """Name of who acts, for people."""
     if actor.ref in (ORACLE, NOBODY):
         return actor.ref
     return actor.agent.name
 
 
-def _scores(runs: Sequence[tuple[str, Sequence[Attempt]]]) -> dict[str, Any]:
-    """runs: the name of each suite, and its attempts.
+def scores(runs: Sequence[tuple[str, Sequence[Attempt]]]) -> dict[str, Any]:
+    """The part of the document of `run_suites` about attempts. runs: the name of each suite, and its attempts.
 
     `mean_reward` is the mean over tasks of each one's mean over its scored attempts. Tasks of different suites that
     have the same id are called SUITE/ID.

@@ -96,15 +96,16 @@ def run(
     actors = ActorOptions(agent, policy, base_url, model, command, agent_files, tool, mcp or (), compaction, project)
     options = RunOptions(suite, sandbox, out, name, trials, n_concurrent, canaries, project)
     with _explained_interrupt(), LiveProgress() as progress:
-        document = run_suites(options, actors, progress, _note)
+        document = run_suites(options, actors, progress, note)
     if as_json:
         print_json(document)
     else:
-        _show(document, out or project)
-    raise typer.Exit(_exit_code(document))
+        show_run(document, out or project)
+    raise typer.Exit(exit_code(document))
 
 
-def _note(line: str) -> None:
+def note(line: str) -> None:
+    """Print a remark."""
     stderr.print(f"note: {line}", markup=False)
 
 
@@ -117,7 +118,8 @@ def _explained_interrupt() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _exit_code(document: Mapping[str, Any]) -> int:
+def exit_code(document: Mapping[str, Any]) -> int:
+    """The exit code that the document of a run stands for."""
     from agentloop.rollout.actors import ORACLE
 
     if document["n_scored"] < document["n_trials"]:
@@ -134,9 +136,10 @@ def _rows(tasks: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     return [task for task in tasks if task["mean_reward"] != 1.0]
 
 
-def _show(result: Mapping[str, Any], place: Path) -> None:
+def show_run(result: Mapping[str, Any], place: Path) -> None:
+    """Print the table of a run. place: folder with its traces."""
     if n_continued := result["n_continued"]:
-        _note(
+        note(
             f"{n_continued} of {counted(result['n_trials'], 'attempt')} had been stored by an earlier run; "
             "--as NAME makes all of them anew"
         )
