@@ -24,7 +24,7 @@ class VersionKind(StrEnum):
 
     @property
     def is_trained(self) -> bool:
-        """True if such a version has weights of its own, whole or as an adapter."""
+        """True if a version of this kind has its own weights, all of them or an adapter."""
         return self in (VersionKind.adapter, VersionKind.weights)
 
 
