@@ -170,7 +170,7 @@ class RecordingPolicy:
             self.diverged = self.diverged or self._why(key, ids, messages)
             if self.stops:
                 raise Diverged(
-                    f"task {self.task_id!r}, trial {self.trial}: {self.diverged}; ask the policy from there "
+                    f"task {self.task_id!r}, attempt {self.trial}: {self.diverged}; ask the policy from there "
                     "(mode 'auto'), or record the bank again"
                 )
         self.n_live += 1
@@ -196,7 +196,7 @@ class RecordingPolicy:
 
     def _why(self, key: str, heard: Sequence[str], messages: Sequence[Message]) -> str:
         if not self._answers:
-            return "the tape has no such trial"
+            return "the tape has no such attempt"
         if self._replies.n_recorded(key):
             return "the same request was asked more often than it was recorded"
         messages_by_id = self._recording.messages
