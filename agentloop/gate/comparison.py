@@ -69,7 +69,7 @@ class GateDisplay(Protocol):
 
 
 class NoDisplay:
-    """A gate that nobody watches."""
+    """A gate without a display."""
 
     def note(self, line: str) -> None:
         """See GateDisplay."""

@@ -160,7 +160,7 @@ def is_flaky(task: TaskLine) -> bool:
 
 
 def failure_type(task: TaskLine) -> str:
-    """The commonest type of the candidate's failures; `failed` where nobody classified."""
+    """The commonest type of the candidate's failures; `failed` where none was classified."""
     kinds = task.failures or ("failed",)
     return max(dict.fromkeys(kinds), key=kinds.count)
 

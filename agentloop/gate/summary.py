@@ -241,7 +241,7 @@ def _odds(log_e: float) -> str:
 
 
 def _needed(suite: SuiteState) -> int:
-    """How many visits more would do, were the mean and the spread what they are now; 0 where nobody knows."""
+    """How many visits more would do, were the mean and the spread what they are now; 0 where it is unknown."""
     bets = suite.bets
     if not bets.n:
         return 0

@@ -12,8 +12,8 @@ trials are those that act differently.
 - A diverged trial continues from the point of divergence. A restart would drop the prefixes that diverge.
 - The identity determines the distribution of answers. A name behind which weights or code change is no identity, so a
 recording is replayed only for equal contents (`taped.refusal`).
-- What ran is judged. Equal requests do not prove equal results, because no request contains the last action's result.
-The run can be skipped only if task, version and environment are unchanged (`PolicyRecording.covers`).
+- Judging needs real results. Equal requests do not prove equal results, because no request contains the last action's
+result. The run can be skipped only if task, version and environment are unchanged (`PolicyRecording.covers`).
 
 Sandboxes are not recorded here (`sandboxes.py`): where tools run, a different result makes the next request differ.
 Data that only training needs is not recorded either. A conversation that continues live contains redaction marks in
