@@ -8,13 +8,16 @@ alike. Such a check only compares names; a method with other parameters fails wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic import SecretStr
 
 from agentloop.protocols import Draft, Experience, GroupVerifier, Sandbox, Verifier
 from agentloop.types import (
     Attempt,
+    Completion,
     Component,
     ExecResult,
     Message,
@@ -313,6 +316,44 @@ class Preflight(Protocol):
 
 
 @runtime_checkable
+class NeedsPolicy(Protocol):
+    """An agent that cannot act without a policy, unlike a program that may bring its own model."""
+
+    @property
+    def needs_policy(self) -> bool: ...
+
+
+@runtime_checkable
+class Endpoint(Protocol):
+    """A policy that is a model at an OpenAI-compatible endpoint. The gateway forwards an agent's requests to it, so the
+    endpoint sees them unchanged but for the sampling."""
+
+    @property
+    def base_url(self) -> str:
+        """Without `/chat/completions`."""
+        ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def api_key(self) -> SecretStr | None: ...
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """Further keys of each request."""
+        ...
+
+    @property
+    def price(self) -> Callable[[Completion], float | None]:
+        """USD for one answer; None if it is unknown."""
+        ...
+
+
+@runtime_checkable
 class Rewrites(Protocol):
     """A policy whose model reads other text than the agent wrote."""
 
@@ -342,6 +383,11 @@ def runs_program(agent: object) -> bool:
 def is_on_host(agent: object) -> bool:
     """True for an agent that acts on this machine."""
     return isinstance(agent, OnHost) and agent.on_host
+
+
+def cannot_act_alone(agent: object) -> bool:
+    """True for an agent that needs a policy."""
+    return isinstance(agent, NeedsPolicy) and agent.needs_policy
 
 
 def with_files(spec: SandboxSpec, agent: object) -> SandboxSpec:

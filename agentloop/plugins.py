@@ -140,6 +140,11 @@ def installed(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in _entry_points(f"{PREFIX}{group}", tuple(sys.path))}
 
 
+def from_other_packages(group: str) -> list[str]:
+    """Names of the entry points of `agentloop.<group>` that other packages declare, sorted."""
+    return sorted(name for name, point in installed(group).items() if not _is_ours(point))
+
+
 def purpose(group: str, kind: str) -> str:
     """The first line of an installed part's docstring; the error message if the part cannot be loaded."""
     try:

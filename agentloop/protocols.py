@@ -420,7 +420,7 @@ class Publisher(Protocol):
         ...
 
     async def retract(self, name: str) -> None:
-        """Free the slot of `name`, once nobody asks it any more. A name that is not served is not an error."""
+        """Free the slot of `name`, once it is not asked any more. A name that is not served is not an error."""
         ...
 
 

@@ -28,6 +28,7 @@ class ToolLoop:
     """One conversation with tools, without memory between episodes. Default tools: shell and submit."""
 
     name = "tool_loop"
+    needs_policy = True
 
     def __init__(
         self,

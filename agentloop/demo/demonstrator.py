@@ -2,7 +2,7 @@
 
 It is wrong on purpose: two times in three it runs another operation's command. So the action that it teaches as the
 most likely one fails, and the loop has to make a minority behaviour win. It also makes the mistakes of a beginner: a
-wrong file, a broken call, a tool that does not exist, an answer that nobody computed.
+wrong file, a broken call, a tool that does not exist, an answer that was not computed.
 """
 
 from __future__ import annotations

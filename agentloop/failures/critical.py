@@ -163,7 +163,7 @@ def _below(reading: Reading, child: SubTrace, rules: Sequence[Rule], depth: int)
 
 
 class _After:
-    """What happened after each step, computed once for all failures of a trace."""
+    """Events after each step, computed once for all failures of a trace."""
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading

@@ -109,7 +109,7 @@ class Bank(Frozen):
     def __str__(self) -> str:
         n_tasks = len({outcome.task_id for outcome in self.outcomes})
         mean = sum(outcome.reward or 0.0 for outcome in self.outcomes) / len(self.outcomes)
-        trials = counted(self.head.trials, "trial")
+        trials = counted(self.head.trials, "attempt")
         return f"{self.head.suite}: {counted(n_tasks, 'task')}, {trials} of each, mean reward {mean:.1%}"
 
 
@@ -169,7 +169,7 @@ def load_bank(path: Path, evals: Evals, *, min_trials: int = MIN_TRIALS) -> Bank
         raise ConfigError(f"{path}: the verifiers have changed since ({was} then, {does} now); {again}")
     _refuse_holes(path, bank, evals, again)
     if head.trials < min_trials:
-        raise ConfigError(f"{path}: {counted(head.trials, 'trial')} a task, and {min_trials} are needed; {again}")
+        raise ConfigError(f"{path}: {counted(head.trials, 'attempt')} a task, and {min_trials} are needed; {again}")
     return bank
 
 
@@ -199,15 +199,15 @@ def _refuse_holes(path: Path, bank: Bank, evals: Evals, again: str) -> None:
     wrong = next((o for o in bank.outcomes if o.policy is not Side.baseline or o.state is not RewardState.scored), None)
     if wrong is not None:
         what = f"is {wrong.state}" if wrong.policy is Side.baseline else "is of a candidate"
-        raise ConfigError(f"{path}: trial {wrong.trial} of task {wrong.task_id!r} {what}, which no bank has; {again}")
+        raise ConfigError(f"{path}: attempt {wrong.trial} of task {wrong.task_id!r} {what}, which no bank has; {again}")
     wanted = {(task, trial) for task in evals.tasks for trial in range(bank.head.trials)}
     if missing := wanted - seen:
         n, (task, trial) = len(missing), min(missing)
         raise ConfigError(
-            f"{path}: {counted(n, 'trial')} of {len(wanted):,} missing, such as {trial} of task {task!r}; {again}"
+            f"{path}: {counted(n, 'attempt')} of {len(wanted):,} missing, such as {trial} of task {task!r}; {again}"
         )
     if len(bank.outcomes) > len(wanted):
-        raise ConfigError(f"{path}: {len(bank.outcomes):,} trials where {len(wanted):,} belong; {again}")
+        raise ConfigError(f"{path}: {len(bank.outcomes):,} attempts where {len(wanted):,} belong; {again}")
 
 
 def _listed(text: str) -> str:
@@ -279,7 +279,7 @@ def _all_crashed(bank: Bank) -> ConfigError:
     """A gate would pass anything that is compared with it."""
     why = bank.outcomes[-1].why or "no reason was recorded"
     return ConfigError(
-        f"each of the {counted(len(bank.outcomes), 'trial')} ended with {FailureType.agent_crashed}: "
+        f"each of the {counted(len(bank.outcomes), 'attempt')} ended with {FailureType.agent_crashed}: "
         f"{why.removeprefix(f'{FailureType.agent_crashed}: ')}; no bank was written: correct the agent, then run the "
         "same command again"
     )
@@ -315,7 +315,7 @@ def _refuse_lost(outcome: Outcome) -> None:
 def _refuse_settings(latest: Sequence[Outcome], n_tasks: int) -> None:
     """ConfigError where the endpoint refused most of the `latest` trials, and there are a few of them."""
     if len(latest) >= min(N_FIRST, n_tasks):
-        refuse_settings(problems_of(latest), len(latest), f"the latest {counted(len(latest), 'trial')}")
+        refuse_settings(problems_of(latest), len(latest), f"the latest {counted(len(latest), 'attempt')}")
 
 
 def problems_of(outcomes: Sequence[Outcome]) -> list[str]:

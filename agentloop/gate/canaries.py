@@ -1,8 +1,8 @@
 """The canary of a project, judged by the traffic that the gateway recorded, and what follows from the verdict.
 
 Only episodes that the gateway drew count: one that a client sent to a version by its name was not chosen at random.
-Every look reads all episodes since the canary began and folds them anew (`canary.py`), so a look after a restart, or in
-another process, comes to the same verdict. FAIL takes the canary's share away, as INFRA and INCONCLUSIVE do, and the
+Every look reads all episodes since the canary began and folds them again (`canary.py`), so a look after a restart, or
+in another process, comes to the same verdict. FAIL takes the canary's share away, as INFRA and INCONCLUSIVE do, and the
 move has the evidence as its proof. PASS stores a proof that `promote` takes. The moves compare and set, so of several
 processes that see the same verdict one makes the move.
 """

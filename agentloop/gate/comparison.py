@@ -69,7 +69,7 @@ class GateDisplay(Protocol):
 
 
 class NoDisplay:
-    """A gate that nobody watches."""
+    """A gate without a display."""
 
     def note(self, line: str) -> None:
         """See GateDisplay."""
@@ -334,7 +334,7 @@ async def _roll_out(prepared: Prepared, fold: Fold, run: Run, store: Store, disp
     if prepared.taped:
         display.say("the candidate is the policy of the bank's tape: what it asks again is played")
     if n_done:
-        display.say(f"continuing {run.folder}: {counted(n_done, 'trial')} are there already")
+        display.say(f"continuing {run.folder}: {counted(n_done, 'attempt')} are there already")
     display.begin(f"gate: {header.candidate} against {header.baseline}", header.settings.max_rollouts, n_done)
 
     sides = {Side.candidate: prepared.candidates, Side.baseline: prepared.baselines}

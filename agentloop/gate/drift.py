@@ -1,4 +1,4 @@
-"""Whether the baseline still does what its bank says: how often to roll it out anew, and the evidence that it does not.
+"""Whether the baseline still does what its bank says: how often to roll it out again, and the evidence against it.
 
 A bank saves rollouts and is right as long as nothing but chance could make the baseline's outcomes differ today. In a
 comparison with a bank, a drift of the environment looks like a drop of the candidate. Only fresh attempts of the
@@ -31,7 +31,7 @@ GROSS = 0.1
 """Least drift, as a difference of mean rewards, that the controls look for; also twice and four times of it."""
 SWITCH = 0.03
 """Risk of giving up a bank that is right, by its controls or by bursts: this share of alpha and of beta is kept for
-the evidence that begins anew then."""
+the evidence that starts over then."""
 
 
 def controls_for(environment: Literal["same", "unknown", "changed"], *, has_baseline: bool) -> int:

@@ -115,7 +115,7 @@ def _hosts_of_tests(task: Task) -> list[str]:
 
 
 def compare(then: Environment | None, now: Environment) -> tuple[Change, str]:
-    """(whether `now` is what it was `then`, in a few words what differs or is not known). None: nobody recorded it."""
+    """(whether `now` is what it was `then`, in a few words what differs or is not known). None: it was not recorded."""
     if then is None:
         return "unknown", "the bank does not say where it was filled"
     names = [name for name in sorted({*then.parts, *now.parts}) if then.parts.get(name) != now.parts.get(name)]

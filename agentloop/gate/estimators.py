@@ -68,4 +68,4 @@ def estimates(rewards: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
 
 def _check(n: int, n_passed: int, k: int) -> None:
     if not 1 <= k <= n or not 0 <= n_passed <= n:
-        raise ValueError(f"{n_passed} successes of {n} trials say nothing of {k}: 1 <= k <= n and 0 <= passed <= n")
+        raise ValueError(f"{n_passed} successes of {n} attempts say nothing of {k}: 1 <= k <= n and 0 <= passed <= n")

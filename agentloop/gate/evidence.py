@@ -26,7 +26,7 @@ class SuiteState:
         self.alpha = settings.alpha * part.weight / sum(one.weight for one in header.suites)
         share = self.alpha / 2 if part.tasks and part.must_pass else self.alpha
         log_share = math.log1p(-SWITCH) if header.controls > 1 else 0.0
-        """For the evidence that begins anew where the bank is given up."""
+        """For the evidence that starts over where the bank is given up."""
         self.log_fail = math.log(1 / share) - log_share
         self.log_better = math.log(1 / self.alpha) - log_share
         self.log_pass = self.log_better
@@ -164,7 +164,7 @@ class SuiteState:
 
     @property
     def is_due(self) -> bool:
-        """Whether something is concluded whose visits nobody has looked through for bursts."""
+        """Whether something is concluded whose visits were not searched for bursts."""
         return self.crossed is not None and bool(self.part.tasks) and not self._is_checked
 
     def burst(self) -> str | None:

@@ -112,7 +112,9 @@ def never_passed(tasks: Iterable[TaskLine]) -> str:
     if not rare:
         return ""
     share = f"{sum(map(_passes, rare))} of {sum(len(case.baseline) for case in rare)}"
-    return f"the baseline fails these too ({share} banked trials pass): fill the bank with a policy that passes them"
+    return (
+        f"the baseline fails these too ({share} baseline attempts pass): fill the bank with a policy that passes them"
+    )
 
 
 def _passes(case: TaskLine) -> int:
@@ -158,7 +160,7 @@ def is_flaky(task: TaskLine) -> bool:
 
 
 def failure_type(task: TaskLine) -> str:
-    """The commonest type of the candidate's failures; `failed` where nobody classified."""
+    """The commonest type of the candidate's failures; `failed` where none was classified."""
     kinds = task.failures or ("failed",)
     return max(dict.fromkeys(kinds), key=kinds.count)
 
@@ -172,7 +174,7 @@ def what_happened(task: TaskLine) -> str:
 def tally(rewards: tuple[float, ...]) -> str:
     """`14 of 16`, or with partial credit the mean of how many."""
     if not rewards:
-        return "no trial"
+        return "no attempt"
     if all(reward in (0, 1) for reward in rewards):
         return f"{sum(rewards):.0f} of {len(rewards)}"
     return f"{fmean(rewards):.2f} over {len(rewards)}"
@@ -254,8 +256,8 @@ def headline(result: GateResult, *, names: bool = True) -> str:
         if n_open and not has_mean(result):
             return f"Undecided: {n_open} of {counted(n_cases, 'must-pass case')} neither clear nor broken"
         if result.settings.claim is Claim.better:
-            return "Undecided: the trials show neither that the candidate is better nor that it is worse"
-        return "Undecided: the trials do not show a regression, and do not rule one out"
+            return "Undecided: the attempts show neither that the candidate is better nor that it is worse"
+        return "Undecided: the attempts do not show a regression, and do not rule one out"
     if result.verdict is GateVerdict.infra:
         is_lost = result.distrust is None or 0 < result.settings.max_infra * result.n_rollouts < result.n_lost
         if is_lost and 2 * result.n_unscored > result.n_lost:
@@ -305,7 +307,7 @@ def _to_decide(result: GateResult) -> str:
             "Do what the first line says. The same command goes on from what is there; a new bank is a new gate."
         )
     if has_mean(result):
-        moves.append("A larger baseline bank needs fewer trials.")
+        moves.append("A larger baseline needs fewer attempts.")
     return " ".join(moves)
 
 
@@ -320,7 +322,7 @@ def promises(result: GateResult) -> list[str]:
         "Both hold at every look, so the gate may stop as soon as it knows; there is no penalty for looking often.",
         assumption(result),
         _of_losses(settings),
-        f"At most {counted(settings.max_rollouts, 'trial')}; trials are visited in {_ORDER[settings.sampling]} order, "
+        f"At most {counted(settings.max_rollouts, 'attempt')}, visited in {_ORDER[settings.sampling]} order, "
         f"seed {settings.seed}.",
     ]
 
@@ -373,7 +375,7 @@ _ORDER = {"round-robin": "round-robin", "iid": "independent random", "importance
 def counts(result: GateResult) -> dict[str, str]:
     """Attempts that the gate used, and those that it set aside: heading -> words."""
     rows = {
-        "trials": f"{result.n_rollouts:,}",
+        "attempts": f"{result.n_rollouts:,}",
         "of the candidate, counted": f"{result.n_candidate:,}",
         "cost": "unknown" if result.cost_usd is None else f"${result.cost_usd:,.2f}",
         "must-pass cases": tally_cases(result.tasks),

@@ -288,7 +288,7 @@ class Fold:
         self.n_given_up = sum(suite.bets.n for suite in self.suites)
 
     def _give_up_bank(self, why: str) -> None:
-        """Begin anew in fresh pairs."""
+        """Start over in fresh pairs."""
         if self.header.is_same_version:  # they would compare the version with itself, whatever it does now
             self.distrust = why
             self.decided = GateVerdict.infra

@@ -188,7 +188,7 @@ class _Live:
             outcomes = [one for one in self.refused.values() if one.policy is side]
             if len({one.task_id for one in outcomes}) >= at_least:
                 problems = problems_of(outcomes)
-                refuse_settings(problems, len(problems), f"the {side}'s first {counted(len(problems), 'trial')}")
+                refuse_settings(problems, len(problems), f"the {side}'s first {counted(len(problems), 'attempt')}")
 
     async def stop(self) -> None:
         """Nothing runs on."""

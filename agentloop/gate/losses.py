@@ -1,6 +1,6 @@
 """Bounds on the results of lost attempts: two charges between which the truth lies, and when to give up.
 
-Nobody can prove whose fault a lost attempt was, so no verdict rests on a guess. A claim needs its evidence twice:
+The cause of a lost attempt cannot be proved, so no verdict rests on a guess. A claim needs its evidence twice:
 without lost attempts, and with every lost first attempt charged against the claim: PASS counts it as a failure, FAIL
 as a success.
 
@@ -13,7 +13,7 @@ as a success.
 
 The losses of a bank are no credit for the candidate: they happened at another time, and a candidate that chance spares
 today could hide as many failures. The claim that the candidate is better counts what the baseline lost beside it as
-successes: it assumes nothing about chance, and nobody gains by what strikes the baseline. An attempt that is drawn
+successes: it assumes nothing about chance, and no side gains by what strikes the other. An attempt that is drawn
 again after a loss stays charged, so losing an attempt is never better than failing it.
 """
 

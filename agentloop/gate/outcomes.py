@@ -57,7 +57,7 @@ class Outcome(Frozen):
     why: str | None = None
     """Reason why a trial has no full reward, for people."""
     cost_usd: float | None = None
-    """None where nobody knows; a trial that was played back cost 0."""
+    """None where it is unknown; a trial that was played back cost 0."""
     duration_s: float | None = None
     played: bool = False
     """Every answer came out of a cassette: the candidate asked what the baseline had asked in this trial."""

@@ -78,7 +78,7 @@ class TapedTrials:
         self._bank = {(o.task_id, o.trial): o for o in recording.bank if o.state is RewardState.scored}
 
     async def __call__(self, task_id: str, side: Side, trial: int) -> Outcome:
-        """See `bank.Runner`. A trial of which the tape has not all, where nobody may be asked, is lost: never a 0."""
+        """See `bank.Runner`. A trial of which the tape has not all, where no model may be asked, is lost: never a 0."""
         banked = self._bank.get((task_id, trial))
         if banked and self._may_cover and self._recording.tape.covers(task_id, trial, self._setting):
             return banked.model_copy(update={"policy": side, "played": True, "cost_usd": 0.0, "duration_s": 0.0})

@@ -73,12 +73,14 @@ class Reference:
         if not n_trials:
             return
         if self._per_visit > n_trials:
-            raise ConfigError(f"a visit takes {self._per_visit} banked trials and a task has {n_trials}; ask for fewer")
+            raise ConfigError(
+                f"a visit takes {self._per_visit} baseline attempts and a task has {n_trials}; ask for fewer"
+            )
         lacking = [task for part in self._header.suites for task in part.tasks if task not in self.bank]
         if lacking:
             raise ConfigError(
                 f"no baseline for {counted(len(lacking), 'task')}, {lacking[0]!r} the first; "
-                "a gate never guesses one: fill the bank with the baseline's trials of these tasks"
+                "a gate never guesses one: fill the bank with the baseline's attempts at these tasks"
             )
 
     def rewards(self, task: str) -> list[float]:

@@ -109,14 +109,14 @@ def _fewest(banked: Sequence[Outcome], tasks: set[str]) -> int:
 def _check_sides(baseline: Sequence[Outcome], candidate: Sequence[Outcome], cases: set[str]) -> None:
     if not candidate:
         raise ConfigError(
-            'no row has `"policy": "candidate"`; nothing is there to be gated: add the candidate\'s trials'
+            'no row has `"policy": "candidate"`; nothing is there to be gated: add the candidate\'s attempts'
         )
     baseline_tasks = {one.task_id for one in baseline}
     foreign = sorted({one.task_id for one in candidate} - baseline_tasks - cases)
     if foreign:
         raise ConfigError(
             f"no baseline for {counted(len(foreign), 'task')} of the candidate, {foreign[0]!r} the first; "
-            "a gate never guesses one: add the baseline's trials of these tasks, under the same ids"
+            "a gate never guesses one: add the baseline's attempts at these tasks, under the same ids"
         )
 
 
@@ -154,8 +154,8 @@ def _order(
         n_missing = ordered[-1][1] - first + 1 - len(keys)
         if n_missing > settings.max_rollouts:
             raise ConfigError(
-                f"of the candidate's trial numbers {n_missing:,} are missing, and a gate asks for "
-                f"{settings.max_rollouts:,} in all; number the trials one after another"
+                f"of the candidate's attempt numbers {n_missing:,} are missing, and a gate asks for "
+                f"{settings.max_rollouts:,} in all; number the attempts one after another"
             )
         of = {trial: task for task, trial in ordered}
         ordered_visits = tuple(
@@ -163,7 +163,7 @@ def _order(
             for trial in range(first, ordered[-1][1] + 1)
             if trial not in of or of[trial] in mean
         )
-        notes = ("Rows were put into the order of their trial numbers, which count through the file.",)
+        notes = ("Rows were put into the order of their attempt numbers, which count through the file.",)
         return FileOrder(ordered_visits, notes=() if ordered == keys else notes), numbers
     numbers = {(task, trial): trial - first for task, trial in keys}
     rows = [(task, number) for (task, _), number in numbers.items() if task in mean]
@@ -199,14 +199,14 @@ def _with_gaps(rows: Sequence[Key], max_gap: int) -> tuple[Visit, ...]:
         start = seen.get(task, 0)
         if number < start:
             raise ConfigError(
-                f"candidate trials of task {task!r} stand out of order, number {start - 1} (from 0) before number "
+                f"candidate attempts of task {task!r} stand out of order, number {start - 1} (from 0) before number "
                 f"{number}: quick ones first would bias the gate, and the file does not tell the order in which they "
                 "were asked for; write the rows in that order"
             )
         if number - start > max_gap:
             raise ConfigError(
-                f"between two candidate trials of task {task!r} {number - start:,} are missing, and a gate asks for "
-                f"{max_gap:,} in all; number the trials of each task from 0"
+                f"between two candidate attempts of task {task!r} {number - start:,} are missing, and a gate asks for "
+                f"{max_gap:,} in all; number the attempts at each task from 0"
             )
         visits_with_gaps.extend(Visit(0, task, trial) for trial in range(start, number + 1))
         seen[task] = number + 1

@@ -17,8 +17,8 @@ Why it holds, with held-out tasks that every candidate is compared on:
   candidates are held, which candidates follow does not depend on the bank, and each has its alpha_k whatever the others
   did with the same bank (the union bound needs no independence). The held-out tasks may be used again for this reason,
   and for no other: a trainer that sees them breaks it.
-- A promotion chose the candidate by its attempts. They are therefore not its bank: a promoted version is measured anew,
-  and the next comparison rests on that measurement.
+- A promotion chose the candidate by its attempts. They are therefore not its bank: a promoted version is measured
+  again, and the next comparison rests on that measurement.
 - Sum what the candidates that are no better may take, up to the first that is promoted. Each takes its own share, and
   the shares of the promoted candidates right before it, all of which were better; no share is counted twice. The shares
   sum to alpha.

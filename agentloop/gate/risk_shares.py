@@ -1,7 +1,7 @@
 """Comparisons of candidates with the live version, each with its share of the project's risk: see `risk_budget.py`.
 
 A stake is a row of the project's store from before the first attempt, so that none of these is forgotten: a gate that
-somebody ends and begins anew, two gates at once, a candidate that is compared again and again. A comparison that goes
+somebody ends and starts over, two gates at once, a candidate that is compared again and again. A comparison that goes
 on with the same evidence has the same stake: one of the loop until it has decided, and a gate's in its folder. The
 loop's comparisons and those of `agentloop gate` are in one row of numbers.
 """

@@ -23,7 +23,7 @@ VARIABLE = "AGENTLOOP_KEY"
 def post_gate(url: str, folder: Path, project: Path) -> str:
     """Send the gate of a run's folder; the address of its page. project: as for `place.run_store`.
 
-    Raises ConfigError for a URL that is none, a missing key, and a refusal; StoreError where nobody answers.
+    Raises ConfigError for a URL that is none, a missing key, and a refusal; StoreError where no server answers.
     """
     base = _base(url)
     key = service_key()

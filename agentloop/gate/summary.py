@@ -17,7 +17,7 @@ from agentloop.types import RewardState
 
 ENDS = "The outcomes end at"
 """Beginning of a reason that a live gate omits, because it knows why it stopped."""
-UNDECIDED = "The trials end before the gate is decided."
+UNDECIDED = "The attempts end before the gate is decided."
 UNCHECKED = "Assumed and not checked: the environment is the one in which the bank was filled."
 Trials = dict[str, dict[Side, list[Outcome]]]
 
@@ -241,7 +241,7 @@ def _odds(log_e: float) -> str:
 
 
 def _needed(suite: SuiteState) -> int:
-    """How many visits more would do, were the mean and the spread what they are now; 0 where nobody knows."""
+    """How many visits more would do, were the mean and the spread what they are now; 0 where it is unknown."""
     bets = suite.bets
     if not bets.n:
         return 0
@@ -313,8 +313,8 @@ def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
     elif fold.header.is_same_version and verdict is not GateVerdict.infra:
         yield "Candidate and baseline are the same version."
     if fold.n_unpaired:
-        unpaired = counted(fold.n_unpaired, "candidate trial")
-        yield f"{unpaired} had no baseline trial left to compare with and do not count."
+        unpaired = counted(fold.n_unpaired, "candidate attempt")
+        yield f"{unpaired} had no baseline attempt left to compare with and do not count."
     if fold.n_lost + fold.n_missing and verdict is not GateVerdict.infra:
         yield (f"{_without_reward(fold)}, repeated or not: {_charge(settings)}.")
     if fold.arrivals.n_duplicates:
@@ -326,7 +326,7 @@ def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
     yield from fold.notes
     if (stop := fold.stopped_at) is not None and verdict is GateVerdict.inconclusive:
         yield (
-            f"{ENDS} task {stop.task_id!r}, trial {stop.trial}, which has none; what is there of later "
+            f"{ENDS} task {stop.task_id!r}, attempt {stop.trial}, which has none; what is there of later "
             "visits does not count, for it may be the quick ones of those under way."
         )
 

@@ -86,7 +86,7 @@ def one_a_visit(settings: Settings) -> Settings:
     """Settings of a gate that plays a tape. Raises ConfigError for settings that exclude one."""
     if settings.sampling == "importance" or settings.per_visit not in (None, 1):
         raise ConfigError(
-            "a tape compares each trial with the banked one of its number, so --sampling importance and --per-visit "
-            "do not go with it; leave them out, or add --tape off"
+            "a tape compares each attempt with the baseline's one of its number, so --sampling importance and "
+            "--per-visit do not go with it; leave them out, or add --tape off"
         )
     return settings.model_copy(update={"per_visit": 1})

@@ -22,7 +22,7 @@ MAX_NAMED = 5
 
 
 def no_endpoints() -> Sequence[EndpointFacts]:
-    """Reads no rows, for gateways without a store of their own."""
+    """Reads no rows, for gateways without a store."""
     return ()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from agentloop.abilities import Endpoint
 from agentloop.errors import ModelRefused
 from agentloop.faults import is_refusal
 from agentloop.gateway.app import EPISODE, PATHS, Gateway, route_of
@@ -27,7 +28,7 @@ from agentloop.gateway.recall import Recall
 from agentloop.gateway.recorded import RecordedTurns
 from agentloop.gateway.routes import PROJECT, NoRoute, Routes, Target, Upstream
 from agentloop.gateway.shadow import discard
-from agentloop.policies.openai import TOO_LONG, OpenAIPolicy
+from agentloop.policies.openai import TOO_LONG
 from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.printable import shortened
 from agentloop.protocols import Policy
@@ -85,7 +86,7 @@ class Grant:
             self.policy = self.policy.inner
         policy = self.policy
         price: Price = own_cost
-        if isinstance(policy, OpenAIPolicy):
+        if isinstance(policy, Endpoint):
             key = policy.api_key.get_secret_value() if policy.api_key else None
             upstream = Upstream("the policy's endpoint", policy.base_url, key)
             model = policy.model
@@ -126,7 +127,7 @@ class Grant:
             return None
         status = int(kind.removeprefix("http_"))
         words = (last.error or "").partition(f" answered {status}: ")[2]
-        if isinstance(self.policy, OpenAIPolicy):
+        if isinstance(self.policy, Endpoint):
             key = self.policy.api_key.get_secret_value() if self.policy.api_key else ""
             words = words.replace(key, HIDDEN) if key else words
             words = f"{self.policy.base_url}: HTTP {status}: {shortened(words, MAX_QUOTE)}"
@@ -179,7 +180,7 @@ class Grant:
             most = min(wish, most)
         request = {**sent, "max_tokens": most, "seed": (self.seed + self.n_begun) % 2**31}
         self.n_begun += 1
-        if isinstance(self.policy, OpenAIPolicy):
+        if isinstance(self.policy, Endpoint):
             request |= {"temperature": self.policy.temperature, **self.policy.extra}
         return request
 

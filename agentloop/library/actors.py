@@ -131,7 +131,7 @@ class ActorOptions:
         return load_agent(self.project, chosen)
 
     def _outside_agent(self, name: str, before: AgentSection) -> AgentSection:
-        """An agent of another package: only the settings have its options."""
+        """An agent from an entry point or a file: only the settings have its options."""
         unused = {
             "--command": self.command,
             "--agent-files": self.files,

@@ -11,6 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeAlias, cast
 
+from agentloop.abilities import cannot_act_alone
 from agentloop.agents.callable import PythonAgent
 from agentloop.agents.selection import choose_agent
 from agentloop.agents.tool_loop import ToolLoop
@@ -81,7 +82,7 @@ def actor_of(chosen: PolicyLike, agent: AgentLike, suite: Suite, project: Path =
         whole = with_parts(named.identity, _agent_parts(agent, suite, project), without=AGENT)
         return replace(named, agent=_agent(agent, project), identity=whole)
     acting = _agent(agent, project, expects_calls=chosen is not None)
-    if chosen is None and isinstance(acting, ToolLoop):
+    if chosen is None and cannot_act_alone(acting):
         raise ConfigError(NO_POLICY)
     ref, model, parts, cost = _policy(chosen, suite, project)
     parts |= _agent_parts(agent, suite, project)

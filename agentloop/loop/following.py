@@ -127,7 +127,7 @@ def _needs(checked: Checked) -> tuple[str, ...]:
 
 
 def _is_over(store: Store, key: str) -> bool:
-    """Whether nobody drives or will drive this unit."""
+    """Whether this unit has no driver, now or later."""
     try:
         unit = store.unit(key)
     except NoSuchWork:
@@ -136,7 +136,7 @@ def _is_over(store: Store, key: str) -> bool:
 
 
 def _end(followed: Followed, store: Store, progress: Progress) -> RunFacts:
-    """The run, once it has ended. Shows its progress until then. Raises AgentLoopError if nobody can drive it."""
+    """The run, once it has ended. Shows its progress until then. Raises AgentLoopError if no worker can drive it."""
     began = store.run(followed.run).progress.get("n", 0)
     shown = Shown(progress, 0 if followed.is_new else began)
     lonely_at: float | None = time.monotonic() + NO_WORKER_WARNING_S

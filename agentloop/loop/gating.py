@@ -1,7 +1,7 @@
 """Versions on the held-out tasks: the live one is measured, a candidate is compared with it, and the gate's word done.
 
 Only this looks at the held-out split. The word decides which version is live, never what is trained on. A version that
-is promoted is measured anew: the attempts that chose it flatter it.
+is promoted is measured again: the attempts that chose it flatter it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     held_out    it asks for a held-out or validation task: its text, its words (`likeness.py`), or its solution
     rewording   the model gave no text, a text without a parameter of the task, a text with its answer, or a long one
     no_secrets  the text looks like it has a secret
-    sound       the verifiers give the solution 1, and nothing to nobody and to every cheat that is known
+    sound       the verifiers give the solution 1, and 0 to doing nothing and to every cheat that is known
     solvable    the solution passes
 
 The last two are the checks of a mined case (`mining/admission.py`). A variant has the tag `variant-of:ID`, by which a

@@ -1,4 +1,4 @@
-"""What is in a safetensors file, read without torch, which a server that only publishes does not need.
+"""The content of a safetensors file, read without torch, which a server that only publishes does not need.
 
 The format: eight bytes with the size of the header, the header as JSON, and the values, little-endian.
 """

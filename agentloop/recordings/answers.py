@@ -12,8 +12,8 @@ trials are those that act differently.
 - A diverged trial continues from the point of divergence. A restart would drop the prefixes that diverge.
 - The identity determines the distribution of answers. A name behind which weights or code change is no identity, so a
 recording is replayed only for equal contents (`taped.refusal`).
-- What ran is judged. Equal requests do not prove equal results, because no request contains the last action's result.
-The run can be skipped only if task, version and environment are unchanged (`PolicyRecording.covers`).
+- Judging needs real results. Equal requests do not prove equal results, because no request contains the last action's
+result. The run can be skipped only if task, version and environment are unchanged (`PolicyRecording.covers`).
 
 Sandboxes are not recorded here (`sandboxes.py`): where tools run, a different result makes the next request differ.
 Data that only training needs is not recorded either. A conversation that continues live contains redaction marks in
@@ -170,7 +170,7 @@ class RecordingPolicy:
             self.diverged = self.diverged or self._why(key, ids, messages)
             if self.stops:
                 raise Diverged(
-                    f"task {self.task_id!r}, trial {self.trial}: {self.diverged}; ask the policy from there "
+                    f"task {self.task_id!r}, attempt {self.trial}: {self.diverged}; ask the policy from there "
                     "(mode 'auto'), or record the bank again"
                 )
         self.n_live += 1
@@ -196,7 +196,7 @@ class RecordingPolicy:
 
     def _why(self, key: str, heard: Sequence[str], messages: Sequence[Message]) -> str:
         if not self._answers:
-            return "the tape has no such trial"
+            return "the tape has no such attempt"
         if self._replies.n_recorded(key):
             return "the same request was asked more often than it was recorded"
         messages_by_id = self._recording.messages

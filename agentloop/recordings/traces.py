@@ -1,8 +1,8 @@
 """Plays the answers of recorded traces back, with their token ids and log-probabilities: no model, no cost.
 
 An answer is found by the conversation that it was given to. The n-th time that an equal conversation asks, the n-th
-recorded answer is given, so a group of episodes gets every one of its answers once. What a trace does not tell is not
-compared: which tools were offered, the seed, and what a model thought. A trace that does not have what was left of a
+recorded answer is given, so a group of episodes gets every one of its answers once. Not compared is what a trace does
+not record: offered tools, the seed, and what a model thought. A trace that does not have what was left of a
 compacted context is played up to there. With the sandbox backend `replay` a whole episode runs again.
 """
 
@@ -47,7 +47,7 @@ class ReplayPolicy:
 
     @property
     def hash(self) -> str:
-        """Of everything that is played (hex)."""
+        """Hash of everything that is played (hex)."""
         rows = (f"{asks} {done.model_dump_json()}" for asks, done in self._replies)
         return hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()
 
@@ -86,7 +86,7 @@ class ReplayPolicy:
 
 
 def difference(recorded: Iterable[Sequence[Message]], messages: Sequence[Message]) -> str:
-    """Where `messages` departs from the recorded conversation with the longest common start; needs at least one."""
+    """Place where `messages` departs from the recorded conversation with the longest common start; at least one."""
     nearest = max(recorded, key=lambda conversation: _n_shared(conversation, messages))
     shared = _n_shared(nearest, messages)
     if shared == len(messages):
@@ -145,7 +145,7 @@ def _key(messages: Sequence[Message]) -> str:
 
 
 def _seen(message: Message) -> tuple[object, ...]:
-    """What of a message decides an answer."""
+    """The parts of a message that decide an answer."""
     calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
     return message.role, message.content, calls, message.tool_call_id, message.name
 

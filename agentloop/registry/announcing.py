@@ -14,7 +14,7 @@ from agentloop.store.place import open_store, store_place
 from agentloop.store.store import Store
 
 LEASE_S = 20.0
-"""Age of the last heartbeat at which nobody calls a server any more. A healthy server is looked at every 5 s."""
+"""Age of the last heartbeat at which a server is not called any more. A healthy server is looked at every 5 s."""
 MAX_NOTE = 500
 
 

@@ -69,8 +69,8 @@ def turn_of(name: str) -> int | None:
 
 
 def spare_in(project: Path) -> Callable[[Sequence[str]], str | None]:
-    """For `LoraHotSwap`: which of the loaded adapters may be unloaded. First an update of a finished turn, since nobody
-    calls it; otherwise the oldest version of the project that is neither live nor canary and was not moved within the
+    """For `LoraHotSwap`: which of the loaded adapters may be unloaded. First an update of a finished turn, since it is
+    not called; otherwise the oldest version of the project that is neither live nor canary and was not moved within the
     hour.
 
     Nothing lists the episodes that are between two calls, so an hour stands for the end of those with a retired

@@ -144,7 +144,7 @@ class Trained:
         """Adapters that were found right, which never change."""
         self._reported: set[str] = set()
         self._digest: str | None = None
-        """Of the base; to compute it reads all of its files."""
+        """Hash of the base; to compute it reads all of its files."""
 
     def adapters(self) -> dict[str, Path]:
         """Name -> folder, for the live version and the canary if they were trained on this base."""

@@ -136,7 +136,7 @@ def _differences(result: GateResult) -> str:
             rows.append((code(suite.name), suite.verdict.value, *means))
     if not rows:
         return ""
-    head = ("suite", "verdict", "difference (points)", "95% confidence sequence", "candidate trials")
+    head = ("suite", "verdict", "difference (points)", "95% confidence sequence", "candidate attempts")
     if result.settings.claim is Claim.better:
         return f"{_table(head, rows)}\n\nPASS shows that the candidate is better."
     return f"{_table(head, rows)}\n\nThe drop to be ruled out is {drop(result.settings)}."
@@ -195,7 +195,7 @@ def _estimates(result: GateResult) -> str:
     sides = list(result.pass_at_k)
     metrics = list(dict.fromkeys(metric for side in sides for metric in result.pass_at_k[side]))
     rows = [(metric, *(_estimate(result.pass_at_k[side].get(metric)) for side in sides)) for metric in metrics]
-    return _table(("of all trials", *sides), rows)
+    return _table(("of all attempts", *sides), rows)
 
 
 def _estimate(estimate: tuple[float, float, float] | None) -> str:

@@ -18,12 +18,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class SuiteHead(Frozen):
-    """What suite.toml says."""
+    """The content of suite.toml."""
 
     name: str
     sandbox: SandboxSpec
     files: dict[Split, Path]
-    """What a sandbox of each split starts with; a split that is not in it starts with nothing."""
+    """Files that a sandbox of each split starts with; a split that is not in it starts with nothing."""
     limits: Limits
     reward: RewardRule | None
     verifiers: tuple[Part, ...]

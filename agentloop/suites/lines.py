@@ -67,7 +67,7 @@ def place_in(folder: Path, name: str, where: str) -> Path:
 
 
 def listed(path: Path) -> str:
-    """As it is, or quoted where it is not one line of text."""
+    """`text` unchanged, or quoted where it is not one line."""
     return str(path) if str(path).isprintable() else repr(str(path))
 
 

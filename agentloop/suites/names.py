@@ -7,7 +7,7 @@ TASKS = "tasks.jsonl"
 HEAD_KEYS = ("name", "tags", "sandbox", "limits", "reward", "verifiers", "environment")
 TASK_KEYS = ("id", "instruction", "split", "pool", "verifiers", "reward", "solution", "environment", "tags", "prefix")
 CASE = "case.toml"
-"""What a folder in a suite has that is a case of it (`case.py`)."""
+"""File of a folder in a suite that makes it a case (`case.py`)."""
 PREFIX = "prefix.jsonl"
 """The turns that a task goes on from, as they are written; a task names the file by its key `prefix`."""
 MUST_PASS = "must-pass"  # noqa: S105 - not that kind of pass

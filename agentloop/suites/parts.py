@@ -84,7 +84,7 @@ def _absolute_kind(kind: str, folder: Path, where: str) -> str:
 
 
 def _project(folder: Path) -> Path:
-    """Whose files the suite in `folder` may name: the project's, or without one all beside the outermost suite."""
+    """Folder whose files the suite in `folder` may name: the project's, or else that of the outermost suite."""
     outermost = folder
     while (outermost.parent / HEAD).exists():
         outermost = outermost.parent

@@ -43,7 +43,7 @@ class Suite(Frozen):
     hash: str = Field(default_factory=lambda fields: suite_hash(fields["tasks"]))
     """Content hash of the tasks, the files folder and verifiers kept in files; moving the folder keeps it."""
     remarks: tuple[str, ...] = ()
-    """What its Harbor tasks ask for and do not get, a line each."""
+    """Requests of its Harbor tasks that are not met, a line each."""
 
     @property
     def is_harbor(self) -> bool:

@@ -69,7 +69,7 @@ class TestReport:
 def _gate(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
     lost = [o for one in tests for o in one.outcomes if o.reward is None]
     own = [one for one in tests if one.gate != BASELINE]
-    notes = [f"{counted(len(lost), 'trial')} lost, the first: {lost[0].why or 'no reason recorded'}"] if lost else []
+    notes = [f"{counted(len(lost), 'attempt')} lost, the first: {lost[0].why or 'no reason recorded'}"] if lost else []
     notes += _quarantines(session, tests)
     if any(all(o.reward is None for o in one.outcomes) for one in own):
         return SessionDecision(GateVerdict.infra.value, tuple(notes), GateVerdict.infra.exit_code)
@@ -92,7 +92,7 @@ def _gate(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
         notes.append(f"report: {session.options.report / 'gate.md'}")
     if session.mode is Mode.replay and any(o.why and "the tape ends" in o.why for o in lost):
         notes.append("what changed was not asked: --agentloop-mode=auto asks the policy from the first difference on")
-    played = f"{sum(o.played for o in rolled)} of {counted(len(rolled), 'trial')} played from the tape"
+    played = f"{sum(o.played for o in rolled)} of {counted(len(rolled), 'attempt')} played from the tape"
     worse = [on_one_line(line) for line in changes(result, worse=True)[:MAX_FLIPS]]
     return SessionDecision(result.verdict.value, (*result.reasons, *worse, played, *notes), result.verdict.exit_code)
 
@@ -164,13 +164,13 @@ def _record(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
         missing = [(task, n) for task in evals.tasks for n in range(n_trials) if (task, n) not in outcomes]
         if missing:
             raise ConfigError(
-                f"{suite}: {counted(len(missing), 'trial')} missing, such as {missing[0][1]} of task {missing[0][0]!r};"
-                " a bank has all: record the whole suite"
+                f"{suite}: {counted(len(missing), 'attempt')} missing, such as {missing[0][1]} of task "
+                f"{missing[0][0]!r}; a bank has all: record the whole suite"
             )
         environment = run.environment or Environment(outside=("the sandbox, which is unknown",))
         head = new_head(evals, session.options.policy, run.actor.identity, n_trials, environment)
         asyncio.run(fill_bank(path, head, evals.tasks, _known(outcomes), n_concurrent=1))
-        n = f"{counted(n_trials, 'trial')} of {counted(len(evals.tasks), 'task')}"
+        n = f"{counted(n_trials, 'attempt')} of {counted(len(evals.tasks), 'task')}"
         if run.actor.identity.unhashed:
             lines.append(f"{path}: {n}; commit it. No tape: no content hash covers {run.actor.identity.unhashed[0]}")
             continue

@@ -45,7 +45,7 @@ def server(*settings: str) -> Iterator[str]:
 def _at_the_end(folder: Path, *command: object) -> Iterator[None]:
     """After the block, and also if this process is killed inside it: run `command`, and remove `folder`.
 
-    A process of its own does it: its input ends when this process does.
+    A separate process does it: its input ends when this process does.
     """
     words = ["sh", "-c", 'cat; folder=$1; shift; "$@"; rm -rf "$folder"', "sh", str(folder), *_as_postgres(*command)]
     quiet = subprocess.DEVNULL

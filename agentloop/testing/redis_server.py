@@ -37,7 +37,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Of its first database."""
+        """URL of its first database."""
         return f"{self._scheme}://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:

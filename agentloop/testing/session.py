@@ -309,7 +309,7 @@ class Session:
         """Run the next trial. None if the budget is spent; `why_not` then has the reason."""
         if len(test.done) >= test.spec.trials:
             raise ConfigError(
-                f"{counted(test.spec.trials, 'trial')} of task {test.task!r} were asked for, and are done"
+                f"{counted(test.spec.trials, 'attempt')} of task {test.task!r} were asked for, and are done"
             )
         test.why_not = self._over(test.spec)
         if test.why_not is not None:
@@ -347,7 +347,7 @@ class Session:
         properties += [(PREFIX + "outcome", outcome.model_dump_json(exclude_defaults=True)) for outcome in outcomes]
         rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
         if 0 < (n_passed := sum(reward >= 1 for reward in rewards)) < len(rewards):
-            properties.append((PREFIX + "flaky", f"{n_passed} of {len(rewards)} trials passed"))
+            properties.append((PREFIX + "flaky", f"{n_passed} of {len(rewards)} attempts passed"))
         failure = self._failure(test, outcomes, run) if kind != "quarantined" else None
         skip = test.why_not
         if skip is None and not rewards:
@@ -375,7 +375,7 @@ class Session:
         """The reason for which the test fails by itself, regardless of the suite's mean; None if it passes."""
         rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
         why = next((o.why for o in outcomes if o.reward is not None and o.reward < 1 and o.why), "no reason recorded")
-        tally = clean(f"{sum(reward >= 1 for reward in rewards)} of {len(rewards)} trials passed; {why}")
+        tally = clean(f"{sum(reward >= 1 for reward in rewards)} of {len(rewards)} attempts passed; {why}")
         gate = test.spec.gate
         if isinstance(gate, int | float) and rewards and fmean(rewards) < gate:
             return f"mean reward {fmean(rewards):.3f} is below {gate:g}: {tally}"

@@ -35,7 +35,7 @@ class Attempt(Frozen):
     lost_usd: float | None = 0.0
     """Cost of the attempts that were lost before it; None if unknown, 0 if this attempt was read from the store."""
     left: Left | None = None
-    """None where nobody asked for it (`work.Ask.leaves`)."""
+    """None where it was not asked for (`work.Ask.leaves`)."""
 
     @property
     def pair(self) -> tuple[str, str]:

@@ -17,7 +17,7 @@ class Span(NamedTuple):
     kind: str
     """chat, tool, agent, or other: what its attributes say it did; event for a log record, which has a row, too."""
     start_ns: int
-    """Since 1970; 0 where nobody said."""
+    """Since 1970; 0 where it is unknown."""
     end_ns: int
     error: str | None
     """Why it failed, `error` when nothing more was said; None for one that did not."""

@@ -55,7 +55,7 @@ class Completion(Frozen):
     logprobs: tuple[float, ...] = ()
     """Log-probability (nats) of each of `message.token_ids` under the sampler, at its temperature."""
     sampling: Sampling | None = None
-    """How it was drawn, as the request said; None where nobody said."""
+    """How it was drawn, as the request said; None where it is unknown."""
     is_redacted: bool = False
     """Its token ids and log-probabilities are not stored, because text that they encode held a secret."""
     model: str | None = None
@@ -112,7 +112,7 @@ class Step(Frozen):
     """The turn was taken over from another trace, for context: it is not trained on."""
     tools: tuple[dict[str, Any], ...] = ()
     """Definitions of the tools that the model was offered, as its request had them. () where they are those of the
-    step before, and where nobody said."""
+    step before, and where they are unknown."""
 
     @property
     def is_broken(self) -> bool:

@@ -120,7 +120,7 @@ class Setup(Frozen):
     env: dict[str, str] = Field(default_factory=dict)
     """Variables of the agent's commands."""
     solution: Path | None = None
-    """Host folder that the oracle, and nobody else, finds at /solution."""
+    """Host folder that the oracle alone finds at /solution."""
     solution_env: dict[str, str] = Field(default_factory=dict)
     """Further variables of the oracle's commands."""
 

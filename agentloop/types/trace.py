@@ -53,7 +53,7 @@ class Trace(Frozen):
 
     @property
     def answered(self) -> tuple[Step, ...]:
-        """The steps without a broken one, which is nobody's turn."""
+        """The steps without a broken one, which is no turn of the policy."""
         return tuple(step for step in self.steps if not step.is_broken)
 
     @property
@@ -67,6 +67,6 @@ class SubTrace(Frozen):
 
     trace: Trace
     step: int | None = None
-    """Index of the parent's step; None where nobody said."""
+    """Index of the parent's step; None where it is unknown."""
     call_id: str | None = None
     """The tool call that started it."""

@@ -36,7 +36,7 @@ class UnitState(StrEnum):
     done = "done"
     """Its effects are on disk."""
     dead = "dead"
-    """It killed its workers, or failed too often: nobody does it until a person retries it or a run asks again."""
+    """It killed its workers, or failed too often: it is not done until a person retries it or a run asks again."""
     cancelled = "cancelled"
 
 

@@ -95,7 +95,7 @@ class Graded(Frozen):
     n_prompt_tokens: int = 0
     n_completion_tokens: int = 0
     cost_usd: float | None = None
-    """None where nobody knows the price."""
+    """None where the price is unknown."""
 
 
 class Score(Frozen):
@@ -133,7 +133,7 @@ class Verdict(Frozen):
     scores: tuple[Score, ...] = ()
     failures: tuple[Failure, ...] = ()
     taxonomy: str | None = None
-    """Version of the failure types; None where nobody classified."""
+    """Version of the failure types; None where none was classified."""
     rule: RewardRule | None = None
     """The task's, for scores that come later; None is the default."""
 

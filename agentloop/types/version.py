@@ -24,7 +24,7 @@ class VersionKind(StrEnum):
 
     @property
     def is_trained(self) -> bool:
-        """True if a version of this kind has its own weights, all of them or an adapter."""
+        """True if such a version has its own weights, whole or as an adapter."""
         return self in (VersionKind.adapter, VersionKind.weights)
 
 
@@ -146,5 +146,5 @@ class Move(Frozen):
     share: float | None = None
     """Share of new episodes that a canary has from now on."""
     is_shadow: bool = False
-    """The canary answers nobody: its answers to those episodes are recorded beside those of the live version."""
+    """The canary's answers reach no client: they are recorded beside those of the live version."""
     at: datetime

@@ -137,7 +137,7 @@ class CeleryBell:
         self._start("bell listener", self._listen)
 
     def _listen(self) -> None:
-        """Consume until the bell is closed. A connection that breaks is made anew, with all that belongs to it."""
+        """Consume until the bell is closed. A connection that breaks is made again, with all that belongs to it."""
         _silence_libraries()
         self._app.set_current()  # of this thread: where Celery looks for the task
         pause_s = FIRST_PAUSE_S
@@ -238,7 +238,7 @@ class CeleryBell:
             _log.warning("broker %s is back", self.name)
 
     def _begin(self) -> None:
-        """The consumer listens. Nobody heard earlier rings."""
+        """The consumer listens. Earlier rings were not heard."""
         self._up_since = time.monotonic()
         for ear in self._ears:
             self._hear(ear.kinds)

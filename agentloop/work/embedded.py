@@ -86,7 +86,7 @@ class RunningWorker:
     async def end(self, listener: UnitListener, keys: Collection[str], unfinished: Collection[str]) -> None:
         """The asker with `listener` does not ask for `keys` any more.
 
-        Cancels those of `unfinished` that nobody else in this process asks for, and closes their sandboxes.
+        Cancels those of `unfinished` that no other asker in this process needs, and closes their sandboxes.
         """
         self._listeners.remove(listener)
         self._n_askers.subtract(keys)

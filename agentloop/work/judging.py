@@ -70,7 +70,7 @@ class Judging:
         return Path(self._resources.enter_context(TemporaryDirectory(prefix="agentloop-")))
 
     def end_stored(self, planned: Planned) -> Attempt | None:
-        """End with the attempt that another process has stored since the start; None where nobody has."""
+        """End with the attempt that another process has stored since the start; None where none has."""
         if self._longest_s < LOOK_FROM_S:
             return None
         if compares_attempts(planned[0]):  # the attempts of its group are judged together

@@ -1,4 +1,4 @@
-"""The attempts of a unit that is dead: nobody could make them, so infrastructure has failed them."""
+"""The attempts of a unit that is dead: no worker could make them, so infrastructure has failed them."""
 
 from __future__ import annotations
 

@@ -64,12 +64,12 @@ def _lines(document: Mapping[str, Any], suite: Path, project: Path) -> Iterator[
     before = document["replaced_mean_reward"]
     noun = "held-out task" if document["split"] == "heldout" else "task"
     tasks = counted(document["n_tasks"], noun)
-    yield f"{path}: {tasks}, {document['trials']} trials of each, mean reward {mean}"
+    yield f"{path}: {tasks}, {document['trials']} attempts of each, mean reward {mean}"
     if before is not None:
         yield f"replaces {path} of another policy ({percent(before)} -> {mean})"
     if document["n_visits"]:
         visits = counted(document["n_visits"], "visit")
-        each = counted(document["per_visit"], "banked trial")
+        each = counted(document["per_visit"], "baseline attempt")
         yield f"enough for {visits} of a gate, {each} each; docs/07-ci.md says how many it takes"
     folder = shlex.quote(str(suite))
     name = shlex.quote(Path(path).stem)

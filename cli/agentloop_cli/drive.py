@@ -1,4 +1,4 @@
-"""`agentloop drive`: the process that a worker starts to run a loop. Nobody else calls it."""
+"""`agentloop drive`: the process that a worker starts to run a loop. No other code calls it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _first_line() -> bytes:
 
 
 def _end_with_worker() -> None:
-    """End this process when the worker has ended: nobody gives its heartbeat any more."""
+    """End this process when the worker has ended, because its heartbeat has stopped."""
     while os.read(STDIN, CHUNK):
         pass
     os._exit(ENDED)

@@ -208,7 +208,7 @@ class LiveEvidence:
         self._progress.advance(1, **{"points": 100 * worst.bets.mean, "evidence of a drop": drop, against: none})
         if not stderr.is_terminal and self._n % EVERY == 0:
             evidence = f"evidence of a drop {drop:.0f} of {_bounded(worst.log_fail):.0f}, {against} {none:.0f}"
-            line = f"  {counted(self._n, 'trial')}: {evidence} of {_bounded(least.log_pass):.0f}"
+            line = f"  {counted(self._n, 'attempt')}: {evidence} of {_bounded(least.log_pass):.0f}"
             stderr.print(line, markup=False)
 
 

@@ -183,15 +183,15 @@ def _suite(suite: SuiteResult, tallied: str) -> str:
 
 
 def _took(result: GateResult) -> str:
-    parts = [counted(result.n_rollouts, "trial")]
+    parts = [counted(result.n_rollouts, "attempt")]
     if result.n_fresh:
         parts.append(f"{result.n_fresh:,} of them fresh attempts of the baseline")
     if result.n_played:
         parts.append(f"{result.n_played:,} played back")
     if n_lost := result.n_lost - result.n_unscored:
-        parts.append(f"{counted(n_lost, 'attempt')} lost to the infrastructure")
+        parts.append(f"{n_lost:,} lost to the infrastructure, retries included")
     if result.n_unscored:
-        parts.append(f"{counted(result.n_unscored, 'attempt')} not scored by the verifiers")
+        parts.append(f"{result.n_unscored:,} not scored by the verifiers")
     parts.append(format_optional(result.cost_usd, "{:.2f} USD", missing="cost unknown"))
     return ", ".join(parts)
 

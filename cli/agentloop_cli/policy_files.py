@@ -58,7 +58,7 @@ def prune(
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the folders of versions that nobody needs; the versions and their moves stay in the store.
+    """Remove the folders of versions that are not needed; the versions and their moves stay in the store.
 
     The folders of the live version, the canary, their parents, the version that a
     rollback goes to, and the newest ones stay. A version without its folder

@@ -39,11 +39,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add = group.addoption
     add("--agentloop-run", action="store_true", help="Run the tests marked `agentloop`; they are skipped without it.")
     add("--agentloop-mode", choices=MODES, default="replay", help="Source of answers; default: the recording alone.")
-    add("--agentloop-trials", type=int, metavar="N", help="Trials of each task, in place of the marks'.")
+    add("--agentloop-trials", type=int, metavar="N", help="Attempts at each task, in place of the marks'.")
     add("--agentloop-baseline", metavar="NAME", help="Bank that a suite is compared with, or `none`.")
     add("--agentloop-policy", metavar="REF", default="live", help="Policy to test: see `agentloop gate --help`.")
     add("--agentloop-seed", type=int, default=0, metavar="N", help="Random seed.")
-    add("--agentloop-budget-usd", type=float, metavar="USD", help="Start no trial after this cost.")
+    add("--agentloop-budget-usd", type=float, metavar="USD", help="Start no attempt after this cost.")
     add("--agentloop-report", type=Path, metavar="DIR", help="Folder for traces, outcomes and reports.")
     add("--agentloop-sandbox", default="auto", metavar="KIND", help="auto, docker or bubblewrap.")
 
@@ -165,7 +165,7 @@ def trace(request: pytest.FixtureRequest, record_property: Callable[[str, object
         traces = [one.trace for one in _test(request.node).done if one.trace is not None]
         if not traces:
             pytest.fail(
-                "no trial of this test has a trace: call `rollout` first; one on the tape is not run", pytrace=False
+                "no attempt of this test has a trace: call `rollout` first; one on the tape is not run", pytrace=False
             )
         record_property("agentloop.trace_id", traces[-1].id)
         return traces[-1]

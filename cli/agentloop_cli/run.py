@@ -27,7 +27,7 @@ def run_project(
     as_json: bool,
     settings: Mapping[str, dict[str, Any]] = {},
 ) -> None:
-    """Continue the project's loop to its end; the report and the summary are made anew each time.
+    """Continue the project's loop to its end; the report and the summary are made again each time.
 
     where: a store in place of the one that the settings name. settings: in place of the file's; see `open_project`.
     """

@@ -32,7 +32,7 @@ def run() -> None:
 def interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
     """Interrupt the command again where Python has dropped a KeyboardInterrupt, as it does in every finaliser.
 
-    Each import runs one. Without this the command goes on as if nobody had pressed Ctrl-C.
+    Each import runs one. Without this the command goes on in spite of Ctrl-C.
     """
     if not issubclass(dropped.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(dropped)

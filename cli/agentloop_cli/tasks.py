@@ -85,7 +85,7 @@ def run(
     allows.
 
     Each attempt is stored when it ends. The same command again makes the missing
-    attempts alone; with another --as NAME it makes all of them anew.
+    attempts alone; with another --as NAME it makes all of them again.
 
     Exit codes: 0 all scored, 1 the oracle failed a task, 2 an argument is wrong,
     4 an attempt got no reward, 130 interrupted.
@@ -141,7 +141,7 @@ def show_run(result: Mapping[str, Any], place: Path) -> None:
     if n_continued := result["n_continued"]:
         note(
             f"{n_continued} of {counted(result['n_trials'], 'attempt')} had been stored by an earlier run; "
-            "--as NAME makes all of them anew"
+            "--as NAME makes all of them again"
         )
     many = result["n_trials"] > result["n_tasks"]
     table = Table(box=None, pad_edge=False)

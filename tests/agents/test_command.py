@@ -9,8 +9,9 @@ import random
 import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -741,14 +742,38 @@ class Endpoint:
             writer.close()
 
 
-def test_an_endpoint_is_asked_as_the_policy_and_the_task_say(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+@dataclass
+class OwnEndpoint:
+    """A policy of another package, with the attributes of `abilities.Endpoint`."""
+
+    base_url: str
+    model: str
+    api_key: SecretStr | None = None
+    temperature: float = 1.0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "own"
+
+    @staticmethod
+    def price(done: Completion) -> float | None:
+        return None
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        raise AssertionError("the gateway forwards the request")
+
+
+@pytest.mark.parametrize("kind", [OpenAIPolicy, OwnEndpoint])
+def test_an_endpoint_is_asked_as_the_policy_and_the_task_say(
+    bubblewrap: BubblewrapBackend, tmp_path: Path, kind: Callable[..., Policy]
+) -> None:
     files = program(tmp_path / "p", "print(ask([user(task)], temperature=0.1, max_completion_tokens=99, top_p=0.5))")
     ended, endpoint = Ended(), Endpoint()
 
     async def go() -> None:
         server = await asyncio.start_server(endpoint.answer, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        policy = OpenAIPolicy(url, "m", api_key=SecretStr("sk-secret"), temperature=0.7, extra={"min_p": 0.1})
+        policy = kind(url, "m", api_key=SecretStr("sk-secret"), temperature=0.7, extra={"min_p": 0.1})
         agent = Command(RUN + "; env; cat /proc/*/environ; true", files=files)
         async with opened(bubblewrap, with_files(SandboxSpec(), agent)) as sandbox:
             task = Task(id="t", instruction="x", limits=Limits(max_tokens=50))

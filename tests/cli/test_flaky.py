@@ -23,13 +23,13 @@ from agentloop.types import RewardState
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    """Two tasks with a bank of 16 trials: `a` always passes, `b` every fourth time not."""
+    """Two tasks with a bank of 16 attempts: `a` always passes, `b` every fourth time not."""
     lay(tmp_path, ["a", "b"])
     return tmp_path
 
 
 def lay(folder: Path, tasks: list[str], tags: str = "") -> None:
-    """A suite with a bank of 16 trials: `a` always passes, `c` every fourth time, others every fourth time not."""
+    """A suite with a bank of 16 attempts: `a` always passes, `c` every fourth time, others every fourth time not."""
     (folder / "suite.toml").write_text('name = "s"\n[[verifiers]]\nkind = "exact"\nexpected = "x"\n')
     rows = [f'{{{tags}"id": "{task}", "instruction": "i"}}\n' for task in tasks]
     (folder / "tasks.jsonl").write_text("".join(rows))

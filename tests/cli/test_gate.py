@@ -113,10 +113,12 @@ def test_a_bank_says_what_it_is_good_for_and_what_it_replaces(here: Path, agentl
     assert "replaces" not in same.stdout
     done = agentloop("bank", *filled, "scripted:p.py:breaks")
     first, replaced, visits, after = done.stdout.splitlines()
-    assert first.startswith(f"{path}: 12 held-out tasks, 8 trials of each, mean reward ")
+    assert first.startswith(f"{path}: 12 held-out tasks, 8 attempts of each, mean reward ")
     mean = first.rpartition(" ")[2]
     assert re.fullmatch(rf"replaces {path} of another policy \([0-9.]+% -> {mean}\)", replaced)
-    assert visits.startswith("enough for 80 visits of a gate, 1 banked trial each"), "10 tasks of the mean, 8 trials"
+    assert visits.startswith("enough for 80 visits of a gate, 1 baseline attempt each"), (
+        "10 tasks of the mean, 8 trials"
+    )
     assert after == "commit it, then: agentloop gate evals/read --baseline main --candidate REF"
     assert "must-pass but passed in under half of its trials: q0;" in done.stderr
 
@@ -288,7 +290,7 @@ BAD = {
     "no policy": (lambda here: None, ("--candidate", "latest"), 2, "no policy 'latest'"),
     "policy that does not load": (lambda here: (here / "p.py").write_text("1/0"), (), 2, "ZeroDivisionError"),
     "alpha": (lambda here: None, ("--alpha", "0.7"), 2, "--alpha 0.7: input should be less than 0.5"),
-    "per visit": (lambda here: None, ("--per-visit", "9"), 2, "8 trials a task, and 9 are needed"),
+    "per visit": (lambda here: None, ("--per-visit", "9"), 2, "8 attempts a task, and 9 are needed"),
     "weight": (lambda here: None, ("evals/other=x",), 2, "'x' is no weight above 0; write SUITE=2"),
     "twice": (lambda here: None, ("evals/read",), 2, "two suites of one name"),
     "sandbox": (lambda here: None, ("--sandbox", "bublewrap"), 2, "no sandbox 'bublewrap'"),

@@ -31,7 +31,7 @@ def test_an_unchanged_policy_is_played_and_a_changed_one_is_not(tmp_path: Path, 
     assert (done.returncode, result["verdict"]) == (0, "PASS"), done.stderr
     assert result["n_played"] == result["n_candidate"] > 0
     assert result["cost_usd"] == 0
-    assert {look["mean"] for look in result["suites"][0]["looks"]} == {0.0}  # each against its own banked trial
+    assert {look["mean"] for look in result["suites"][0]["looks"]} == {0.0}  # each against its own baseline attempt
     assert result["settings"]["per_visit"] == 1
 
     asked = json.loads(agentloop(*gate("good", "asked", "--tape", "off")).stdout)

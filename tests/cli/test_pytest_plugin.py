@@ -166,7 +166,7 @@ def test_recorded_once_and_played_by_an_unchanged_policy(pytester: pytest.Pytest
     assert done.ret == 0
     assert not list((recorded / "out").rglob("store.db")), "nothing is run"
     done.assert_outcomes(passed=N + 1)
-    done.stdout.fnmatch_lines(["*agentloop: PASS*", f"{12 * N} of {12 * N} trials played from the tape"])
+    done.stdout.fnmatch_lines(["*agentloop: PASS*", f"{12 * N} of {12 * N} attempts played from the tape"])
     cases = list(ElementTree.parse(recorded / "j.xml").iter("testcase"))
     assert [case.get("name") for case in cases] == [f"test_words[t{n}]" for n in range(N)] + ["test_ordinary"]
     outcomes = [p.get("value") for p in cases[0].iter("property") if p.get("name") == "agentloop.outcome"]
@@ -180,7 +180,7 @@ def test_on_a_machine_without_a_sandbox_each_trial_runs_with_the_tape_s_answers(
     """No hash covers a machine on which commands run unconfined, so a trial there may end in another way."""
     done = run_all(pytester, "--agentloop-report=out")
     assert done.ret == 0
-    done.stdout.fnmatch_lines([f"{12 * N} of {12 * N} trials played from the tape"])
+    done.stdout.fnmatch_lines([f"{12 * N} of {12 * N} attempts played from the tape"])
     store = Store(next((recorded / "out").rglob("store.db")), create=False)
     assert store.n_traces() == 12 * N
     store.close()

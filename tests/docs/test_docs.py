@@ -54,6 +54,8 @@ PATTERNS = (
     r"\bbox(?:es)?\b",
     r"\btapes?\b",
     r"\btrials?\b",
+    r"\b(?:[Nn]obody|mend|afresh|those that there are)\b",
+    r"\banew\b(?![:,])",
 )
 """Turns of phrase that a reader has to read twice, and names that the glossary replaces."""
 PATTERNS_IN_CODE = tuple(pattern for pattern in PATTERNS if "tape" not in pattern and "trial" not in pattern)
@@ -62,17 +64,32 @@ OPENING = r"\A(?:As|Of|What|Where|Who|Whoever|Whose)\b"
 """The beginning of a docstring that is no sentence and names no thing."""
 PLAIN_PACKAGES = (
     "cli/agentloop_cli",
+    "agentloop/abilities.py",
     "agentloop/config",
+    "agentloop/costs",
+    "agentloop/demo",
     "agentloop/errors.py",
+    "agentloop/failures",
+    "agentloop/formats",
     "agentloop/gate",
+    "agentloop/gateway",
+    "agentloop/harbor",
     "agentloop/library",
     "agentloop/loop",
+    "agentloop/otel",
+    "agentloop/plugins.py",
     "agentloop/protocols.py",
+    "agentloop/publish",
+    "agentloop/recordings",
+    "agentloop/registry",
+    "agentloop/reports",
     "agentloop/rollout",
+    "agentloop/suites",
+    "agentloop/testing",
     "agentloop/types",
     "agentloop/work",
 )
-"""What users and readers of the loop read first."""
+"""Packages whose docstrings are in plain technical English."""
 NOUN_CLAUSE = re.compile(r"(?:^|(?<=[.:;!?] ))(?:[-*] )?(?:What|Who(?!&)|Whose)\b[^?.]*[.:;]", re.MULTILINE)
 """A sentence whose subject is a clause, such as "What fails is repeated."; a question is none."""
 

@@ -161,7 +161,7 @@ def test_an_endpoint_that_refuses_most_trials_fills_no_bank_and_leaves_nothing_t
         await asyncio.sleep(0.001)
         return outcome(task, trial, reward=0.0, refused=True, why="ModelRefused: http://host/v1: HTTP 401: bad key")
 
-    with pytest.raises(ConfigError, match=r"3 of the latest 3 trials: .*HTTP 401: bad key; correct the API key"):
+    with pytest.raises(ConfigError, match=r"3 of the latest 3 attempts: .*HTTP 401: bad key; correct the API key"):
         fill(path, evals(tmp_path), refuses)
     assert n_asked <= 2 * len(TASKS), "of 12 trials, those that had begun when the third was refused"
     assert not path.exists()
@@ -180,7 +180,7 @@ def test_a_key_that_ends_while_a_bank_is_filled_costs_no_trial_that_was_scored(t
         again.append((task, trial))
         return outcome(task, trial)
 
-    with pytest.raises(ConfigError, match="2 of the latest 3 trials"):
+    with pytest.raises(ConfigError, match="2 of the latest 3 attempts"):
         fill(path, evals(tmp_path), ends)
     fill(path, evals(tmp_path), works)
     assert sorted(again) == [(task, trial) for task in TASKS for trial in range(1, TRIALS)]
@@ -211,7 +211,7 @@ def test_a_policy_that_crashes_in_every_trial_fills_no_bank(tmp_path: Path, surv
     if survives:
         assert fill(path, evals(tmp_path), crashes)
         return
-    with pytest.raises(ConfigError, match=r"each of the 12 trials ended with .*crashed: ValueError: kaputt; no bank"):
+    with pytest.raises(ConfigError, match=r"each of the 12 attempts ended with .*crashed: ValueError: kaputt; no bank"):
         fill(path, evals(tmp_path), crashes)
     assert not path.exists()
 
@@ -239,13 +239,13 @@ REFUSED: dict[str, tuple[Spoil, dict[str, object], str]] = {
         {"verifiers": ("exact@2",)},
         r"verifiers have changed since .exact@1 then, ex",
     ),
-    "task missing": (lambda p: None, {"tasks": (*TASKS, "d")}, "4 trials of 16 missing, such as 0 of task 'd'"),
-    "trial missing": (lambda p: changed_row(p, 3, None), {}, "1 trial of 12 missing, such as 1 of task 'a'"),
-    "too few": (lambda p: changed_head(p, trials=2), {}, "12 trials where 6 belong"),
+    "task missing": (lambda p: None, {"tasks": (*TASKS, "d")}, "4 attempts of 16 missing, such as 0 of task 'd'"),
+    "trial missing": (lambda p: changed_row(p, 3, None), {}, "1 attempt of 12 missing, such as 1 of task 'a'"),
+    "too few": (lambda p: changed_head(p, trials=2), {}, "12 attempts where 6 belong"),
     "a trial twice": (
         lambda p: p.write_text(p.read_text() + p.read_text().splitlines()[1] + "\n"),
         {},
-        "13 trials whe",
+        "13 attempts whe",
     ),
     "lost": (lambda p: changed_row(p, 4, {"state": "infra_failed", "reward": None}), {}, "trial 2 .*'a' is infra_fail"),
     "candidate": (lambda p: changed_row(p, 4, {"policy": "candidate"}), {}, "trial 2 of task 'a' is of a candidate"),
@@ -273,7 +273,7 @@ def test_a_bank_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, what: s
 def test_a_bank_of_fewer_trials_than_a_visit_takes(tmp_path: Path) -> None:
     path = bank_path(evals(tmp_path), "main")
     fill(path, evals(tmp_path), trials=3)
-    with pytest.raises(ConfigError, match=r"3 trials a task, and 4 are needed; fill one: `agentloop bank "):
+    with pytest.raises(ConfigError, match=r"3 attempts a task, and 4 are needed; fill one: `agentloop bank "):
         load_bank(path, evals(tmp_path))
 
 

@@ -89,7 +89,9 @@ def test_an_undecided_case_neither_holds_nor_is_broken() -> None:
     assert counts(made)["must-pass cases"] == "1 clear, 3 undecided, 0 broken"
     assert "1 clear, 3 undecided, 0 broken" in render(made)
     assert "1 clear, 3 undecided, 0 broken" in markdown(made)
-    advice = "the baseline fails these too (1 of 16 banked trials pass): fill the bank with a policy that passes them"
+    advice = (
+        "the baseline fails these too (1 of 16 baseline attempts pass): fill the bank with a policy that passes them"
+    )
     assert advice in next_move(made)
     assert "--max-rollouts" not in next_move(made), "no budget ended it"
     assert "--max-rollouts" in next_move(inconclusive())

@@ -162,7 +162,7 @@ def test_few_losses_are_left_out_and_counted() -> None:
 def test_after_the_bank_fresh_pairs_decide_and_whoever_has_none_does_not() -> None:
     alone = fold(None, [*bank(SAME, 4), *rounds(SAME, 6)])
     assert (alone.n_candidate, alone.suites[0].n_visits, alone.verdict) == (80, 80, GateVerdict.inconclusive)
-    assert any("40 candidate trials had no baseline trial left" in reason for reason in alone.reasons)
+    assert any("40 candidate attempts had no baseline attempt left" in reason for reason in alone.reasons)
     fresh = [outcome(row.task_id, row.trial + 4, row.reward, Side.baseline) for row in rounds(SAME, 2, seed=9)]
     paired = fold(None, [*bank(SAME, 4), *rounds(SAME, 6), *fresh])
     assert (paired.n_candidate, paired.n_fresh, paired.n_rollouts) == (120, 40, 160)
@@ -270,7 +270,7 @@ def test_a_bank_that_is_used_up_is_said_first_with_the_size_that_would_do() -> N
     found = re.match(r"The bank is used up .* about ([\d,]+) visits more would .*--trials (\d+)", result.reasons[0])
     assert found
     more, trials = int(found[1].replace(",", "")), int(found[2])
-    assert trials == -(-(80 + more) // 20), "one banked trial a visit, of 20 tasks"
+    assert trials == -(-(80 + more) // 20), "one baseline attempt a visit, of 20 tasks"
     assert "The outcomes end" in result.reasons[-1]
     assert not any("0.05" in reason for reason in result.reasons), "points everywhere"
 
@@ -303,7 +303,7 @@ def test_two_failures_of_one_in_ten_cases_are_enough_alone_and_not_beside_a_mean
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_tasks", "n_banked", "per_visit"), [(200, 16, 4), (200, 8, 2), (100, 16, 2), (45, 16, 1)])
 def test_a_visit_takes_what_leaves_800_of_them(n_tasks: int, n_banked: int, per_visit: int) -> None:
-    """Tasks x banked trials / 800, a quarter of a task's at most, 1 at least."""
+    """Tasks x baseline attempts / 800, a quarter of a task's at most, 1 at least."""
     rates = [0.5] * n_tasks
     rows = [*bank(rates, n_banked), *rounds(rates, 1)]
     left_out, said = fold(None, rows), fold(None, rows, settings=Settings(per_visit=per_visit))
@@ -344,7 +344,7 @@ def test_every_suite_has_its_share_of_the_risk() -> None:
 
 
 def test_importance_weighs_what_it_visits_more_often() -> None:
-    """Ten sure tasks, ten uncertain ones: of eight banked trials two tell which, and six are compared with."""
+    """Ten sure tasks, ten uncertain ones: of eight baseline attempts two tell which, and six are compared with."""
     made = header(20, 8, sampling="importance")
     theirs = [
         outcome(row.task_id, row.trial, float(row.trial % 2 if row.task_id < "t10" else 1), Side.baseline)
@@ -369,7 +369,7 @@ def test_a_baseline_is_never_guessed() -> None:
         fold(header(20, 4), rounds(SAME, 1))
     with pytest.raises(ConfigError, match="'x', which is in none"):
         fold(header(20, 4), [*bank(SAME, 4), outcome("x", 0, 1.0)])
-    with pytest.raises(ConfigError, match="takes 5 banked trials and a task has 4"):
+    with pytest.raises(ConfigError, match="takes 5 baseline attempts and a task has 4"):
         fold(None, [*bank(SAME, 4), *rounds(SAME, 1)], settings=Settings(per_visit=5))
     with pytest.raises(ConfigError, match="is in this gate twice"):
         Fold(Header(suites=(SuitePart(name="a", tasks=("t",)), SuitePart(name="b", must_pass=("t",)))))

@@ -43,7 +43,7 @@ def test_several_trials_have_a_mean_and_each(
     listed = json.loads(agentloop("traces", "ls", "--project", tmp_path / "out", "--json").stdout)
     assert len(listed["traces"]) == 18
     shown = agentloop(*arguments[:-1], "2", "--out", tmp_path / "again").stdout
-    assert "4 of 6 trials of 3 tasks scored, mean reward" in shown
+    assert "4 of 6 attempts at 3 tasks scored, mean reward" in shown
     assert "0 0" in shown
     assert "- -" in shown
 

@@ -59,7 +59,7 @@ def test_the_folder_of_a_suite_is_a_suite(bubblewrap: BubblewrapBackend, tmp_pat
     folder = suite_in(tmp_path / "right", RIGHT)
     assert al.run(str(folder), policy, sandbox="bubblewrap", store=tmp_path / "store.db").mean_reward == 1.0
     bank = al.bank(folder, policy, name="main", trials=2, sandbox="bubblewrap")
-    assert str(bank) == "right: 1 task, 2 trials of each, mean reward 100.0%"
+    assert str(bank) == "right: 1 task, 2 attempts of each, mean reward 100.0%"
 
 
 def test_a_misspelt_suite_is_answered_with_the_nearest(tmp_path: Path) -> None:

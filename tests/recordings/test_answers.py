@@ -86,7 +86,7 @@ def test_replay_asks_nobody_and_says_what_was_recorded() -> None:
     done = ask(one := taped(recorded(), Mode.replay, policy))
     assert (policy.n, done.cost_usd, done.n_prompt_tokens, one.whole, one.played) == (0, 0.5, 3, True, [done])
     assert done.message == Message(role="assistant", content="answer 1", token_ids=(1,), reasoning="hm")
-    with pytest.raises(Diverged, match="task 't', trial 0: the same request was asked more often"):
+    with pytest.raises(Diverged, match="task 't', attempt 0: the same request was asked more often"):
         ask(one)
     assert policy.n == 0
     assert not one.whole
@@ -119,7 +119,7 @@ def test_what_was_not_asked_for_is_not_whole() -> None:
             {"messages": (Message(role="user", content="Look"),)},
             "diverged at message 1: user said 'look', asked 'Look'",
         ),
-        ({"trial": 1}, "the tape has no such trial"),
+        ({"trial": 1}, "the tape has no such attempt"),
     ],
 )
 def test_whatever_decides_an_answer_is_in_the_key(change: dict[str, object], why: str) -> None:
@@ -144,7 +144,7 @@ def test_from_the_first_difference_on_the_policy_is_asked_to_the_end() -> None:
 
 def test_a_difference_stops_where_that_was_asked_for() -> None:
     policy = Counting()
-    with pytest.raises(Diverged, match=r"the tape has no such trial; ask the policy from there \(mode 'auto'\)"):
+    with pytest.raises(Diverged, match=r"the tape has no such attempt; ask the policy from there \(mode 'auto'\)"):
         ask(taped(PolicyRecording(), Mode.auto, policy, on_divergence="stop"))
     assert policy.n == 0
 
@@ -342,7 +342,7 @@ async def walk(policy: Policy, hint: str) -> float:
 
 
 async def differences(n: int, rescued: float, hint: str) -> tuple[list[float], list[float], list[bool]]:
-    """(against the trial on the tape, against another trial of the bank, whether it diverged) of n candidate trials."""
+    """(against the trial on the tape, against another trial of the bank, whether it diverged) of n attempts."""
     tape, bank = PolicyRecording(), []
     policy = Walk(0.2, seed=1)
     for trial in range(n):

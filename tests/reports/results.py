@@ -109,7 +109,7 @@ def failing() -> GateResult:
         ),
         line("parse-times", "1" * 16, "101", kind="must_pass", e_value=0.3),
         line("parse-zones", "1" * 16, "1", kind="must_pass", e_value=-0.7),
-        line("old-flaky", "1010" * 4, "01", kind="quarantined", why="flaky, 50% of 16 trials, until 2026-12-24"),
+        line("old-flaky", "1010" * 4, "01", kind="quarantined", why="flaky, 50% of 16 attempts, until 2026-12-24"),
         line("lost-one", "1" * 16, "", n_lost=2, why="sandbox gone: the engine did not answer"),
         line(
             "count-017",
@@ -124,7 +124,7 @@ def failing() -> GateResult:
         line("count-019", "0" * 14 + "11", "1"),
         *mean_tasks(),
         reasons=(
-            "notes: the evidence of a drop reached 20 to 1 after 120 candidate trials.",
+            "notes: the evidence of a drop reached 20 to 1 after 120 candidate attempts.",
             "notes: parse-dates, which must pass, passed 0 of 3 times.",
         ),
         n_lost=2,
@@ -146,7 +146,7 @@ def passing() -> GateResult:
         looks(0.05, 140, seed=2),
         line("parse-dates", "1" * 16, "11", kind="must_pass", e_value=-1.4),
         *mean_tasks(),
-        reasons=("notes: a drop of 5 points was ruled out at 20 to 1 after 140 candidate trials.",),
+        reasons=("notes: a drop of 5 points was ruled out at 20 to 1 after 140 candidate attempts.",),
     )
 
 
@@ -156,7 +156,7 @@ def inconclusive() -> GateResult:
         looks(-0.03, 400, seed=5),
         *mean_tasks(),
         settings=SETTINGS.model_copy(update={"max_rollouts": 400}),
-        reasons=("the budget of 400 trials was spent before either side was shown.",),
+        reasons=("the budget of 400 attempts was spent before either side was shown.",),
     )
 
 

@@ -63,7 +63,7 @@ def test_the_verdict_is_in_words_and_flips_come_before_charts() -> None:
         "missing 1",
         "played back at no cost 12",
         "cost $1.50",
-        "old-flaky quarantine 1 of 2 0 flaky, 50% of 16 trials, until 2026-12-24",
+        "old-flaky quarantine 1 of 2 0 flaky, 50% of 16 attempts, until 2026-12-24",
         "is failed in at most 5% of gates",
         "pass^4 61.0% 55.0% to 67.0%",
     ):
@@ -202,7 +202,7 @@ def test_charts_have_words_for_those_who_do_not_see_them() -> None:
     ids = re.findall(r' id="(.*?)"', html)
     assert len(ids) == len(set(ids))
     look = failing().suites[0].looks[-1]
-    assert f"After 120 candidate trials: {look.mean * 100:+.1f} points" in html
+    assert f"After 120 candidate attempts: {look.mean * 100:+.1f} points" in html
     assert html.count("<th>") == 0, "a heading says what it is the heading of"
 
 

@@ -63,7 +63,7 @@ def test_a_broken_case_and_the_gate_fail_and_nothing_else_does() -> None:
     assert found["parse-dates"].result[0].message.startswith("The tool said 'No such file")
     assert outcome(found["verdict"]) == [(Failure, "FAIL")]
     assert "Regression: 1 case that must pass is broken" in found["verdict"].result[0].message
-    assert "reached 20 to 1 after 120 candidate trials" in found["verdict"].result[0].text
+    assert "reached 20 to 1 after 120 candidate attempts" in found["verdict"].result[0].text
     assert outcome(found["count-017"]) == [], "a task of the mean may fail"
     assert properties(found["count-017"])["rewards"] == "0"
 

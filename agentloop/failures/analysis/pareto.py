@@ -83,7 +83,7 @@ class Cluster(Frozen):
 
 
 class Survey(Frozen):
-    """What `agentloop failures` shows."""
+    """The content of `agentloop failures`."""
 
     by: str
     n: int
@@ -91,9 +91,9 @@ class Survey(Frozen):
     failed: int
     won: int
     untyped: int
-    """Failed, and nobody has said why."""
+    """Traces that failed without a recorded reason."""
     unknown: int
-    """Nobody has said how they ended."""
+    """Traces of unknown outcome."""
     unknown_labelled: int
     unjudged: int
     """Never seen by the judge."""

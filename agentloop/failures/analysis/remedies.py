@@ -1,4 +1,4 @@
-"""For whoever looks at a list of failures: what to do about each type, and what a detector's name says of them."""
+"""The next step for each failure type, and the meaning of each detector's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fails most, and since when: a Pareto of stored failures, clusters of alike ones, and how both changed.
+"""The most frequent failures, and since when: a Pareto, clusters of alike failures, and how both changed.
 
     survey(store, "purpose:evaluate", by="tool", since=4)
 
@@ -31,7 +31,7 @@ def survey(
     cluster: str | None = None,
     limit: int = 20,
 ) -> Survey:
-    """since: rows and clusters are compared with versions before it, and only clusters that are new are told; without
+    """since: rows and clusters are compared with versions before it, and only new clusters are returned; without
     it the newest version is compared with all others. every: all labels count, once a trace and type, recovered ones
     and those of successes, too. cluster: only the one whose id begins so. limit: rows, and clusters.
 

@@ -37,7 +37,7 @@ def infrastructure(reading: Reading) -> Iterator[Finding]:
 
 @detector("tool_timeout", FailureType.infra_tool_timeout)
 def tool_timeout(reading: Reading) -> Iterator[Finding]:
-    """Every call that exceeded its limit, whoever caused it. `failing_call` reports those that the agent caused."""
+    """Every call that exceeded its limit, whatever caused it. `failing_call` reports those that the agent caused."""
     for index, call, result in reading.calls:
         if result is not None and result.timed_out:
             yield Finding(index, (result.content, call.arguments, call.name))

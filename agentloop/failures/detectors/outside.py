@@ -1,5 +1,7 @@
 """Detectors from other packages, installed through the entry points `agentloop.detectors`. Installed detectors are on.
 
+The built-in detectors are entry points of the same group, which `rules.py` lists in the order of their labels.
+
 Each is a callable `Reading -> list[Failure]` with an `id`, such as `rules.my_detector@1`, which its labels carry. A
 function decorated with `detector.detector` is one. So is a class without constructor arguments whose instances are
 callable in this way.
@@ -13,7 +15,7 @@ from typing import Any
 
 from agentloop.errors import PluginError, boundary
 from agentloop.failures.reading import Reading
-from agentloop.plugins import installed, label, load_each, load_object
+from agentloop.plugins import from_other_packages, label, load_each, load_object
 from agentloop.types import Failure
 
 GROUP = "detectors"
@@ -44,6 +46,6 @@ class OutsideDetector:
 
 @cache
 def outside_detectors() -> tuple[OutsideDetector, ...]:
-    """The installed detectors that can be loaded, by name."""
-    detectors = load_each(sorted(installed(GROUP)), lambda name: OutsideDetector(name, load_object(GROUP, name)))
+    """The detectors of other packages that can be loaded, by name."""
+    detectors = load_each(from_other_packages(GROUP), lambda name: OutsideDetector(name, load_object(GROUP, name)))
     return tuple(detectors.values())

@@ -168,7 +168,7 @@ def _glanced(reading: Reading, words: Iterable[str]) -> Iterator[tuple[int, Tool
 
 
 def _orders(call: ToolCall) -> Iterator[str]:
-    """What a call executes as shell or code. For an edit: the path, as if a shell wrote to it."""
+    """Text that a call executes as shell or code. For an edit: the path, as if a shell wrote to it."""
     arguments = _arguments(call)
     for key, value in arguments.items():
         if key in COMMANDS:
