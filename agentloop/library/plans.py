@@ -275,7 +275,7 @@ class _Collecting:
 
     @property
     def failed_shards(self) -> list[int]:
-        """Shards with an attempt that has no reward. See `Collected`."""
+        """Shards whose stored attempts cannot all be used; see `Collected`."""
         stored = self._read()
         units = [unit for unit in self._plan.units if not self._is_usable(unit, stored)]
         return sorted({unit.shard for unit in units if unit.shard is not None})

@@ -80,27 +80,23 @@ class _Execution:
         self._on_done = on_done
 
     async def run(self, units: Sequence[PlannedUnit], probes: Sequence[PlannedUnit]) -> list[Attempt]:
-        """The attempts of `units`, each on disk. probes: those that are done first. Raises as `execute_shard`."""
+        """The attempts of `units`, each on disk. probes: those that are done first, until one shows that
+        something answers. Raises as `execute_shard`."""
+        attempts: list[Attempt] = []
+        others = list(units)
         try:
-            attempts = await self._probe(probes)
-            others = [unit for unit in units if unit not in probes]
+            for unit in probes:
+                attempts += await self._do(unit)
+                others.remove(unit)
+                if has_answered(attempts):
+                    break
+            else:
+                refuse_broken(attempts)
             for several in await together(self._do(unit) for unit in others):
                 attempts += several
             return attempts
         finally:
             await self._doer.close()
-
-    async def _probe(self, units: Sequence[PlannedUnit]) -> list[Attempt]:
-        """The attempts of `units`, one unit after the other until one shows that something answers."""
-        attempts: list[Attempt] = []
-        for n, unit in enumerate(units, start=1):
-            attempts += await self._do(unit)
-            if has_answered(attempts):
-                for several in await together(self._do(other) for other in units[n:]):
-                    attempts += several
-                return attempts
-        refuse_broken(attempts)
-        return attempts
 
     async def _do(self, unit: PlannedUnit) -> list[Attempt]:
         async with self._slots, self._batch if unit.kind == BATCH else nullcontext():

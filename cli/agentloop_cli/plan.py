@@ -60,12 +60,12 @@ def execute(
 ) -> None:
     """Do one shard of a plan, and write the results into its folder.
 
-    It needs no project, store or network of its own, and executes code from the
-    plan. If it is ended, the same command does what is missing. It also makes
-    attempts anew that had no reward.
+    It needs no project, no store and no network, and executes code from the plan.
+    If it is ended, the same command does what is missing. It also repeats attempts
+    that got no reward.
 
-    Exit codes: 0 all of the shard done, 2 an argument is wrong, 4 an attempt got
-    no reward or this machine cannot make it, 130 interrupted.
+    Exit codes: 0 the shard is done, 2 an argument is wrong, 4 an attempt got no
+    reward or this machine cannot make it, 130 interrupted.
     """
     from agentloop.library.blocking import run_blocking
     from agentloop.remote.execution import execute_shard
