@@ -91,8 +91,9 @@ def put_label(
 ) -> tuple[Failure, bool]:
     """Store a person's label: a failure's type and step, critical unless the run succeeded.
 
-    kind: None if only the step is known. within: an open transaction that it is a part of. Returns the label, and whether it differs from the one before.
-    Raises NoSuchTrace; ConfigError for an invalid name, a step that the trace does not have, or no type and no step.
+    kind: None if only the step is known. within: an open transaction that it is a part of. Returns the label, and
+    whether it differs from the one before. Raises NoSuchTrace; ConfigError for an invalid name, a step that the trace
+    does not have, or no type and no step.
     """
     check_name(by)
     if kind is None and step is None:

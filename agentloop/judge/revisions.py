@@ -39,8 +39,8 @@ def resolve(
 
     It supersedes every earlier one, and only another person's supersedes it; the history has both names.
 
-    tasks: by id; with its task the failures are found better. within: an open transaction that it is a part of. Raises NoSuchTrace, StateError for what broke, and
-    ConfigError for a number that is none or a word that nobody stands for.
+    tasks: by id; with its task the failures are found better. within: an open transaction that it is a part of. Raises
+    NoSuchTrace, StateError for what broke, and ConfigError for a number that is none or a word that nobody stands for.
     """
     if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
         raise ConfigError(f"reward {reward} is not a number from 0 to 1")

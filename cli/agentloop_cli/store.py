@@ -18,8 +18,9 @@ def upgrade(project: ProjectFolder = Path(), where: Where = None, as_json: AsJso
     """Bring a store to the schema of this agentloop; an empty server gets one.
 
     Commands upgrade a file themselves when they open it; `view`, which changes
-    nothing, names this command instead. A server is upgraded by it alone, because others may be using it: end them first. All
-    of it is one transaction: it is upgraded whole, or stays as it was.
+    nothing, names this command instead. A server is upgraded by it alone,
+    because others may be using it: end them first. All of it is one
+    transaction: it is upgraded whole, or stays as it was.
     """
     from agentloop.store.place import store_place
     from agentloop.store.tables import SCHEMA_VERSION
