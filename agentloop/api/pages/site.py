@@ -117,11 +117,6 @@ class PageSite:
         return self.draw(request, "error.html.j2", status=status, **values)
 
 
-def is_fragment(request: Request) -> bool:
-    """Whether a page asks for a part of itself, rather than a browser for a whole page."""
-    return request.headers.get("hx-request") == "true"
-
-
 def viewer_of(request: Request) -> BrowserSession:
     """Who looks at a page, as the guard found out."""
     session: BrowserSession = request.state.session
