@@ -221,11 +221,21 @@ def test_two_keys_give_two_opinions_and_hold_a_trace_one_after_the_other(browser
         ben.page.goto(f"{shown.url}/review/{DISPUTED}")
         assert "Blind" in ben.page.inner_text("main")
         assert "SECRET" not in ben.page.content()
+        ben.page.click("text=All 6 steps")
+        page = ben.page.content()
+        assert "SECRET" not in page
+        assert "human" not in page, "neither the score nor the label of a person"
+        assert "disputed" in ben.page.inner_text("main"), "the verdict from before"
+        answer = ben.page.request.get(f"{shown.url}/api/v1/traces/{DISPUTED}/view")
+        assert ("SECRET" in answer.text(), answer.json()["summary"]["reward"]) == (False, None)
+        ben.page.goto(f"{shown.url}/review/{DISPUTED}")
         ben.page.keyboard.press("n")
         ben.page.fill("#why", "no")
         ben.page.click("text=Send")
         ben.page.goto(f"{shown.url}/review/{DISPUTED}")
         assert "SECRET WORDS" in ben.page.inner_text("main")
+        ben.page.goto(f"{shown.url}/traces/{DISPUTED}")
+        assert "SECRET WORDS" in ben.page.content()
 
 
 @pytest.mark.slow
