@@ -1,4 +1,4 @@
-"""Routes that show the loop of a project: how far it is, and what it cost."""
+"""Routes that show the loop of a project: how far it is, its steps of training, and what it cost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from fastapi import APIRouter
 
 from agentloop.api.parameters import Project
 from agentloop.store.store import Store
+from agentloop.views.curves import TrainingCurves, read_curves
 from agentloop.views.loop_progress import LoopCost, LoopDocument, loop_cost, loop_document
 
 
@@ -22,5 +23,10 @@ def loop_routes(store: Store) -> APIRouter:
     def get_loop_cost(project: Project) -> LoopCost:
         """What the attempts of the loop cost. Reads a row of each."""
         return loop_cost(store.in_project(project))
+
+    @routes.get("/loop/curves")
+    def get_loop_curves(project: Project) -> TrainingCurves:
+        """The figures of every step of training, by version and step."""
+        return read_curves(store.in_project(project))
 
     return routes

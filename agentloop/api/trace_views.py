@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 
 from agentloop.api.parameters import Project, TraceId
+from agentloop.api.verdicts import person_of
 from agentloop.store.store import Store
 from agentloop.views.outline import OUTLINES
 from agentloop.views.trace_page import MAX_ITEMS, MAX_ROWS, CallContext, TracePlace, TraceView, call_context, trace_view
@@ -35,6 +36,7 @@ def trace_view_routes(store: Store) -> APIRouter:
     @routes.get("/traces/{trace_id}/view")
     def view_trace(
         project: Project,
+        request: Request,
         trace_id: TraceId,
         place: Place,
         limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = MAX_ITEMS,
@@ -43,7 +45,8 @@ def trace_view_routes(store: Store) -> APIRouter:
 
         The first of failure, step, at and start that is sent says which items; without any, the first ones.
         """
-        return trace_view(store, project, trace_id, place.model_copy(update={"limit": limit}))
+        by = person_of(request)
+        return trace_view(store, project, trace_id, place.model_copy(update={"limit": limit}), by)
 
     @routes.get("/traces/{trace_id}/call")
     def view_call(project: Project, trace_id: TraceId, at: ItemId = "") -> CallContext:

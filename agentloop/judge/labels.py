@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import ConfigDict, ValidationError
+from sqlalchemy import Connection
 
 from agentloop.errors import ConfigError
 from agentloop.failures.analysis import measure
@@ -78,17 +79,26 @@ def stored_labels(store: Store, *, project: str) -> list[Label]:
 
 
 def put_label(
-    store: Store, project: str, trace_id: str, kind: FailureType | None, step: int | None, *, by: str, note: str
+    store: Store,
+    project: str,
+    trace_id: str,
+    kind: FailureType | None,
+    step: int | None,
+    *,
+    by: str,
+    note: str,
+    within: Connection | None = None,
 ) -> tuple[Failure, bool]:
     """Store a person's label: a failure's type and step, critical unless the run succeeded.
 
-    kind: None if only the step is known. Returns the label, and whether it differs from the one before.
-    Raises NoSuchTrace; ConfigError for an invalid name, a step that the trace does not have, or no type and no step.
+    kind: None if only the step is known. within: an open transaction that it is a part of. Returns the label, and
+    whether it differs from the one before. Raises NoSuchTrace; ConfigError for an invalid name, a step that the trace
+    does not have, or no type and no step.
     """
     check_name(by)
     if kind is None and step is None:
         raise ConfigError("a label needs --type, --step or both")
-    row = store.row(project, trace_id)
+    row = store.row(project, trace_id, within=within)
     stored = read(store, row)
     steps = []
     if stored is not None:
@@ -110,7 +120,7 @@ def put_label(
         detector=PERSON + by,
         critical=row.reward is None or row.reward < 1.0,
     )
-    return failure, store.put_person_label(project, trace_id, failure, by=by, why=note)
+    return failure, store.put_person_label(project, trace_id, failure, by=by, why=note, within=within)
 
 
 def _type(kind: FailureType) -> FailureType | None:

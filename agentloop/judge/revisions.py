@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from sqlalchemy import Connection
+
 from agentloop.errors import ConfigError, StateError
 from agentloop.judge.combine import combine
 from agentloop.judge.records import bare_task, classified, classified_imported, read
@@ -31,13 +33,14 @@ def resolve(
     by: str,
     why: str,
     tasks: Mapping[str, Task] | None = None,
+    within: Connection | None = None,
 ) -> Verdict:
     """A person's verdict on what a trace is worth, in [0, 1]; the same again changes nothing.
 
     It supersedes every earlier one, and only another person's supersedes it; the history has both names.
 
-    tasks: by id; with its task the failures are found better. Raises NoSuchTrace, StateError for what broke, and
-    ConfigError for a number that is none or a word that nobody stands for.
+    tasks: by id; with its task the failures are found better. within: an open transaction that it is a part of. Raises
+    NoSuchTrace, StateError for what broke, and ConfigError for a number that is none or a word that nobody stands for.
     """
     if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
         raise ConfigError(f"reward {reward} is not a number from 0 to 1")
@@ -59,7 +62,7 @@ def resolve(
         trace = record.trace if record else Trace(id=trace_id, messages=())
         task = (tasks or {}).get(trace.task_id or "") or bare_task(trace)
         verdict = classified(task, trace, RewardState.scored, reward, scores, rule=rule)
-    store.resolve(project, trace_id, verdict, reward, by=by, why=why)
+    store.resolve(project, trace_id, verdict, reward, by=by, why=why, within=within)
     return verdict
 
 

@@ -76,8 +76,12 @@ class Database:
             _log.warning("%s was open to other users (mode %04o); now only its owner may open it", self.path, mode)
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
-        """A transaction that reads one consistent state of the store."""
+    def read(self, within: Connection | None = None) -> Iterator[Connection]:
+        """A transaction that reads one consistent state of the store. within: an open one, whose writes it sees."""
+        if within is not None:
+            with self.explained():
+                yield within
+            return
         with self.explained(), self.engine.connect() as connection, connection.begin():
             yield connection
 

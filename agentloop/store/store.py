@@ -295,9 +295,9 @@ class Store(
         with self._database.read() as connection:
             return traces.read_imported(connection, row)[0]
 
-    def row(self, project: str, trace_id: str) -> TraceRow:
+    def row(self, project: str, trace_id: str, *, within: Connection | None = None) -> TraceRow:
         """One trace by its whole id. Raises NoSuchTrace."""
-        with self._database.session() as session:
+        with self._database.session(within=within) as session:
             row = session.exec(select(TraceRow).where(TraceRow.project == project, TraceRow.id == trace_id)).first()
         if row is None:
             raise NoSuchTrace(f"no trace {trace_id!r} in project {project!r}")
@@ -331,10 +331,10 @@ class Store(
         with self._database.read() as connection:
             return steps.read_steps(connection, row, start, limit, sub)
 
-    def verdict(self, project: str, trace_id: str) -> Verdict:
+    def verdict(self, project: str, trace_id: str, *, within: Connection | None = None) -> Verdict:
         """All scores and labels of a trace from every source. Raises NoSuchTrace."""
-        row = self.row(project, trace_id)
-        with self._database.read() as connection:
+        row = self.row(project, trace_id, within=within)
+        with self._database.read(within) as connection:
             return read_verdict(connection, row)
 
     def verdicts(self, rows: Sequence[TraceSummary]) -> dict[int, Verdict]:

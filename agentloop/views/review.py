@@ -14,14 +14,14 @@ from agentloop.intervals import wilson
 from agentloop.judge.agreement import YES, Pair, growth
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.printable import clean
-from agentloop.store.history import HUMAN
 from agentloop.store.reviews import Opinions
 from agentloop.store.steps import StepPage, steps_of
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow
-from agentloop.store.verdict_history import Past, imported_verdict
-from agentloop.store.verdicts import LABELLED, PROGRAMS
+from agentloop.store.verdict_history import Past
+from agentloop.store.verdicts import LABELLED
 from agentloop.types import Failure, FailureType, Frozen, RewardState, Score, Verdict
+from agentloop.views.blind import before_persons, persons_of
 from agentloop.views.item_contents import TraceContents, texts_in
 from agentloop.views.marks import places
 from agentloop.views.outline import OUTLINES, Outline
@@ -181,10 +181,10 @@ def review_item(store: Store, project: str, trace_id: str, by: str, taxonomy: Ta
     row = store.row(project, trace_id)
     history = [past for past in store.history(project, trace_id) if not past.by.startswith(LABELLED)]
     verdict = store.verdict(project, trace_id)
-    persons = {score.source or "" for score in verdict.scores if score.verifier == HUMAN and score.value is not None}
+    persons = persons_of(verdict)
     is_blind = bool(persons) and by not in persons
     if is_blind:
-        verdict = _before_persons(verdict, history, row)
+        verdict = before_persons(verdict, history, row)
     why = _reason(verdict, persons - {by}, is_blind)
     reader = _reader(store, row)
     first, last = reader(0), reader(max(0, row.n_steps - 1))
@@ -228,14 +228,6 @@ def _reader(store: Store, row: TraceRow) -> _StepReader:
     if row.body is None and row.n_spans <= MAX_SPANS:
         whole = StoredTrace(store, summary_of(row))
     return _StepReader(store, row, whole)
-
-
-def _before_persons(verdict: Verdict, history: Sequence[Past], row: TraceRow) -> Verdict:
-    """The verdict without what people said and what that changed."""
-    first = next((n for n, past in enumerate(history) if past.by not in PROGRAMS), 0)
-    before = history[first - 1].verdict if first else imported_verdict(row)
-    scores = tuple(score for score in verdict.scores if score.verifier != HUMAN or score.waiting)
-    return before.model_copy(update={"scores": scores})
 
 
 def _reason(verdict: Verdict, others: set[str], is_blind: bool) -> str:

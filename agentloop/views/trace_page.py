@@ -16,7 +16,8 @@ from agentloop.protocols import ExportedTrace
 from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow, TraceSummary
-from agentloop.types import Failure, Frozen, Score
+from agentloop.types import Failure, Frozen, Score, Verdict
+from agentloop.views.blind import visible_verdict
 from agentloop.views.item_contents import ItemContent, TraceContents, step_contents
 from agentloop.views.marks import EVIDENCE, FOCUS, HIT, places, view_of
 from agentloop.views.outline import CHAT, COMPACTED, OUTLINES, STEP, Outline, OutlineItem, outline_of, timeline
@@ -192,11 +193,11 @@ class _Window(NamedTuple):
     target: int | None
 
 
-def trace_view(store: Store, project: str, trace_id: str, place: TracePlace) -> TraceView:
-    """A part of a trace. Raises NoSuchTrace for an unknown trace, step, item or failure."""
+def trace_view(store: Store, project: str, trace_id: str, place: TracePlace, by: str = "") -> TraceView:
+    """A part of a trace as the person `by` may see it. Raises NoSuchTrace for an unknown trace or part of it."""
     row = store.row(project, trace_id)
     outline = OUTLINES.get(store, row)
-    verdict = store.verdict(project, trace_id)
+    verdict, history, is_blind = visible_verdict(store, row, by)
     contents = TraceContents(store, row, outline)
     reader = FailureReader(outline, contents.read, verdict.failures, verdict.scores)
     window = _window(outline, reader, trace_id, place)
@@ -207,7 +208,7 @@ def trace_view(store: Store, project: str, trace_id: str, place: TracePlace) -> 
     quotes, numbers = reader.marks(dict(zip(window.positions, read, strict=True)), place, window.target)
     items = items_of(listed, read, quotes, numbers)
     return TraceView(
-        summary=summary_of(row),
+        summary=_blind_summary(row, verdict) if is_blind else summary_of(row),
         task=_task(contents, outline, items),
         is_spans=outline.is_spans,
         n_items=len(outline.items),
@@ -227,7 +228,7 @@ def trace_view(store: Store, project: str, trace_id: str, place: TracePlace) -> 
             Judgement(
                 given_at=past.given_at, by=past.by, why=past.why, state=past.verdict.state, reward=past.verdict.reward
             )
-            for past in store.history(project, trace_id)
+            for past in history
         ),
         visitors=tuple(Visitor(by=visit.by, at=visit.at) for visit in store.visits(project, trace_id)),
         target=None if window.target is None else outline.items[window.target].id,
@@ -287,6 +288,12 @@ def trace_excerpt(stored: ExportedTrace, n_items: int, limit: int) -> TraceExcer
         scores=tuple(reader.verifiers(TracePlace())),
         n_items=len(outline.items),
     )
+
+
+def _blind_summary(row: TraceRow, verdict: Verdict) -> TraceSummary:
+    failure = verdict.critical.type.value if verdict.critical else None
+    worth = {"reward": verdict.reward, "reward_state": verdict.state.value, "failure": failure}
+    return summary_of(row).model_copy(update=worth)
 
 
 def summary_of(row: TraceRow) -> TraceSummary:

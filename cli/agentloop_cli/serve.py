@@ -226,3 +226,15 @@ def rotate_local(where: Where = None) -> None:
         raise ConfigError("a store on a server has no local token; use `agentloop keys add PROJECT --scope judge`")
     rotate(token_file(path))
     stderr.print(f"new token in {token_file(path)}", markup=False, soft_wrap=True)
+
+
+@keys.command("rotate-links")
+def rotate_links(where: Where = None) -> None:
+    """End all read-only links to pages, of every project and person.
+
+    A link is valid until it expires, even after the key of whoever made it was
+    revoked. A running service refuses them at once.
+    """
+    with opened_store(where) as store:
+        store.rotate_link_secret()
+    stderr.print("all read-only links have ended; the pages make new ones")

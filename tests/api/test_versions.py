@@ -26,6 +26,7 @@ def api(tmp_path: Path) -> Iterator[httpx.Client]:
     for number in (1, 2):
         add(registry, number, parts={"policy.model": f"{number}" * 8})
     Moves(registry, "a person").start_canary(2, 0.2, why="try it")
+    store.put_figures(2, 1, {"reward": 0.25})
     store.close()
     words, _ = make_key(tmp_path / "store.db", "mine", "read")
     others, _ = make_key(tmp_path / "store.db", "other", "read")
@@ -57,6 +58,11 @@ def test_the_canary_has_its_share_and_no_episode_yet(api: httpx.Client) -> None:
     assert canary["n_begun"] == {"live": 0, "canary": 0}
 
 
+def test_the_steps_of_training_are_those_of_the_page(api: httpx.Client) -> None:
+    [step] = api.get("/loop/curves").json()["steps"]
+    assert (step["version"], step["step"], step["figures"]) == (2, 1, {"reward": 0.25})
+
+
 def test_another_project_sees_none_of_it(api: httpx.Client) -> None:
     headers = bearer(api.headers["x-other"])
     assert api.get("/versions", headers=headers).json()["nodes"] == []
@@ -65,4 +71,5 @@ def test_another_project_sees_none_of_it(api: httpx.Client) -> None:
     assert api.get("/tasks", headers=headers).json()["rows"] == []
     assert api.get("/gates", headers=headers).json()["gates"] == []
     assert api.get("/loop", headers=headers).json()["stages"] == []
+    assert api.get("/loop/curves", headers=headers).json()["steps"] == []
     assert api.get("/work", headers=headers).json()["runs"] == []

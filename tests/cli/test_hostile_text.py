@@ -220,6 +220,7 @@ STORED: dict[Words, list[Words]] = {
     ("store", "check"): [STORE],
     ("store", "upgrade"): [STORE],
     ("keys", "rotate-local"): [STORE],
+    ("keys", "rotate-links"): [STORE],
     ("queue", "ls"): [(*HERE, "--all"), (*HERE, "--json")],
     ("queue", "show"): [(NAME, *HERE), (NAME, *HERE, "--json"), (TEXT.replace("\0", ""), *HERE)],
     ("queue", "dead"): [HERE, (NAME, *HERE, "--json")],

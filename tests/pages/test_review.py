@@ -12,7 +12,7 @@ from store.span_rows import span
 from views.stored import failure, put, put_as_spans, step, trace
 
 from agentloop.api.pages.paths import SIGN_IN
-from agentloop.errors import StateError
+from agentloop.errors import ConfigError, StateError
 from agentloop.judge.reviews import LabelPlace, Review, give_review
 from agentloop.store.store import Store
 from agentloop.types import FailureType, RewardState, Score
@@ -66,6 +66,20 @@ def test_an_answer_counts_as_a_verdict_a_label_and_a_rejection(either: Store) ->
     assert wrong.type not in {each.type for each in verdict.failures}
     assert either.row("default", DISPUTED).failure == "plan.goal_drift"
     assert [line.trace_id for line in review_queue(either, "default", "ana", sample=0).lines] == [WAITING]
+
+
+def test_half_of_an_answer_is_never_stored(either: Store) -> None:
+    """The label cannot be stored, because step 1 of this trace is missing."""
+    run = failed_run("e5" * 16, n_steps=3)
+    gap = run.trace.model_copy(update={"steps": (run.trace.steps[0], run.trace.steps[2])})
+    either.put_imported("default", [run.model_copy(update={"trace": gap})])
+    before = either.verdict("default", gap.id)
+    missing = LabelPlace(type=FailureType.plan_goal_drift, step=1)
+    rejected = (LabelPlace(type=FailureType.obs_misread, step=3),)
+    with pytest.raises(ConfigError, match="step 1"):
+        give_review(either, "default", gap.id, Review(reward=0.5, why="x", rejected=rejected, label=missing), by="ana")
+    assert either.verdict("default", gap.id) == before
+    assert [past.by for past in either.history("default", gap.id)] == []
 
 
 def test_a_rejected_label_stays_away_when_a_program_finds_it_again(either: Store) -> None:
@@ -218,11 +232,21 @@ def test_two_keys_give_two_opinions_and_hold_a_trace_one_after_the_other(browser
         ben.page.goto(f"{shown.url}/review/{DISPUTED}")
         assert "Blind" in ben.page.inner_text("main")
         assert "SECRET" not in ben.page.content()
+        ben.page.click("text=All 6 steps")
+        page = ben.page.content()
+        assert "SECRET" not in page
+        assert "human" not in page, "neither the score nor the label of a person"
+        assert "disputed" in ben.page.inner_text("main"), "the verdict from before"
+        answer = ben.page.request.get(f"{shown.url}/api/v1/traces/{DISPUTED}/view")
+        assert ("SECRET" in answer.text(), answer.json()["summary"]["reward"]) == (False, None)
+        ben.page.goto(f"{shown.url}/review/{DISPUTED}")
         ben.page.keyboard.press("n")
         ben.page.fill("#why", "no")
         ben.page.click("text=Send")
         ben.page.goto(f"{shown.url}/review/{DISPUTED}")
         assert "SECRET WORDS" in ben.page.inner_text("main")
+        ben.page.goto(f"{shown.url}/traces/{DISPUTED}")
+        assert "SECRET WORDS" in ben.page.content()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from api.serving import make_key
+from parts import Run
 
 from agentloop.api.links import SharedPage, read_token, sign
 from agentloop.errors import ConfigError
@@ -59,7 +60,7 @@ def test_only_a_trace_a_comparison_or_a_gate_can_be_shared(target: str) -> None:
         sign(SECRET, SharedPage("default", target, 0))
 
 
-def test_a_link_opens_its_page_and_nothing_else(tmp_path: Path) -> None:
+def test_a_link_opens_its_page_and_nothing_else(tmp_path: Path, agentloop: Run) -> None:
     path = tmp_path / "store.db"
     store = Store(path)
     fill_traces(store)
@@ -81,7 +82,7 @@ def test_a_link_opens_its_page_and_nothing_else(tmp_path: Path) -> None:
             assert (answer.status_code, answer.headers["location"][:7]) == (303, "/signin"), outside
         assert httpx.post(f"{shown.url}/traces/{FAILED}", headers=sent).status_code == 401
         assert httpx.get(f"{shown.url}/api/v1/traces/{FAILED}", headers=sent).status_code == 401
-        shown.store.rotate_link_secret()
+        assert agentloop("keys", "rotate-links", "--store", str(path)).returncode == 0
         assert httpx.get(f"{shown.url}/traces/{FAILED}", headers=sent).status_code == 303
 
 

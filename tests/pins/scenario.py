@@ -292,6 +292,7 @@ STEPS: tuple[Step, ...] = (
     Step("keys revoke {key}"),
     Step("keys revoke {key}"),
     Step("keys rotate-local"),
+    Step("keys rotate-links"),
     Step("upgrade --json"),
     Step("upgrade nowhere --json"),
     Step("store upgrade --json", compare="shape"),

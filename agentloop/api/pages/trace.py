@@ -71,7 +71,7 @@ def trace_page_routes(site: PageSite) -> APIRouter:
         hide: Annotated[list[str] | None, Query(max_length=10)] = None,
     ) -> Response:
         place = place.model_copy(update={"limit": MAX_ROWS if tab == "tree" else MAX_ITEMS})
-        view = trace_view(site.store, viewer.project, trace_id, place)
+        view = trace_view(site.store, viewer.project, trace_id, place, viewer.by)
         hidden = [name for name, _ in KINDS if name in (hide or ())]
         query = {**place.model_dump(exclude={"limit"}), "tool": tool, "tab": tab, "hide": hidden}
         values: dict[str, Any] = {
