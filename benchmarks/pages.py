@@ -1,6 +1,7 @@
 """What the pages cost the service, and how soon a person sees what was stored.
 
     python benchmarks/pages.py [--rounds 20] [--pages 2000] [--seconds 20]
+    python benchmarks/pages.py --events 337000 [--rounds 5]     # only page_events.py
 
 Starts `agentloop serve` over a store with 300 traces. Measured: CPU of each kind of page, over --rounds requests;
 memory over --pages pages; CPU of 50 pages that update themselves; the time from the acknowledgement of spans until an
@@ -34,6 +35,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import orjson
+import page_events
 from playwright.sync_api import sync_playwright
 
 from agentloop.store.store import Store
@@ -292,7 +294,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--pages", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--events", type=int, help="Measure only how soon a file of so many events is shown.")
     options = parser.parse_args()
+    if options.events:
+        return page_events.report(options.events, options.rounds)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = Store(folder / "store.db")

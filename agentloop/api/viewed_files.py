@@ -22,6 +22,8 @@ from agentloop.types import Imported
 
 WAIT_S = 3.0
 """Seconds after which the pages open, even if not everything has been imported."""
+SETTLE_S = 0.5
+"""Seconds that the pages wait in addition for the failures of what was imported."""
 MAX_REASONS = 3
 """Failures that are named; `agentloop traces import` lists all."""
 
@@ -36,7 +38,7 @@ class ViewedFiles:
         self._formats = load_formats()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._is_stopped = threading.Event()
-        self._is_done = threading.Event()
+        self._is_imported = threading.Event()
         self._n_files = 0
         self._n_traces = 0
         self._report = ImportReport()
@@ -52,19 +54,28 @@ class ViewedFiles:
         self._thread.join()
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for the end of the import; whether it has ended. Raises ConfigError if it found no trace at all."""
-        is_done = self._is_done.wait(seconds)
+        """Wait until all traces are stored; whether they are. Raises ConfigError if there is no trace at all.
+
+        Their failures may be classified later: of a large trace, its page should not wait for that.
+        """
+        is_imported = self._is_imported.wait(seconds)
         if self._problem is not None:
             raise self._problem
-        if is_done and not self._n_traces:
+        if is_imported and not self._n_traces:
             raise ConfigError(f"no trace in these files; {self._reasons() or 'no file has a supported format'}")
-        return is_done
+        if is_imported:
+            self._thread.join(SETTLE_S)
+        return is_imported
 
     def notice(self) -> str:
         """What is missing yet, for every page; empty once everything is there."""
-        if not self._is_done.is_set():
+        if not self._is_imported.is_set():
             files = f"{self._n_files:,} of {counted(len(self._files), 'file')}"
             return f"Importing: {counted(self._n_traces, 'trace')} from {files} so far. Reload to see more."
+        if self._problem is not None:
+            return str(self._problem)
+        if self._thread.is_alive():
+            return f"Looking for failures in {counted(self._n_traces, 'trace')}. Reload to see them."
         if self._report.failed:
             return f"{counted(self._report.failed, 'record')} could not be read: {self._reasons()}"
         return ""
@@ -79,13 +90,14 @@ class ViewedFiles:
         gc.disable()  # of a large file it would look through millions of objects again and again
         try:
             self._report = take(self._files, self._formats, self._put, self._advance, self._is_stopped.is_set)
+            self._is_imported.set()
             if not self._is_stopped.is_set():
                 asyncio.run(rejudge(self._store, {}, "", JudgingOptions(project=self._store.project), _unseen))
         except AgentLoopError as error:
             self._problem = error
         finally:
             gc.enable()
-            self._is_done.set()
+            self._is_imported.set()
 
     def _put(self, items: Sequence[Imported]) -> int:
         n = self._store.put_imported(self._store.project, items)
@@ -126,10 +138,10 @@ def first_page(store: Store, files: ViewedFiles, trace: str, say: Callable[[str]
 
     trace: an id or its beginning; it is waited for. Raises NoSuchTrace, ConfigError if the files have no trace.
     """
-    is_done = files.wait(None if trace else WAIT_S)
+    is_imported = files.wait(None if trace else WAIT_S)
     if trace:
         return f"/traces/{store.named(trace).id}"
-    if not is_done:
+    if not is_imported:
         say(files.notice())
     traces = store.find(limit=2).traces
-    return f"/traces/{traces[0].id}" if len(traces) == 1 and is_done else "/traces"
+    return f"/traces/{traces[0].id}" if len(traces) == 1 and is_imported else "/traces"

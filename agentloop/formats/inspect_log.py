@@ -117,7 +117,7 @@ def attached_texts(sample: dict[str, Any]) -> dict[str, Any]:
 
 def resolve(value: Any, attached: dict[str, Any], depth: int = 0) -> Any:
     """`value`; references to attachments are replaced by their text, down to MAX_DEPTH levels."""
-    if depth > MAX_DEPTH:
+    if not attached or depth > MAX_DEPTH:
         return value
     if isinstance(value, str) and value.startswith(ATTACHED):
         return attached.get(value.split("://", 1)[1], value)

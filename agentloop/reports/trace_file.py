@@ -16,7 +16,7 @@ from markupsafe import Markup
 from agentloop.errors import ConfigError
 from agentloop.protocols import ExportedTrace
 from agentloop.reports.loop import environment
-from agentloop.views.comparison import compare_sides, exported_side
+from agentloop.views.comparison import align, compare_sides, exported_side
 from agentloop.views.trace_page import trace_excerpt
 
 MAX_BYTES = 2_000_000
@@ -57,7 +57,7 @@ def page_of(traces: list[ExportedTrace]) -> str:
             values["excerpt"] = trace_excerpt(traces[0], n_items, limit)
         else:
             first, second = (exported_side(stored) for stored in traces)
-            values["comparison"] = compare_sides(first, second, n_rows=n_items, limit=limit)
+            values["comparison"] = compare_sides(first, second, align(first, second), n_rows=n_items, limit=limit)
         html = template.render(style=Markup(style), digest=digest, address=None, **values)  # noqa: S704
         if len(html.encode()) <= MAX_BYTES:
             return html

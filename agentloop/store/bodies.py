@@ -144,14 +144,16 @@ def words(data: bytes) -> str:
 
 
 def _collect(value: Any, texts: list[str]) -> None:
-    if isinstance(value, str):
-        texts.append(value)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if key not in _UNSEARCHED:
-                _collect(item, texts)
-    elif isinstance(value, list):
-        for item in value:
+    """The texts in parsed JSON, in order. Exact types, because most values are texts and there are very many."""
+    inner = value
+    if type(value) is dict:
+        inner = [item for key, item in value.items() if key not in _UNSEARCHED]
+    elif type(value) is not list:
+        return
+    for item in inner:
+        if type(item) is str:
+            texts.append(item)
+        else:
             _collect(item, texts)
 
 

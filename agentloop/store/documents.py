@@ -1,6 +1,7 @@
 """A Trace as a document whose messages and results are shared bodies: the storage form of imported traces.
 
-In the head, `{"$": n}` refers to the n-th body, as in a span's head.
+In the head, `{"$": n}` refers to the n-th body, as in a span's head. A head has three lines, so that whoever needs the
+steps does not parse what had no place in them, which is most of a large log; older heads have all in one line.
 """
 
 from __future__ import annotations
@@ -17,11 +18,25 @@ Resolve = Callable[[dict[str, Any]], None]
 """Puts the bodies of a part of a trace in the place of the references to them."""
 
 
-def split(imported: Imported) -> tuple[bytes, list[bytes]]:
-    """(head, bodies) as JSON."""
+def split(imported: Imported) -> tuple[list[bytes], list[bytes]]:
+    """(lines of the head, bodies) as JSON."""
     document = imported.model_dump(mode="json")
     bodies = _take_bodies(document["trace"])
-    return orjson.dumps(document), bodies
+    raw = document.pop("raw")
+    trace = document.pop("trace")
+    return [orjson.dumps(line) for line in ({"trace": trace}, document, {"raw": raw})], bodies
+
+
+def trace_of(head: bytes) -> dict[str, Any]:
+    """The trace in a head, as plain JSON with references."""
+    trace: dict[str, Any] = orjson.loads(head.partition(b"\n")[0])["trace"]
+    return trace
+
+
+def worth_of(head: bytes) -> dict[str, Any]:
+    """The `scores` and the `verdict` in a head, as plain JSON."""
+    worth: dict[str, Any] = orjson.loads(head.split(b"\n", 2)[:2][-1])
+    return worth
 
 
 def split_bodies(trace: bytes) -> list[bytes]:
@@ -31,7 +46,7 @@ def split_bodies(trace: bytes) -> list[bytes]:
 
 def join(head: bytes, bodies: tuple[bytes, ...]) -> Imported:
     """The inverse of `split`."""
-    document = orjson.loads(head)
+    document = {name: value for line in head.split(b"\n") for name, value in orjson.loads(line).items()}
     resolve(document["trace"], bodies.__getitem__)
     return Imported.model_validate(document)
 

@@ -15,6 +15,7 @@ import orjson
 from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, true
 from sqlmodel import col
 
+from agentloop.store import documents
 from agentloop.store.bodies import decompress, unpack_keys
 from agentloop.store.database import Database
 from agentloop.store.query import conditions, parse
@@ -246,7 +247,7 @@ def _named(connection: Any, rows: Sequence[FailureLabel]) -> dict[tuple[int, int
             if body is None:
                 spans.append(key)
                 continue
-            trace = orjson.loads(decompress(body))["trace"] if bodies is not None else _ours(body)
+            trace = documents.trace_of(decompress(body)) if bodies is not None else _ours(body)
             keys = unpack_keys(bodies) if bodies is not None else ()
             for row in of[key]:
                 step = next((step for step in trace["steps"] if step["index"] == row.step), None)

@@ -70,7 +70,7 @@ def read_head(row: TraceRow, bodies: Callable[[Iterable[int]], dict[int, bytes]]
         by_key = bodies({keys[n] for n in documents.references(part)})
         documents.resolve(part, lambda n: by_key[keys[n]])
 
-    return TraceHead(orjson.loads(decompress(row.body))["trace"], keys, resolve)
+    return TraceHead(documents.trace_of(decompress(row.body)), keys, resolve)
 
 
 def read_steps(connection: Connection, row: TraceRow, start: int, limit: int, sub: str = "") -> StepPage:

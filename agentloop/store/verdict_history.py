@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-import orjson
 from sqlalchemy import Connection, bindparam, case, func, select
 from sqlmodel import col
 
 from agentloop.errors import StateError
+from agentloop.store import documents
 from agentloop.store.bodies import decompress
 from agentloop.store.statements import chunks
 from agentloop.store.tables import LabelRow, ScoreRow, TraceRow, VerdictRow, columns
@@ -165,7 +165,7 @@ def _imported(row: Any) -> tuple[Verdict | None, tuple[Score, ...]]:
     """The verdict and scores of an imported trace, from its head."""
     if row.bodies is None:
         return None, ()
-    head = orjson.loads(decompress(row.body))
+    head = documents.worth_of(decompress(row.body))
     verdict = head["verdict"]
     return verdict and Verdict.model_validate(verdict), tuple(map(Score.model_validate, head["scores"]))
 

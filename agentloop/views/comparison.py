@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -14,10 +16,10 @@ from agentloop.otel.stored_trace import StoredTrace
 from agentloop.protocols import ExportedTrace
 from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
-from agentloop.store.tables import TraceSummary
+from agentloop.store.tables import TraceRow, TraceSummary
 from agentloop.types import Frozen, Verdict
 from agentloop.views.item_contents import ItemContent, TraceContents, step_contents
-from agentloop.views.outline import OUTLINES, STEP, Outline, outline_of
+from agentloop.views.outline import OUTLINES, TOOL, Outline, outline_of
 from agentloop.views.trace_items import TraceItem, items_of
 from agentloop.views.trace_page import FailureReader, MarkedFailure, ReadItems, TracePlace, summary_of
 
@@ -25,8 +27,12 @@ MAX_ROWS = 25
 """Rows of a window: a pair of steps, or a fold of equal ones."""
 MAX_ALIGNED = 2_000
 """Steps of each trace, from the first difference on, that are aligned again; later ones stand side by side."""
-MAX_SPANS = 2_000
-"""Spans of a trace that can be compared: the steps of a longer one cannot be read in bounded time."""
+MAX_WHOLE = 2_000
+"""Spans up to which a trace is rebuilt as steps; a longer one is compared by its spans."""
+MAX_SPANS = 20_000
+"""Spans of a trace that can be compared: all its steps are read when it is compared for the first time."""
+MAX_CACHED = 120_000
+"""Pairs of all cached alignments together: about 15 MB."""
 SAME, RESULT, CHANGED, ONLY_A, ONLY_B, FOLD = "same", "result", "changed", "only_a", "only_b", "fold"
 """Kinds of rows: all equal, another result of the same action, another action, a step of one side, several equal."""
 
@@ -81,6 +87,43 @@ class _Pair(NamedTuple):
     n: int = 1
 
 
+class Alignment(NamedTuple):
+    """How the steps of two traces stand beside each other."""
+
+    n_equal: int
+    sentence: str
+    pairs: tuple[_Pair, ...]
+
+
+class AlignmentCache:
+    """The alignments that were made last: reading all steps of two long traces takes seconds. Threads may share it."""
+
+    def __init__(self, max_pairs: int = MAX_CACHED) -> None:
+        self._max_pairs = max_pairs
+        self._lock = threading.Lock()
+        self._alignments: OrderedDict[object, Alignment] = OrderedDict()
+
+    def get(self, key: object, a: ComparedSide, b: ComparedSide) -> Alignment:
+        """The alignment of two sides. key: of the state of both traces."""
+        with self._lock:
+            if key in self._alignments:
+                self._alignments.move_to_end(key)
+                return self._alignments[key]
+        alignment = align(a, b)
+        with self._lock:
+            self._alignments[key] = alignment
+            while len(self._alignments) > 1 and self._n_pairs() > self._max_pairs:
+                self._alignments.popitem(last=False)
+        return alignment
+
+    def _n_pairs(self) -> int:
+        return sum(len(alignment.pairs) for alignment in self._alignments.values())
+
+
+ALIGNMENTS = AlignmentCache()
+"""Of this process: an alignment belongs to one state of both traces."""
+
+
 class ComparedSide:
     """One trace while it is compared."""
 
@@ -89,10 +132,21 @@ class ComparedSide:
         self.outline = outline
         self._read = read
         self._reader = FailureReader(outline, read, verdict.failures, verdict.scores)
-        self.positions = [n for n, item in enumerate(outline.items) if item.kind == STEP and not item.sub]
-        steps = read(self.positions)
-        self.actions = [_did(step) for step in steps]
-        self.results = [tuple((result.content, result.ok) for result in step.results) for step in steps]
+        self.positions = [n for n, item in enumerate(outline.items) if item.step is not None]
+
+    @cached_property
+    def _steps(self) -> list[ItemContent]:
+        return self._read(self.positions)
+
+    @cached_property
+    def actions(self) -> list[tuple[str, ...]]:
+        """What was done in each step."""
+        return [_did(step) for step in self._steps]
+
+    @cached_property
+    def results(self) -> list[tuple[tuple[str, bool], ...]]:
+        """What each step got."""
+        return [tuple((result.content, result.ok) for result in step.results) for step in self._steps]
 
     def items(self, positions: Sequence[int], limit: int | None) -> dict[int, TraceItem]:
         """The items at some positions, with the words of failures marked. limit: of `items_of`."""
@@ -114,14 +168,22 @@ def compare(
 
     Raises NoSuchTrace, and ConfigError for a trace with too many spans.
     """
-    return compare_sides(
-        _stored_side(store, project, a), _stored_side(store, project, b), start=start, opened=opened, n_rows=MAX_ROWS
-    )
+    rows = [store.row(project, trace_id) for trace_id in (a, b)]
+    first, second = (_stored_side(store, row) for row in rows)
+    alignment = ALIGNMENTS.get((store.name, *((row.key, row.stored_at) for row in rows)), first, second)
+    return compare_sides(first, second, alignment, start=start, opened=opened, n_rows=MAX_ROWS)
+
+
+def align(a: ComparedSide, b: ComparedSide) -> Alignment:
+    """How their steps stand beside each other."""
+    n_equal = _n_equal(a, b)
+    return Alignment(n_equal, _sentence(a, b, n_equal), tuple(_aligned(a, b, n_equal)))
 
 
 def compare_sides(
     a: ComparedSide,
     b: ComparedSide,
+    alignment: Alignment,
     *,
     start: int = 0,
     opened: Sequence[int] = (),
@@ -129,16 +191,15 @@ def compare_sides(
     limit: int | None = None,
 ) -> TraceComparison:
     """Two traces; see `compare`. n_rows: of the window. limit: characters of each text; default: those of a page."""
-    n_equal = _n_equal(a, b)
-    pairs = list(_folded(_aligned(a, b, n_equal), {*opened}))
+    pairs = list(_folded(alignment.pairs, {*opened}))
     different = next((n for n, pair in enumerate(pairs) if pair.kind not in (SAME, FOLD)), None)
     start = max(min(start, len(pairs) - 1), 0)
     window = pairs[start : start + n_rows]
     return TraceComparison(
         a=a.view,
         b=b.view,
-        sentence=_sentence(a, b, n_equal),
-        n_equal=n_equal,
+        sentence=alignment.sentence,
+        n_equal=alignment.n_equal,
         n_rows=len(pairs),
         start=start,
         rows=tuple(_rows(a, b, window, start, different, limit)),
@@ -154,18 +215,51 @@ def exported_side(stored: ExportedTrace) -> ComparedSide:
     return ComparedSide(summary, outline, partial(step_contents, head, outline), stored.verdict)
 
 
-def _stored_side(store: Store, project: str, trace_id: str) -> ComparedSide:
-    row = store.row(project, trace_id)
-    if row.body is None and row.n_spans > MAX_SPANS:
+def _stored_side(store: Store, row: TraceRow) -> ComparedSide:
+    verdict = store.verdict(row.project, row.id)
+    if row.body is not None:
+        outline = OUTLINES.get(store, row)
+        return ComparedSide(summary_of(row), outline, TraceContents(store, row, outline).read, verdict)
+    if row.n_spans > MAX_SPANS:
         raise ConfigError(
-            f"trace {trace_id} has {row.n_spans:,} spans, more than the {MAX_SPANS:,} that can be compared; "
+            f"trace {row.id} has {row.n_spans:,} spans, more than the {MAX_SPANS:,} that can be compared; "
             "open it by itself"
         )
-    if row.body is None:
+    if row.n_spans <= MAX_WHOLE:
         return exported_side(StoredTrace(store, summary_of(row)))
     outline = OUTLINES.get(store, row)
-    contents = TraceContents(store, row, outline)
-    return ComparedSide(summary_of(row), outline, contents.read, store.verdict(project, trace_id))
+    read = partial(_with_results, outline, TraceContents(store, row, outline).read)
+    return ComparedSide(summary_of(row), outline, read, verdict)
+
+
+def _with_results(outline: Outline, read: ReadItems, positions: Sequence[int]) -> list[ItemContent]:
+    """The contents of some items; those of a model's call with the results of the tools that it called."""
+    tools = {position: _tools_after(outline, position) for position in positions}
+    listed = sorted({*positions, *(tool for after in tools.values() for tool in after)})
+    contents = dict(zip(listed, read(listed), strict=True))
+    return [
+        contents[position]._replace(
+            results=(
+                *contents[position].results,
+                *(result for tool in tools[position] for result in contents[tool].results),
+            )
+        )
+        for position in positions
+    ]
+
+
+def _tools_after(outline: Outline, position: int) -> list[int]:
+    """Positions of the calls of tools between a step and the next one."""
+    items = outline.items
+    if items[position].step is None:
+        return []
+    tools = []
+    for n in range(position + 1, len(items)):
+        if items[n].step is not None or items[n].depth < items[position].depth:
+            break
+        if items[n].kind == TOOL:
+            tools.append(n)
+    return tools
 
 
 def _did(step: ItemContent) -> tuple[str, ...]:
@@ -217,7 +311,7 @@ def _pair(a: ComparedSide, b: ComparedSide, i: int, j: int) -> _Pair:
     return _Pair(kind, a.positions[i], b.positions[j])
 
 
-def _folded(pairs: Iterator[_Pair], opened: set[int]) -> Iterator[_Pair]:
+def _folded(pairs: Iterable[_Pair], opened: set[int]) -> Iterator[_Pair]:
     """Rows in which a run of equal pairs is one fold, unless the position of its first step is in `opened`."""
     for is_same, run in groupby(pairs, lambda pair: pair.kind == SAME):
         same = list(run)

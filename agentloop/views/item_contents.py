@@ -12,13 +12,28 @@ from agentloop.otel.attributes import NOT_FOUND, SHADOW
 from agentloop.otel.dialogue import chat_of, tool_of
 from agentloop.otel.genai import restored
 from agentloop.otel.repeats import merged
-from agentloop.otel.usage import whole
+from agentloop.otel.usage import array, whole
 from agentloop.store.span_outline import HeadedSpan
+from agentloop.store.spans import DIALECT
 from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow
 from agentloop.types import Message, ToolCall, ToolResult
-from agentloop.views.outline import AGENT, CHAT, END, FORK, OVERLAY, START, STEP, TOOL, Outline, OutlineItem
+from agentloop.views.outline import (
+    AGENT,
+    CHAT,
+    COMPACTED,
+    COPIED,
+    CUT_OFF,
+    END,
+    FORK,
+    OVERLAY,
+    START,
+    STEP,
+    TOOL,
+    Outline,
+    OutlineItem,
+)
 
 MAX_HEARD = 30
 """Messages shown that an agent was told before one step; `ItemContent.n_more` counts the others."""
@@ -118,6 +133,7 @@ class TraceContents:
         headed = self._store.headed_spans(self._row, [*{items[position].id for position in positions} | chats])
         heads: dict[int, dict[str, Any]] = {}
         wanted: set[int] = set()
+        shortened: set[int] = set()
         for position in positions:
             one = headed.get(items[position].id)
             if one is None:  # removed meanwhile
@@ -126,17 +142,23 @@ class TraceContents:
             earlier = before.get(position)
             previous = None if earlier is None else headed.get(items[earlier].id)
             if previous is not None:
+                if _n_inputs(head) < _n_inputs(orjson.loads(previous.span.head)):
+                    shortened.add(position)
                 seen = frozenset(previous.keys)
                 _leave_out(head, one.keys, lambda key, seen=seen: key not in seen)  # type: ignore[misc]
             heads[position] = head
             wanted |= {one.keys[n] for n in _references(head)}
         by_key = self._store.bodies(wanted)
-        return [
-            _span_content(_with_bodies(headed[items[position].id], by_key, orjson.dumps(heads[position])))
-            if position in heads
-            else ItemContent()
-            for position in positions
-        ]
+        contents = []
+        for position in positions:
+            content = ItemContent()
+            if position in heads:
+                span = _with_bodies(headed[items[position].id], by_key, orjson.dumps(heads[position]))
+                content = _span_content(span)
+            if position in shortened and COMPACTED not in content.marks:
+                content = content._replace(marks=(COMPACTED, *content.marks))
+            contents.append(content)
+        return contents
 
     def _call_before(self, position: int) -> int | None:
         """The call of a model before another one, at the same depth and within the same span."""
@@ -242,6 +264,13 @@ def _leave_out(head: dict[str, Any], keys: Sequence[int], keep: Keep) -> None:
             parts.update(remaining)
 
 
+def _n_inputs(head: Mapping[str, Any]) -> int:
+    """Bodies that a call of a model refers to without those of its answer: one for each message before the model."""
+    inputs = [value for name, value in head.get("attributes", {}).items() if not any(word in name for word in _OUTPUTS)]
+    flat = [parts for name, parts in head.get("flat", {}).items() if not any(word in name for word in _OUTPUTS)]
+    return sum(1 for _ in _references(inputs)) + sum(map(len, flat))
+
+
 def _without(value: Any, keys: Sequence[int], keep: Keep) -> Any:
     if isinstance(value, list):
         return [item for item in value if not _is_reference(item) or keep(keys[item["$"]])]
@@ -280,12 +309,15 @@ def _span_content(span: Any) -> ItemContent:
     marks = _span_marks(attributes)
     if span.kind == CHAT:
         chat = chat_of(fields)
+        if span.error is not None and chat.outputs and DIALECT in attributes:
+            marks = (CUT_OFF, *marks)
         return ItemContent(
             heard=tuple(chat.inputs[-MAX_HEARD:]),
             n_more=max(len(chat.inputs) - MAX_HEARD, 0),
             message=merged(chat.outputs) if chat.outputs else Message(role="assistant"),
             finish_reason=chat.finish_reason,
             marks=marks,
+            n_token_ids=len(array(attributes.get("agentloop.token_ids.completion"), int)),
             error=span.error,
         )
     if span.kind == TOOL:
@@ -313,6 +345,10 @@ def _span_marks(attributes: Mapping[str, Any]) -> tuple[str, ...]:
         marks.append(FORK)
     if attributes.get(f"{SHADOW}.of"):
         marks.append("shadow")
+    if attributes.get("agentloop.copied") is True:
+        marks.append(COPIED)
+    if attributes.get("agentloop.compacted") is True:
+        marks.append(COMPACTED)
     return tuple(marks)
 
 

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from agentloop.errors import NoSuchTrace
@@ -33,6 +34,8 @@ MAX_DEPTH = 24
 """Levels that are indented; deeper items stand at this one."""
 MAX_CACHED = 120_000
 """Items of all cached outlines together: about 40 MB."""
+MAX_BARS = 400
+"""Columns of the time line of a whole trace."""
 GAP = 0.05
 """Share of the whole time from which a time in which nothing happened is folded."""
 FOLDED = 0.015
@@ -108,6 +111,25 @@ class Outline:
     def __post_init__(self) -> None:
         self.by_id = {item.id: n for n, item in enumerate(self.items)}
         self.by_step = {item.step: n for n, item in enumerate(self.items) if item.step is not None}
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The times of the whole trace."""
+        return timeline(self.items)
+
+    @cached_property
+    def busy(self) -> tuple[tuple[int, int], ...]:
+        """(first, last) of the columns, from 0 to MAX_BARS, in which something happened; those that touch are one."""
+        times = self.timeline
+        columns: set[int] = set()
+        for item in self.items:
+            if item.start_s is not None and not item.is_parent:
+                first = round(times.at(item.start_s) * MAX_BARS)
+                last = round(times.at(item.start_s + item.duration_s) * MAX_BARS)
+                columns.update(range(first, last + 1))
+        starts = sorted(column for column in columns if column - 1 not in columns)
+        ends = sorted(column for column in columns if column + 1 not in columns)
+        return tuple(zip(starts, ends, strict=True))
 
     def position(self, item_id: str, trace_id: str) -> int:
         """Position of an item. Raises NoSuchTrace."""

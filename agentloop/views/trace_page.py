@@ -20,7 +20,17 @@ from agentloop.types import Failure, Frozen, Score, Verdict
 from agentloop.views.blind import visible_verdict
 from agentloop.views.item_contents import ItemContent, TraceContents, step_contents
 from agentloop.views.marks import EVIDENCE, FOCUS, HIT, places, view_of
-from agentloop.views.outline import CHAT, COMPACTED, OUTLINES, STEP, Outline, OutlineItem, outline_of, timeline
+from agentloop.views.outline import (
+    CHAT,
+    COMPACTED,
+    MAX_BARS,
+    OUTLINES,
+    STEP,
+    Outline,
+    OutlineItem,
+    outline_of,
+    timeline,
+)
 from agentloop.views.trace_items import (
     MAX_CALLS,
     Quotes,
@@ -44,8 +54,6 @@ BEFORE = 5
 """Items shown before the one that was asked for."""
 MAX_SCOPE = 60
 """Items after a failure's step that are searched for its words: sub-agents, results that are items themselves."""
-MAX_BARS = 400
-"""Bars of the time line of a whole trace; those that touch are one."""
 MAX_EVIDENCE = 400
 """Characters shown of a quote in the margin."""
 
@@ -496,25 +504,13 @@ def _window_bars(items: Sequence[OutlineItem]) -> Iterator[TimeBar]:
 
 
 def _overview(outline: Outline) -> Iterator[TimeBar]:
-    """What happened when in the whole trace; bars that touch are one."""
-    times = timeline(outline.items)
-    columns: set[int] = set()
-    for item in outline.items:
-        if item.start_s is not None and not item.is_parent:
-            first = round(times.at(item.start_s) * MAX_BARS)
-            last = round(times.at(item.start_s + item.duration_s) * MAX_BARS)
-            columns.update(range(first, last + 1))
-    start: int | None = None
-    for column in range(MAX_BARS + 2):
-        if column in columns and start is None:
-            start = column
-        elif column not in columns and start is not None:
-            yield TimeBar(at=start / MAX_BARS, width=(column - start) / MAX_BARS)
-            start = None
+    """What happened when in the whole trace."""
+    for first, last in outline.busy:
+        yield TimeBar(at=first / MAX_BARS, width=(last + 1 - first) / MAX_BARS)
 
 
 def _time_marks(outline: Outline, failures: Sequence[MarkedFailure]) -> Iterator[TimeMark]:
-    times = timeline(outline.items)
+    times = outline.timeline
     for at, seconds in times.gaps[:MAX_ROWS]:
         yield TimeMark(at=at, kind="gap", seconds=seconds)
     compacted = [item for item in outline.items if COMPACTED in item.marks and item.start_s is not None]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from agentloop.store.store import Store
 from agentloop.types import Step
+from agentloop.views import comparison as comparison_view
 from agentloop.views.comparison import TraceComparison, compare
 
 from .stored import PROJECT, failure, put, put_as_spans, step, trace
@@ -82,3 +84,43 @@ def test_the_words_of_failures_are_marked_on_their_side(store: Store) -> None:
     assert row.b is not None
     assert any(part.mark for text in row.a.texts for part in text.parts)
     assert not any(part.mark for text in row.b.texts for part in text.parts)
+
+
+def test_steps_are_read_for_the_first_comparison_only(store: Store) -> None:
+    first, second = (
+        put(store, trace(name, *[do(n, f"{name} {n}", "x" * 3000) for n in range(120)])) for name in ("p", "q")
+    )
+    sizes = []
+    for start in (0, 50):
+        tracemalloc.start()
+        comparison = compare(store, PROJECT, first, second, start=start)
+        sizes.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert [row.a and row.a.step for row in comparison.rows] == list(range(start, start + 25))
+    assert sizes[1] < sizes[0] / 2
+
+
+def test_a_comparison_is_made_anew_once_a_trace_grows(store: Store) -> None:
+    one = put_as_spans(store, trace("as spans", do(0, "ls")))
+    other = put(store, trace("as steps", do(0, "ls"), do(1, "dog")))
+    assert compare(store, PROJECT, one, other).a.n_steps == 1
+    longer = trace("as spans", do(0, "ls"), do(1, "dog"))
+    assert put_as_spans(store, longer) == one
+    assert compare(store, PROJECT, one, other).a.n_steps == 2
+
+
+def test_a_trace_of_many_spans_is_compared_with_the_results_of_its_tools(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison_view, "MAX_WHOLE", 3)
+    steps = [do(0, "ls", "a"), do(1, "cat", "b"), do(2, "end", "c")]
+    one = put_as_spans(store, trace("as spans", *steps))
+    label = failure(1, "b", critical=True)
+    store.put_label(PROJECT, one, label)
+    other = put(store, trace("as steps", *steps[:1], do(1, "cat", "other"), *steps[2:]))
+    comparison = compare(store, PROJECT, one, other)
+    assert kinds(comparison) == [("same", 0, 0), ("result", 1, 1), ("same", 2, 2)]
+    row = comparison.rows[1].a
+    assert row is not None
+    assert [call.result and call.result.beginning for call in row.calls] == ["b"]
+    assert any(part.mark for text in row.texts for part in text.parts)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import orjson
 import pytest
 
 from agentloop.errors import NoSuchTrace
+from agentloop.store.spans import DIALECT
 from agentloop.store.store import Store
-from agentloop.types import Imported, Message, Score, SubTrace
+from agentloop.types import Imported, Message, Score, Span, SubTrace
 from agentloop.views.marks import EVIDENCE, FOCUS
 from agentloop.views.trace_items import BUDGET, fair_limit, file_change
 from agentloop.views.trace_page import MAX_ITEMS, TracePlace, TraceView, call_context, trace_view
@@ -29,6 +31,17 @@ def marks(view: TraceView, kind: str) -> list[tuple[str, str]]:
     ]
     scores = [score.text for score in view.scores if score.text]
     return of_items + [("score", part.text) for text in scores for part in text.parts if part.mark == kind]
+
+
+EMPTY: dict[str, object] = {"attributes": {}}
+
+
+def chat(n: int, head: bytes, bodies: tuple[bytes, ...], error: str | None = None) -> Span:
+    """A call of a model in the trace 999…"""
+    return Span(
+        "9" * 32, f"{n + 1:016x}", None, "chat", "chat", 10**18 + n * 10**9, 10**18 + n * 10**9 + 1, error, None, None,
+        "tiny", None, 1, 1, None, head, bodies,
+    )  # fmt: skip
 
 
 def test_every_quote_of_the_golden_traces_has_its_mark_behind_its_link(store: Store) -> None:
@@ -192,3 +205,43 @@ def test_short_texts_stay_whole_and_long_ones_share_the_rest() -> None:
     assert fair_limit([10, 20]) >= 20
     limit = fair_limit([10] * 10 + [BUDGET] * 4)
     assert 4 * limit + 100 <= BUDGET < 5 * limit
+
+
+def test_the_markers_of_spans_are_those_of_their_steps(store: Store) -> None:
+    ids = Message(role="assistant", content="exact", token_ids=(5, 6, 7))
+    told = (Message(role="user", content="summary"),)
+    exact = step(2, "exact")
+    one = trace(
+        "marked",
+        step(0, "theirs", copied=True),
+        step(1, "ours", compacted=True, context=told),
+        exact.model_copy(update={"completion": exact.completion.model_copy(update={"message": ids})}),
+    )
+    view = trace_view(store, PROJECT, put_as_spans(store, one), TracePlace())
+    calls = [item for item in view.items if item.kind == "chat"]
+    assert [call.marks for call in calls] == [("copied",), ("compacted",), ()]
+    assert [call.n_token_ids for call in calls] == [0, 0, 3]
+
+
+def test_a_context_that_is_shorter_than_the_one_before_is_marked(store: Store) -> None:
+    words = [orjson.dumps({"role": "user", "content": f"message {n}"}) for n in range(3)]
+    answer = orjson.dumps({"role": "assistant", "content": "said"})
+    for n, inputs in enumerate((words[:2], words, words[2:])):
+        attributes = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.input.messages": [{"$": k} for k in range(len(inputs))],
+            "gen_ai.output.messages": [{"$": len(inputs)}],
+        }
+        head = orjson.dumps({"attributes": attributes, "resource": EMPTY, "scope": EMPTY})
+        store.put_spans(PROJECT, [chat(n, head, (*inputs, answer))])
+    view = trace_view(store, PROJECT, "9" * 32, TracePlace())
+    assert [item.marks for item in view.items] == [(), (), ("compacted",)]
+
+
+def test_the_answer_of_a_gateway_call_that_broke_off_is_marked(store: Store) -> None:
+    attributes = {"gen_ai.output.messages": [{"$": 0}], DIALECT: "chat"}
+    for n, error in enumerate(("the connection ended", None)):
+        head = orjson.dumps({"attributes": attributes, "resource": EMPTY, "scope": EMPTY})
+        store.put_spans(PROJECT, [chat(n, head, (orjson.dumps({"role": "assistant", "content": "ha"}),), error)])
+    view = trace_view(store, PROJECT, "9" * 32, TracePlace())
+    assert [item.marks for item in view.items] == [("broken",), ()]
