@@ -5,17 +5,21 @@
 Starts `agentloop serve` in front of a stub of a model server (160 prompt tokens, 80 sampled ones with ids and
 log-probabilities, streamed as 80 chunks), and calls both from a third process. Beside the gateway's CPU time stands
 the stub's own, which is the floor (`client.py` has what its HTTP client costs, and what others would). Afterwards every
-call is looked for in the store, with all of its 80 ids and log-probabilities. Then memory over many calls, and many
-streams at once. CPU is the server's, from /proc. The last line is JSON; exits 1 when a bound is missed.
+call is looked for in the store, with all of its 80 ids and log-probabilities. Then memory over many calls, many streams
+at once, and how much later a first token comes beside ten pages a second. CPU is the server's, from /proc.
+The last line is JSON; exits 1 when a bound is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
+import itertools
 import json
 import os
 import random
+import re
 import socket
 import sqlite3
 import statistics
@@ -37,6 +41,9 @@ from agentloop.otel.spans import trace_of
 from agentloop.store.store import Store
 
 N_PROMPT, N_SAMPLED, N_AT_ONCE = 160, 80, 16
+N_BESIDE = 4
+"""Calls at once beside pages: the gateway is not at its limit, where any page would wait for calls."""
+PAGES = ("/", "/traces", "/failures", "/runs", "/tasks", "/versions", "/gates", "/review", "/costs", "/work")
 PROMPT, SAMPLED = list(range(1000, 1000 + N_PROMPT)), list(range(5000, 5000 + N_SAMPLED))
 LOGPROBS = [-0.013 * (n % 17) - 0.0041 for n in range(N_SAMPLED)]
 PACE_S = 0.005
@@ -46,6 +53,7 @@ BOUNDS = {
     "cpu_ms_whole": (AT_MOST, 2.5),
     "cpu_ms_streamed": (AT_MOST, 4.0),
     "first_token_added_ms": (AT_MOST, 3.0),
+    "pages_added_p95_ms": (AT_MOST, 10.0),
     "rss_growth_mib": (AT_MOST, 20.0),
     "failed_streams": (AT_MOST, 0.0),
     "not_recorded": (AT_MOST, 0.0),
@@ -115,9 +123,9 @@ def stub(port: int) -> None:
 
 
 @contextmanager
-def process(port: int, *command: str) -> Iterator[int]:
-    """The id of a server's process, once it takes connections."""
-    with subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL) as running:
+def process(port: int, *command: str, log: Path) -> Iterator[int]:
+    """The id of a server's process, once it takes connections. log: gets what it prints to stderr."""
+    with log.open("wb") as output, subprocess.Popen([sys.executable, *command], stderr=output) as running:
         try:
             end = time.monotonic() + 60
             while time.monotonic() < end:
@@ -131,6 +139,16 @@ def process(port: int, *command: str) -> Iterator[int]:
             yield running.pid
         finally:
             running.terminate()
+
+
+def entry_of(log: Path) -> str:
+    """The address that signs a browser in, once the service has printed it."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if match := re.search(r"pages: (\S+)", log.read_text()):
+            return match[1]
+        time.sleep(0.05)
+    raise SystemExit(f"the service printed no address of its pages: {log.read_text()}")
 
 
 # -------------------------------------------------------------------------------------------- calls
@@ -207,8 +225,50 @@ def not_recorded(store: Path, n_calls: int) -> int:
     return abs(n_calls - n_spans) + wrong
 
 
-async def measure(stub_port: int, stub_pid: int, port: int, pid: int, options: argparse.Namespace) -> dict[str, float]:
-    """Every figure but what the store has."""
+async def look(browser: aiohttp.ClientSession, is_over: asyncio.Event, statuses: list[int]) -> None:
+    """Somebody opens ten pages a second until `is_over`. statuses: gets that of each page."""
+    for path in itertools.cycle(PAGES):
+        started = time.monotonic()
+        async with browser.get(path) as response:
+            await response.read()
+            statuses.append(response.status)
+        try:
+            await asyncio.wait_for(is_over.wait(), max(0.001, started + 0.1 - time.monotonic()))
+        except TimeoutError:
+            continue
+        return
+
+
+async def beside_pages(ours: Caller, entry: str, n_rounds: int) -> dict[str, float]:
+    """The 95th percentile of first tokens with ten pages a second beside the calls, less that without them.
+
+    entry: the address that signs a browser in, once.
+    """
+    base, _, rest = entry.partition("/enter")
+    times: dict[bool, list[float]] = {False: [], True: []}
+    statuses: list[int] = []
+    call = functools.partial(ours.call, streamed=True, paced=True)
+    jar = aiohttp.CookieJar(unsafe=True)  # the host is an address
+    async with aiohttp.ClientSession(base, cookie_jar=jar) as browser:
+        async with browser.get(f"/enter{rest}") as response:
+            response.raise_for_status()
+        for n in range(2 * n_rounds):  # in turn, because the machine's pace changes
+            has_pages = n % 2 == 1
+            is_over = asyncio.Event()
+            looking = [asyncio.create_task(look(browser, is_over, statuses))] if has_pages else []
+            times[has_pages] += await together(8 * N_AT_ONCE, N_BESIDE, call, PACE_S * 20)
+            is_over.set()
+            await asyncio.gather(*looking)
+    if not statuses or set(statuses) != {200}:
+        raise SystemExit(f"pages beside the calls were answered with {sorted(set(statuses))}")
+    alone, beside = (1000 * statistics.quantiles(times[has_pages], n=20)[-1] for has_pages in (False, True))
+    return {"pages_added_p95_ms": beside - alone, "first_token_p95_ms": alone, "pages": float(len(statuses))}
+
+
+async def measure(
+    stub_port: int, stub_pid: int, port: int, pid: int, entry: str, options: argparse.Namespace
+) -> dict[str, float]:
+    """Every figure but what the store has. entry: signs a browser in."""
     found: dict[str, float] = {}
     n = 300 if options.quick else 2000
     connector = aiohttp.TCPConnector(limit=0)
@@ -235,6 +295,7 @@ async def measure(stub_port: int, stub_pid: int, port: int, pid: int, options: a
         found["calls_per_s"] = options.calls / (time.perf_counter() - started)
         found["rss_growth_mib"] = rss_mib(pid, "VmRSS") - before
         found["rss_mib"] = rss_mib(pid, "VmRSS")
+        found |= await beside_pages(ours, entry, 3 if options.quick else 8)
         failed = ours.n_failed
         await together(options.streams, options.streams, lambda: ours.call(streamed=True, paced=True))
         found["failed_streams"] = ours.n_failed - failed
@@ -261,8 +322,12 @@ def main() -> int:
         store = Path(folder, "store.db")
         upstream = f"http://127.0.0.1:{stub_port}/v1"
         serve = ("-m", "agentloop_cli", "serve", "--store", str(store), "--port", str(port), "--upstream", upstream)
-        with process(stub_port, __file__, "--stub", str(stub_port)) as stub_pid, process(port, *serve) as pid:
-            found = asyncio.run(measure(stub_port, stub_pid, port, pid, options))
+        log = Path(folder, "log")
+        with (
+            process(stub_port, __file__, "--stub", str(stub_port), log=Path(folder, "stub")) as stub_pid,
+            process(port, *serve, log=log) as pid,
+        ):
+            found = asyncio.run(measure(stub_port, stub_pid, port, pid, entry_of(log), options))
         found["not_recorded"] = not_recorded(store, int(found["calls"]))
     print(f"{'':28}{'gateway':>10}{'stub':>10}{'bound':>16}")
     shown = [name for name in found if not name.startswith("stub_")]

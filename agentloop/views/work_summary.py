@@ -36,7 +36,7 @@ class ModelServer(Frozen):
     note: str
     """Why it lacks a version; empty if it lacks none."""
     state: str
-    """up, or silent: no heartbeat for its lease, so the gateway calls it no more."""
+    """up, or silent: no heartbeat for its lease, so the gateway no longer calls it."""
     age_s: float
     """Seconds since its last heartbeat."""
 
