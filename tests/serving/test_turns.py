@@ -98,8 +98,8 @@ def test_after_an_alarm_the_server_has_the_weights_of_before(clean: Serving, tmp
     publish = made._host.publish
     names: list[str] = []
 
-    async def published(name: str, *arguments: Any) -> None:
-        await publish(name, *arguments)
+    async def published(name: str, *arguments: Any) -> bool:
+        is_proven = await publish(name, *arguments)
         names.append(name)
         if "-s2-" in name:
             folder = draft.workspace / name
@@ -108,6 +108,7 @@ def test_after_an_alarm_the_server_has_the_weights_of_before(clean: Serving, tmp
             assert max(abs(a - b) for a, b in zip(probe.logprobs, probe.base, strict=True)) < 1e-6
             assert max(abs(a - b) for a, b in zip(probe.logprobs, probe.parent, strict=True)) > 1e-3
             await compare(VLLMControl(clean.url), name, probe)
+        return is_proven
 
     made._host.publish = published  # type: ignore[method-assign]
     asyncio.run(made.improve(AS_IT_IS, draft, experience(PATTERN)))
