@@ -401,6 +401,7 @@ def test_weights_that_are_published_twice_are_compared_with_other_ones(
     train(trainable, 2)
     for name in ("policy-v2-s2-0000", "policy-v2"):
         asyncio.run(host.publish(name, sample, tmp_path / name))
+    asyncio.run(host.release())
     first, second, version = (read_probe(tmp_path / name) for name in ("s1", "policy-v2-s2-0000", "policy-v2"))
     assert first.is_proof
     assert second.is_proof
