@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -127,6 +127,16 @@ def shard(actor: nn.Module, dtype: torch.dtype) -> None:
     for layer in _layers(actor):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(actor, mesh=mesh, mp_policy=policy)
+
+
+def reshard(actor: nn.Module) -> None:
+    """Let a sharded module hold its shards alone.
+
+    After a forward pass without a backward pass, the outermost parameters are whole. Values written into them are lost.
+    """
+    for module in actor.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def whole(value: Tensor) -> Tensor:

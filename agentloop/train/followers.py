@@ -30,6 +30,7 @@ from agentloop.train.algorithms.algorithm import Algorithm, Need
 from agentloop.train.distributed import ALONE, Ranks, leave_group
 from agentloop.train.engine import Engine, EngineSettings
 from agentloop.train.model import Trainable
+from agentloop.train.probes import make_probe
 
 LOCAL = "127.0.0.1"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -56,6 +57,8 @@ CALLS: Mapping[str, Callable[..., object]] = {
     "prepared": lambda engine, *arguments: engine.prepared(*arguments),
     "score": lambda engine, *arguments: engine.score(*arguments),
     "step": lambda engine, *arguments: engine.step(*arguments),
+    "state": lambda engine: engine.trainable.state(),
+    "make_probe": lambda engine, *arguments, **options: make_probe(engine.trainable, *arguments, **options),
     "load_state": lambda engine, tensors: engine.trainable.load_state(tensors),
     "save_model": lambda engine, folder: engine.trainable.save(folder),
     "save": state.save,

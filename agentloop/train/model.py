@@ -29,7 +29,7 @@ from agentloop.registry.folders import replacing
 from agentloop.train.adapters import sort_settings, with_adapter
 from agentloop.train.algorithms.algorithm import Scored
 from agentloop.train.attention import use_segments
-from agentloop.train.distributed import ALONE, Ranks, like, whole
+from agentloop.train.distributed import ALONE, Ranks, like, reshard, whole
 from agentloop.train.forward import LOGPROBS, Layout, ScoreParts, ScoringModel
 from agentloop.train.trees import follows_trees
 
@@ -112,7 +112,8 @@ class Trainable:
         self.device = torch.device(placement.device)
         self._write_companions = write_companions
         self._frozen: ScoringModel | None = None
-        self._ranks = ALONE
+        self.ranks = ALONE
+        """The processes of the training, from `spread` on."""
         self.recipe: Mapping[str, Any] | None = None
         """Arguments of `load` with which another process creates the same model; None for a model in memory."""
         _remove_dropout(model)
@@ -219,7 +220,7 @@ class Trainable:
     def spread(self, ranks: Ranks) -> nn.Module:
         """The module to call on several ranks; also shards a frozen reference. Create optimisers after this call."""
         is_sharded = self.lora is None
-        self._ranks = ranks
+        self.ranks = ranks
         if self._frozen is not None and is_sharded:
             ranks.wrap(self._frozen, is_sharded=True, dtype=self.dtype)
         return ranks.wrap(self.actor, is_sharded=is_sharded, dtype=self.dtype)
@@ -238,20 +239,25 @@ class Trainable:
         The same weights give the same files. On several ranks, all must call it, and the first writes. The scalar head
         is inside, in a separate file.
         """
-        with self._ranks.together("save_model", folder):
+        with self.ranks.together("save_model", folder):
             place = folder / (WEIGHTS if self.lora is None else ADAPTER)
             state = self.state()
             saved_hash = ""
-            if self._ranks.is_first:
+            if self.ranks.is_first:
                 make_folder(folder)
                 with replacing(place) as draft:
                     self.write(draft, state)
                     saved_hash = weights_hash(draft)
-            return self._ranks.from_first(saved_hash)
+            return self.ranks.from_first(saved_hash)
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the trained tensors by name, on the CPU, in the data type of the training."""
-        return {name: whole(value.detach()).to("cpu", copy=True).contiguous() for name, value in self.parameters()}
+        """A copy of the trained tensors by name, on the CPU, in the data type of the training.
+
+        On several ranks, all must call it.
+        """
+        with self.ranks.together("state"):
+            reshard(self.actor)
+            return {name: whole(value.detach()).to("cpu", copy=True).contiguous() for name, value in self.parameters()}
 
     def write(self, place: Path, state: Mapping[str, Tensor]) -> None:
         """Write an adapter or a whole model, with the trained tensors of `state`, into the folder `place`."""
@@ -271,7 +277,8 @@ class Trainable:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Replace the trained tensors. Raises TrainingError if names or shapes differ."""
-        with self._ranks.together("load_state", state):
+        with self.ranks.together("load_state", state):
+            reshard(self.actor)
             own = dict(self.parameters())
             if own.keys() != state.keys():
                 odd = sorted(own.keys() ^ state.keys())[0]

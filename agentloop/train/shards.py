@@ -6,6 +6,7 @@ A state from one number of ranks can be loaded by another number.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,21 @@ def save_shards(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Pat
 
 
 def load_shards(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Loads weights and moments in place. Every rank must call it."""
+    """Loads weights and moments in place, on any number of ranks. Every rank must call it."""
     state = _state(module, optimizer)
-    load(state, checkpoint_id=str(folder))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a single process is meant
+        load(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
     set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
 def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    is_new = not optimizer.state
     weights, moments = get_state_dict(module, optimizer)
+    if is_new:  # torch made moments by a step that changes nothing, which must not count
+        entries: Any = moments["state"]
+        for values in (*optimizer.state.values(), *entries.values()):
+            values["step"].zero_()
     return {"model": weights, "optimizer": moments}
 
 

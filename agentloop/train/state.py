@@ -27,6 +27,7 @@ from agentloop.errors import TrainingError
 from agentloop.output_files import make_folder
 from agentloop.registry.artifacts import OPTIMIZER, weights_hash
 from agentloop.registry.folders import draft_of, replacing
+from agentloop.train.distributed import like
 from agentloop.train.engine import Engine
 from agentloop.train.shards import load_shards, save_shards
 from agentloop.types import content_hash
@@ -64,14 +65,14 @@ def save(engine: Engine, folder: Path, progress: Mapping[str, Any], *, weights: 
 def restore(engine: Engine, folder: Path) -> dict[str, Any]:
     """Load the state in `folder`; returns the progress saved with it. A broken state changes nothing.
 
-    If weights or moments are missing, the engine keeps its own. Raises TrainingError for a state that is broken, or of
-    another model.
+    If weights or moments are missing, the engine keeps its own. The state may come from another number of ranks.
+    Raises TrainingError for a state that is broken, or of another model.
     """
     with engine.ranks.together("restore", folder):
         try:
             own = json.loads((folder / PROGRESS).read_text())
             steps, skipped, progress = int(own["steps"]), int(own["skipped"]), dict(own["progress"])
-            if engine.is_sharded:
+            if (folder / SHARDS).is_dir():
                 load_shards(engine.trainable.actor, engine.optimizer, folder / SHARDS)
             tensors = _read(folder / MODEL)
             moments = _read(folder / OPTIMIZER)
@@ -156,8 +157,9 @@ def _moments(engine: Engine) -> dict[str, Tensor]:
 
 def _restore(engine: Engine, moments: Mapping[str, Tensor]) -> None:
     whole = engine.optimizer.state_dict()
+    parameters = [value for _, value in engine.trainable.parameters()]
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in moments.items():
         index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
+        state.setdefault(int(index), {})[key] = value if value.dim() == 0 else like(value, parameters[int(index)])
     engine.optimizer.load_state_dict({**whole, "state": state})

@@ -46,8 +46,18 @@ def rows_vllm(data: Any) -> Iterator[str]:
 
 
 def imported(data: Any) -> Iterator[str]:
-    lifts = [each["lift"] for each in data["lifts"] if each["labels"] == "true" and each["low"] > 0]
-    yield f"by {100 * min(lifts):.0f} to {100 * max(lifts):.0f} points on three seeds"
+    true = [each for each in data["lifts"] if each["labels"] == "true"]
+    shuffled = [each for each in data["lifts"] if each["labels"] == "shuffled"]
+    points = [round(100 * each["lift"]) for each in true]
+    assert len({(each["kind"], each["learning_rate"]) for each in data["lifts"]}) == len({e["kind"] for e in true})
+    assert all(each["low"] > 0 for each in true)
+    n_seeds = len({each["seed"] for each in true})
+    assert len(true) == len(shuffled) == 3 * n_seeds
+    yield f"by {min(points)} to {max(points)} points on {('one seed', 'two seeds', 'three seeds')[n_seeds - 1]}"
+    above = [each for each in shuffled if each["low"] > 0]
+    yield f"{len(shuffled) - len(above)} of {len(shuffled)} lift nothing"
+    for each in above:
+        yield f"{100 * each['lift']:+.1f} points, 95% interval {100 * each['low']:+.1f} to {100 * each['high']:+.1f}"
 
 
 def outside(data: Any) -> Iterator[str]:
@@ -55,6 +65,13 @@ def outside(data: Any) -> Iterator[str]:
     yield f"from {seed['before']:.0%} to {seed['after']:.0%} on 400 unseen games with {seed['episodes']:,} episodes"
     beside = data["baselines"]["guess"]
     yield f"random guesses win {beside['random']:.0%} and binary search {beside['binary search']:.0%}"
+
+
+def rows(data: Any) -> Iterator[str]:
+    for name in ("stored_rows", "unnamed", "segment", "store"):
+        yield f"{data[f'{name}_tokens_per_cpu_s'] / 1e6:.1f} M"
+    yield f"{data['stored_rows_tokens_per_s'] / 1e6:.1f} M by the clock at load {data['load']:.0f}"
+    yield f"traces without a task miss it at that load ({data['unnamed_tokens_per_s'] / 1e6:.1f} M)"
 
 
 def overlap(data: Any) -> Iterator[str]:
@@ -73,7 +90,7 @@ def train_step(data: Any) -> Iterator[str]:
 
 
 SAYS: dict[str, Callable[[Any], Iterator[str]]] = {
-    each.__name__: each for each in (lora_loop, publish, rows_vllm, imported, outside, overlap, train_step)
+    each.__name__: each for each in (lora_loop, publish, rows_vllm, rows, imported, outside, overlap, train_step)
 }
 
 

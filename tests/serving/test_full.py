@@ -125,8 +125,8 @@ def test_a_reload_of_a_tied_head_answers_200_and_is_refused(installed: Installed
     probe = trained(tied, tmp_path)
     with running(installed, tied, tmp_path / "log", "tied") as url:
         publisher = FullReload(url, "tied", tied)
-        asyncio.run(publisher._reload(tmp_path / "weights"))  # the server finds nothing wrong with it
-        asyncio.run(publisher._reload(tied))
+        asyncio.run(publisher.reload(tmp_path / "weights"))  # the server finds nothing wrong with it
+        asyncio.run(publisher.reload(tied))
         with pytest.raises(PublishError, match=r"policy-v2 is refused: .* does not answer as it was trained"):
             asyncio.run(publisher.publish("policy-v2", tmp_path / "weights", probe))
 

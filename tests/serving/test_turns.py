@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from api.serving import free_port
-from faults.command import Running, children, left_over
+from faults.brief import CONSUMED
+from faults.command import BRIEF, Running, children, left_over
 from parts import lacking
 from train.trainers.world import PARENT, SMALL, Lines, draft_in, experience
 
@@ -43,6 +47,7 @@ from .conftest import Running as Serving
 from .turns import GROUP_SIZE, N_STEPS, N_TASKS, PATTERN, make_project
 
 pytestmark = pytest.mark.slow
+CHECKPOINTS = "checkpoints.jsonl"
 AS_IT_IS = PARENT.model_copy(update={"kind": VersionKind.settings})
 
 
@@ -98,8 +103,8 @@ def test_after_an_alarm_the_server_has_the_weights_of_before(clean: Serving, tmp
     publish = made._host.publish
     names: list[str] = []
 
-    async def published(name: str, *arguments: Any) -> None:
-        await publish(name, *arguments)
+    async def published(name: str, *arguments: Any) -> bool:
+        is_proven = await publish(name, *arguments)
         names.append(name)
         if "-s2-" in name:
             folder = draft.workspace / name
@@ -108,8 +113,9 @@ def test_after_an_alarm_the_server_has_the_weights_of_before(clean: Serving, tmp
             assert max(abs(a - b) for a, b in zip(probe.logprobs, probe.base, strict=True)) < 1e-6
             assert max(abs(a - b) for a, b in zip(probe.logprobs, probe.parent, strict=True)) > 1e-3
             await compare(VLLMControl(clean.url), name, probe)
+        return is_proven
 
-    made._host.publish = published  # type: ignore[method-assign]
+    made._host.publish = published  # type: ignore[method-assign, assignment]
     asyncio.run(made.improve(AS_IT_IS, draft, experience(PATTERN)))
     assert isinstance(draft.progress, Lines)
     assert [line.partition(":")[0] for line in draft.progress.lines if "alarm" in line] == ["step 2"]
@@ -160,17 +166,42 @@ def wait_for(running: Running, is_reached: Callable[[Path], bool], folder: Path)
 
 
 def turn(folder: Path) -> Running:
-    return Running("train", "--project", folder, "--sandbox", "bubblewrap", cwd=folder)
+    """The command. It notes the groups of each checkpoint."""
+    options = {CONSUMED: str(folder / CHECKPOINTS)}
+    return Running("train", "--project", folder, "--sandbox", "bubblewrap", cwd=folder, program=BRIEF, **options)
 
 
-def check_version(folder: Path) -> str:
-    """The turn made version 2 from as many groups as its steps have, each once; its hash."""
+def stored(folder: Path) -> dict[str, tuple[str | None, datetime | None]]:
+    """Trace -> its group and begin, of the scored attempts of groups that are whole in the store."""
+    if not (folder / STORE).is_file():
+        return {}
+    store = Store(folder / STORE, create=False)
+    try:
+        rows = [row for row in store.every() if row.purpose == "train" and row.reward_state == "scored"]
+    finally:
+        store.close()
+    sizes = Counter(row.group for row in rows)
+    return {row.id: (row.group, row.started_at) for row in rows if sizes[row.group] == GROUP_SIZE}
+
+
+def check_version(folder: Path, before: dict[str, tuple[str | None, datetime | None]]) -> str:
+    """The turn made version 2 from the groups that a turn plans which nobody ends, each once; its hash.
+
+    before: `stored` when the first process was over. Those attempts were not made again.
+    """
     store = Store(folder / STORE, create=False)
     try:
         versions = Registry(store).all()
         steps = [each.step for each in store.figures() if each.version == 2]
     finally:
         store.close()
+    entries = [json.loads(line) for line in (folder / CHECKPOINTS).read_text().splitlines()]
+    for _, n_steps, consumed in entries:
+        assert sorted(consumed) == list(range(N_TASKS * n_steps)), "each step took its groups, and none of those before"
+    assert entries[-1][1] == N_STEPS
+    after = stored(folder)
+    assert len(after) == N_STEPS * N_TASKS * GROUP_SIZE
+    assert before.items() <= after.items()
     assert [(each.number, each.state) for each in versions] == [(1, PolicyState.live), (2, PolicyState.candidate)]
     assert steps == [1, 2, 3]
     traces = [trace for trace, _ in read_pairs(folder / POLICIES / "v0002")]
@@ -192,11 +223,12 @@ def test_a_turn_that_is_ended_at_any_phase_goes_on(
     status, below = running.end(end)
     assert status == (-end if end is signal.SIGKILL else 130), running.said
     assert not left_over(folder, below)
+    before = stored(folder)
     if end is signal.SIGINT:
         assert not adapters(clean), "nothing of the turn is left on the server"
     again = turn(folder)
     assert again.finish()[0] == 0, again.said
-    check_version(folder)
+    check_version(folder, before)
     assert adapters(clean) == {"policy-v2"}
 
 
@@ -223,10 +255,11 @@ def test_a_server_that_is_killed_ends_the_turn_in_one_line_and_a_new_one_goes_on
     n_before = store.n_traces()
     store.close()
     assert n_before >= N_TASKS * GROUP_SIZE
+    before = stored(folder)
     with own_server(installed, model, tmp_path / "log2", port):
         again = turn(folder)
         assert again.finish()[0] == 0, again.said
-    check_version(folder)
+    check_version(folder, before)
 
 
 @contextmanager

@@ -78,7 +78,8 @@ class Learning:
     checkpointing: bool = False
     """Recompute activations in the backward pass, which saves memory."""
     n_processes: Positive = 1
-    """Processes that share the rows of an update of an adapter, on this machine; with GPUs, set it to their number."""
+    """Processes that share the rows of an update, on this machine; with GPUs, set it to their number. Each has a whole
+    adapter, or a part of all weights."""
     n_threads: Positive | None = None
     """Torch threads per process. None: 1 for the tiny policy (cheapest and repeatable), otherwise torch's default."""
 

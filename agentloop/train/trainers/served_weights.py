@@ -54,11 +54,6 @@ class ServedWeights:
                     f"[train.options] {name} needs an adapter: a server has one set of all weights at a time; remove "
                     f"{name}, or set lora = {{ rank = 16, alpha = 32 }}"
                 )
-        if learning.n_processes > 1:
-            raise ConfigError(
-                "[train.options] n_processes shares the rows of an adapter; all weights of a served model train in one "
-                "process: remove n_processes, or set lora = { rank = 16, alpha = 32 }"
-            )
         self.learning_rate = learning.learning_rate or 1e-6
         self._learning = learning
         self._model = learning.model
@@ -77,7 +72,9 @@ class ServedWeights:
     def check_room(self, folder: Path, *, has_reference: bool) -> None:
         """See `hosts.Host`."""
         settings = EngineSettings(max_tokens=self._learning.max_tokens)
-        need = estimate(self._model, settings, lora=None, placement=self._placement, has_reference=has_reference)
+        # On a CPU, the shards of all processes are in one memory.
+        n_ranks = 1 if self._placement.resolved().device == "cpu" else self._learning.n_processes
+        need = estimate(self._model, settings, placement=self._placement, has_reference=has_reference, n_ranks=n_ranks)
         check(need, self._learning.device, folder)
 
     def load(self, parent: Path | None, *, head: bool, seed: int) -> Trainable:

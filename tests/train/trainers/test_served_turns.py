@@ -248,17 +248,38 @@ def write_adapter(folder: Path, model: Path) -> Probe:
     return make_probe(trainable, random_rows(trainable.n_vocab))
 
 
-def test_two_processes_make_the_version_of_one(server: TorchServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trains", ["adapter", "weights"])
+def test_two_processes_make_the_version_of_one(trains: str, server: TorchServer, tmp_path: Path) -> None:
+    made = {"adapter": served, "weights": all_weights}[trains]
     tensors = []
     for n in (1, 2):
         draft = draft_in(tmp_path / str(n) / "v2")
-        made = served(server, tmp_path, learning_rate=1e-3, group_size=8, steps_per_turn=2, n_processes=n)
-        improved(made, draft, experience())
-        tensors.append(load_file(draft.folder / ADAPTER / "adapter_model.safetensors"))
+        options = {"learning_rate": 1e-3, "group_size": 8, "steps_per_turn": 2, "n_processes": n}
+        improved(made(server, tmp_path, **options), draft, experience())
+        ((file,),) = [list((draft.folder / trains).glob("*.safetensors"))]
+        tensors.append(load_file(file))
         server.loaded.clear()
     one, two = tensors
     assert one.keys() == two.keys()
-    assert any(value.abs().max() > 1e-4 for name, value in one.items() if "lora_B" in name), "something was learned"
+    first = load_file(server.folder / "model.safetensors")
+    is_changed = [value.abs().max() > 1e-4 for name, value in one.items() if "lora_B" in name]
+    is_changed += [(value - first[name]).abs().max() > 1e-4 for name, value in one.items() if name in first]
+    assert any(is_changed), "something was learned"
+    for name, value in one.items():
+        assert torch.allclose(value, two[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize(("n_before", "n_after"), [(1, 2), (2, 1)])
+def test_a_turn_of_all_weights_goes_on_from_a_parent_of_another_number_of_processes(
+    n_before: int, n_after: int, server: TorchServer, tmp_path: Path
+) -> None:
+    """The moments of the parent are part of it: with others, the next version is another one."""
+    options = {"learning_rate": 1e-3, "steps_per_turn": 1}
+    parent, expected, other = (draft_in(tmp_path / name / "v") for name in ("parent", "expected", "other"))
+    improved(all_weights(server, tmp_path, **options, n_processes=n_before), parent, experience())
+    improved(all_weights(server, parent.folder, **options, n_processes=n_before), expected, experience())
+    improved(all_weights(server, parent.folder, **options, n_processes=n_after), other, experience())
+    one, two = (load_file(each.folder / "weights" / "model.safetensors") for each in (expected, other))
     for name, value in one.items():
         assert torch.allclose(value, two[name], atol=1e-6), name
 
@@ -380,6 +401,7 @@ def test_weights_that_are_published_twice_are_compared_with_other_ones(
     train(trainable, 2)
     for name in ("policy-v2-s2-0000", "policy-v2"):
         asyncio.run(host.publish(name, sample, tmp_path / name))
+    asyncio.run(host.release())
     first, second, version = (read_probe(tmp_path / name) for name in ("s1", "policy-v2-s2-0000", "policy-v2"))
     assert first.is_proof
     assert second.is_proof
@@ -387,8 +409,6 @@ def test_weights_that_are_published_twice_are_compared_with_other_ones(
 
 
 def test_all_weights_refuse_what_only_adapters_have(server: TorchServer, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="n_processes shares the rows of an adapter"):
-        all_weights(server, tmp_path, n_processes=2)
     for name in ("max_lag", "over_commit"):
         with pytest.raises(ConfigError, match=rf"{name} needs an adapter: .*; remove {name}, or set lora"):
             all_weights(server, tmp_path, **{name: 1})
