@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agentloop.errors import ConfigError
 from agentloop.mining.case import REGRESSIONS, read_case
-from agentloop.suites.names import CASE
+from agentloop.suites.names import CASES
 from agentloop.views.failure_overview import CaseOrigin
 
 
@@ -14,7 +14,7 @@ def case_folders(folder: Path | None) -> list[Path]:
     """The folders of the cases of the project in `folder`, by name; none without a project."""
     if folder is None:
         return []
-    return sorted(path.parent for path in (folder / REGRESSIONS).glob(f"*/{CASE}"))
+    return sorted(path.parent for path in (folder / REGRESSIONS).glob(CASES))
 
 
 def case_origins(folder: Path | None) -> list[CaseOrigin]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.audit.cheats import (
@@ -129,6 +130,7 @@ class _Trials:
         self._work = work
         self._store = store
         self._sandbox = sandbox
+        self._keys: dict[tuple[str, Path | None], str] = {}
         self._slots = slots
         self._on_start = on_start
 
@@ -147,9 +149,7 @@ class _Trials:
             stage=f"{agent}/{n}",
             purpose=Purpose.run,
             policy_version=actor.version,
-            owner=content_hash(
-                [attempt_key(task, self._sandbox), [turn.model_dump(mode="json") for turn in turns or ()]]
-            ),
+            owner=content_hash([self._key(task), [turn.model_dump(mode="json") for turn in turns or ()]]),
         )
         ask = Ask(RUN, tuple(planned), actor, on_judge=reached.set)
         async with self._slots:
@@ -160,6 +160,13 @@ class _Trials:
                     [attempt] = await self._work.all(ask)
             took_s = time.monotonic() - began
         return TimedAttempt(agent, attempt, max(took_s, self._stored_s(attempt)), reached.is_set())
+
+    def _key(self, task: Task) -> str:
+        """See `attempt_key`. The files of a task are hashed once, not for each cheat."""
+        name = (task.hash, task.sandbox.files)
+        if name not in self._keys:
+            self._keys[name] = attempt_key(task, self._sandbox)
+        return self._keys[name]
 
     def _stored_s(self, attempt: Attempt | None) -> float:
         """Duration of an attempt that is in the store: an earlier command may have made it. 0.0 for others."""
@@ -173,9 +180,7 @@ def attempt_key(task: Task, sandbox: str) -> str:
     """Hash of what decides an attempt at `task` beside its agent: the task with its files and verifiers, the kind of
     sandbox, and this release.
     """
-    if (
-        task.setup is not None
-    ):  # its image may be unpacked anew by each command; what it is made from is hashed as files
+    if task.setup is not None:  # each command may unpack its image anew; the files that it is made from are hashed
         task = task.model_copy(update={"sandbox": task.sandbox.model_copy(update={"image": ""})})
     return content_hash([suite_hash([task]), sandbox, __version__])
 

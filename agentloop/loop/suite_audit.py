@@ -11,9 +11,12 @@ from typing import Any
 
 from agentloop.audit.cheats import TaskAudit, known_cheats
 from agentloop.audit.tasks import ANSWERS, LOOK, audit
+from agentloop.config.settings import known_secrets
 from agentloop.errors import ConfigError, SandboxError, counted
 from agentloop.loop.project import Project
 from agentloop.recordings.sandboxes import ReplayBackend
+from agentloop.store.store import Store
+from agentloop.store.unfinished import unfinished_store
 from agentloop.types import Task, content_hash
 
 EVERY = "*"
@@ -34,8 +37,10 @@ async def audited(project: Project, tasks: Sequence[Task]) -> None:
     id = content_hash([project.suite.hash, [task.id for task in chosen], _cheats()])
     record = project.store.audit(id)
     if record is None:
-        record = await _record_of(project, chosen)
-        project.store.put_audit(id, record)
+        secrets = known_secrets(project.folder)
+        with unfinished_store(project.folder, f"audit-{id[:8]}", project.progress.say, secrets=secrets) as attempts:
+            record = await _record_of(project, chosen, attempts)
+            project.store.put_audit(id, record)
     if record["fooled"]:
         raise ConfigError(_refusal(project, record["fooled"]))
 
@@ -81,7 +86,7 @@ def _cheats() -> list[str]:
     return [*ANSWERS, *LOOK.values(), *(cheat.run for cheat in known_cheats())]
 
 
-async def _record_of(project: Project, tasks: Sequence[Task]) -> dict[str, Any]:
+async def _record_of(project: Project, tasks: Sequence[Task], attempts: Store | None) -> dict[str, Any]:
     by_id = {task.id: task for task in tasks}
     project.progress.start(f"audit: cheats try {counted(len(tasks), 'task')}", len(tasks))
     audits = await audit(
@@ -90,6 +95,7 @@ async def _record_of(project: Project, tasks: Sequence[Task]) -> dict[str, Any]:
         n_oracle=1,
         n_concurrent=N_CONCURRENT,
         cheats=known_cheats(),
+        store=attempts,
         on_done=lambda: project.progress.advance(),
     )
     lost = next((one for one in audits if one.infrastructure), None)

@@ -24,7 +24,8 @@ from typing import Any
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.audit.cheats import known_cheats
-from agentloop.audit.tasks import audit
+from agentloop.audit.tasks import attempt_key, audit
+from agentloop.config.settings import known_secrets
 from agentloop.errors import ConfigError, SandboxError
 from agentloop.loop.experience import ProjectExperience
 from agentloop.loop.held_out import HeldOut, held_out, normalised
@@ -38,6 +39,8 @@ from agentloop.policies.scripted import oracle
 from agentloop.rollout.actors import SOLUTION, Actor
 from agentloop.rollout.plan import plan
 from agentloop.rollout.retry import ONCE
+from agentloop.store.store import Store
+from agentloop.store.unfinished import unfinished_store
 from agentloop.suites.names import HEAD, MUST_PASS
 from agentloop.suites.suite import load_suite
 from agentloop.suites.writer import write_suite
@@ -105,18 +108,22 @@ async def make_variants(project: Project, n: int, *, of_failures: bool, folder: 
     """Up to `n` variants, written to `folder`, or to `evals/SUITE-variants`, beside those that are there.
 
     of_failures: only of tasks with a stored failure, those that failed most often first. Raises ConfigError where no
-    task can have a variant, SandboxError, and PolicyError of the rewriter.
+    task can have a variant, SandboxError, and PolicyError of the rewriter. An interrupted search continues: it makes no
+    attempt again that had ended, but asks the rewriter anew.
     """
     made = Variants(folder or folder_of(project))
-    bench = _Workbench(project, made)
-    origins = _origins(project, of_failures=of_failures)
-    project.progress.start("variants: admitted", n)
-    try:
-        for number, origin, by in product(range(N_ROUNDS), origins, (PARAMETER, WORDS)):
-            if len(made.admitted) < n:
-                await bench.make(origin, by, number)
-    finally:
-        await project.pool.close()
+    command = f"variants-{content_hash(str(made.folder.resolve()))[:8]}"
+    secrets = known_secrets(project.folder)
+    with unfinished_store(project.folder, command, project.progress.say, secrets=secrets) as attempts:
+        bench = _Workbench(project, made, attempts)
+        origins = _origins(project, of_failures=of_failures)
+        project.progress.start("variants: admitted", n)
+        try:
+            for number, origin, by in product(range(N_ROUNDS), origins, (PARAMETER, WORDS)):
+                if len(made.admitted) < n:
+                    await bench.make(origin, by, number)
+        finally:
+            await project.pool.close()
     return made
 
 
@@ -128,7 +135,8 @@ def folder_of(project: Project) -> Path:
 class _Workbench:
     """Makes variants one by one; each is written as soon as it is admitted."""
 
-    def __init__(self, project: Project, made: Variants) -> None:
+    def __init__(self, project: Project, made: Variants, attempts: Store | None) -> None:
+        """attempts: those of an interrupted search, and each new one; None stores none."""
         newest = max((version.number for version in project.registry.all()), default=0)
         self._project = project
         self._made = made
@@ -144,8 +152,9 @@ class _Workbench:
             if task.solution and task.split is not Split.train
         }
         self._answers: dict[str, str | None] = {}
-        # Without the store: a task that may never be admitted leaves no trace in it.
-        self._work: Work = LocalWork(project.pool, probes=False, pauses_s=ONCE)
+        # Not in the project's store: a task that may never be admitted leaves no trace in it.
+        self._attempts = attempts
+        self._work: Work = LocalWork(project.pool, attempts, probes=False, pauses_s=ONCE)
 
     async def make(self, origin: Task, by: str, number: int) -> None:
         """The variant `number` of a task in one of the two ways, if there is one; admitted, or counted."""
@@ -210,6 +219,7 @@ class _Workbench:
             n_oracle=N_ORACLE,
             n_concurrent=N_CONCURRENT,
             cheats=known_cheats(),
+            store=self._attempts,
         )
         if result.infrastructure:
             raise SandboxError(f"variant {task.id!r}: {result.infrastructure}; run the same command again")
@@ -234,7 +244,14 @@ class _Workbench:
         """The answer of the task's solution; None where it gives none."""
         if task.hash not in self._answers:
             actor = Actor(SOLUTION, ToolLoop(), oracle([task]))
-            planned = plan([task], run="variants", stage="", purpose=Purpose.run, policy_version=actor.version)
+            planned = plan(
+                [task],
+                run="variants",
+                stage="",
+                purpose=Purpose.run,
+                policy_version=actor.version,
+                owner=attempt_key(task, self._project.pool.backend.name),
+            )
             [attempt] = await self._work.all(Ask("variants", tuple(planned), actor))
             self._answers[task.hash] = attempt.trace.answer
         return self._answers[task.hash]

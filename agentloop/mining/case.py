@@ -32,7 +32,7 @@ from pydantic import Field, ValidationError
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.input_files import place_of, read_toml
 from agentloop.output_files import write_text
-from agentloop.suites.names import CASE, HEAD, MUST_PASS, TASK_FOLDER
+from agentloop.suites.names import CASE, CASES, HEAD, MUST_PASS, TASK_FOLDER
 from agentloop.suites.suite import has_task, load_suite
 from agentloop.suites.writer import toml_value, write_suite
 from agentloop.types import FailureType, Frozen, Imported, Part, Split, Step, Task, Trace, content_hash
@@ -215,7 +215,7 @@ def read_case(folder: Path) -> MinedCase:
 
 def read_cases(out: Path) -> list[MinedCase]:
     """The cases in the folder `out`, by name; none if the folder is missing. Raises ConfigError."""
-    return [read_case(path.parent) for path in sorted(out.glob(f"*/{CASE}"))]
+    return [read_case(path.parent) for path in sorted(out.glob(CASES))]
 
 
 def case_task(folder: Path) -> Task:

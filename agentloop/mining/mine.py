@@ -42,6 +42,8 @@ from agentloop.work.fork import NoFork, fork
 from agentloop.work.local import LocalWork
 from agentloop.work.work import Work
 
+MINING = "mine"
+"""Stage of the attempts."""
 N_PASSING = 8
 """Maximum number of stored passing runs to read for one task."""
 
@@ -240,7 +242,7 @@ class Mine:
         """Attempts like those of a gate."""
         run = f"mine/{task.hash}/{actor.ref}"
         owner = attempt_key(task, self.backend.name)
-        trials = Trials([task], {side: actor}, work, run=run, stage="mine", owner=owner)
+        trials = Trials([task], {side: actor}, work, run=run, stage=MINING, owner=owner)
         slots = asyncio.Semaphore(self.n_concurrent)
 
         async def one(number: int) -> Outcome:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from agentloop.config.layout import UNFINISHED
+from agentloop.config.layout import STATE, UNFINISHED
 from agentloop.config.settings import STORE
 from agentloop.errors import StoreError, counted
 from agentloop.output_files import make_folder
@@ -41,6 +41,17 @@ def unfinished_store(
         yield store
         if store is not None:
             shutil.rmtree(place, ignore_errors=True)
+            _remove_empty(folder / STATE)
+
+
+def _remove_empty(state: Path) -> None:
+    """Removes the folders above the store if they contain nothing else."""
+    with suppress(OSError):
+        (state / UNFINISHED.name).rmdir()
+        ignored = state / ".gitignore"
+        if [*state.iterdir()] == [ignored]:
+            ignored.unlink()
+            state.rmdir()
 
 
 def _opened(place: Path, secrets: Iterable[str], resources: ExitStack) -> Store:

@@ -8,6 +8,8 @@ HEAD_KEYS = ("name", "tags", "sandbox", "limits", "reward", "verifiers", "enviro
 TASK_KEYS = ("id", "instruction", "split", "pool", "verifiers", "reward", "solution", "environment", "tags", "prefix")
 CASE = "case.toml"
 """File of a folder in a suite that makes it a case (`case.py`)."""
+CASES = f"[!.]*/{CASE}"
+"""Pattern of the cases in a folder, without the hidden draft that killed mining leaves."""
 PREFIX = "prefix.jsonl"
 """The turns that a task goes on from, as they are written; a task names the file by its key `prefix`."""
 MUST_PASS = "must-pass"  # noqa: S105 - not that kind of pass

@@ -27,7 +27,7 @@ from agentloop.suites.content import suite_hash
 from agentloop.suites.harbor import harbor_hash, ordinary, task_folders
 from agentloop.suites.head import SuiteHead, parse_head
 from agentloop.suites.lines import read_text
-from agentloop.suites.names import CASE, HEAD, TASKS
+from agentloop.suites.names import CASES, HEAD, TASKS
 from agentloop.suites.parts import split_of
 from agentloop.suites.tasks import parse_tasks
 from agentloop.types import Frozen, Split, Task
@@ -111,7 +111,7 @@ def has_task(case: Path) -> bool:
 
 def _case_tasks(folder: Path, head: SuiteHead) -> tuple[Task, ...]:
     """The task of each case below `folder` that has one, by name, held out, with the tags of the suite."""
-    case_suites = [load_suite(path.parent) for path in sorted(folder.glob(f"*/{CASE}")) if has_task(path.parent)]
+    case_suites = [load_suite(path.parent) for path in sorted(folder.glob(CASES)) if has_task(path.parent)]
     return tuple(
         task.model_copy(update={"tags": tuple(dict.fromkeys((*head.tags, *task.tags))), "split": Split.heldout})
         for case in case_suites

@@ -44,6 +44,7 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
     planned = plan([task], run=trace.id, stage=f"fork@{k}", purpose=Purpose.run, policy_version=actor.version)
     repeats = replace(actor, policy=_repeats(steps))
     try:
+        # Without a store: it asks no model, and no store has the files that it leaves.
         work = LocalWork(pool, probes=False, pauses_s=ONCE)
         [again] = await work.all(Ask("fork", tuple(planned), repeats, is_judged=False, leaves=snapshot.parent))
     finally:
@@ -82,6 +83,7 @@ async def fork_program(task: Task, trace: Trace, k: int, actor: Actor, pool: Poo
     limits = task.limits.model_copy(update={"max_steps": len(tried)})
     again = continued(task.model_copy(update={"limits": limits}), tried)
     planned = plan([again], run=trace.id, stage=f"fork@{k}", purpose=Purpose.run, policy_version=actor.version)
+    # Without a store: it asks no model.
     [attempt] = await LocalWork(pool, probes=False, pauses_s=ONCE).all(
         Ask("fork", tuple(planned), actor, is_judged=False)
     )

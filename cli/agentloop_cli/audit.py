@@ -32,8 +32,9 @@ def audit(
 
     Each task's own solution must score 1 every time, doing nothing and random
     commands 0, and no cheat anything. With `--quick`, each solution is tried
-    once and no cheat is tried. Needs no model and stores nothing; a task with
-    a judge model calls it, which costs money.
+    once and no cheat is tried. Needs no model; a task with a judge model calls
+    it, which costs money. Interrupted? The same command continues. Nothing is
+    stored when it has ended.
 
     Exit codes: 0 every reward can be trusted, 1 a task can be fooled, is
     flaky, broken or unscored, or a cheat was not tested, 2 a task is wrong, 4

@@ -61,7 +61,8 @@ def mine(
     verifiers that no cheat fools, be new, and contain no secret. Without ids
     and filter, the command tries the failures of earlier champions (evals/failed),
     or all failures if that folder does not exist. REF: vN, live, FILE.toml,
-    scripted:FILE.py:function, oracle.
+    scripted:FILE.py:function, oracle. Interrupted? The same command continues,
+    and asks no model again for an attempt that had ended.
 
     Exit codes: 0 cases were admitted, 1 an offline case does not hold (--check),
     2 an argument is wrong, 4 no sandbox starts, 5 nothing was admitted.
