@@ -247,7 +247,7 @@ REFUSED: dict[str, tuple[Spoil, dict[str, object], str]] = {
         {},
         "13 attempts whe",
     ),
-    "lost": (lambda p: changed_row(p, 4, {"state": "infra_failed", "reward": None}), {}, "attempt 2 .*'a' is infra_fail"),
+    "lost": (lambda p: changed_row(p, 4, {"state": "infra_failed", "reward": None}), {}, "attempt 2 .*is infra_fail"),
     "candidate": (lambda p: changed_row(p, 4, {"policy": "candidate"}), {}, "attempt 2 of task 'a' is of a candidate"),
     "no head": (lambda p: changed_row(p, 1, None), {}, ":1: no head, so this is no bank"),
     "head of another kind": (lambda p: changed_head(p, trials="many"), {}, ":1: key 'trials'"),
