@@ -307,7 +307,7 @@ def _refuse_lost(outcome: Outcome) -> None:
     kind = SandboxError if outcome.state is RewardState.infra_failed else ConfigError
     why = outcome.why or "no reason recorded"
     raise kind(
-        f"attempt {outcome.trial} at task {outcome.task_id!r} is {outcome.state}: {why}; "
+        f"attempt {outcome.trial} of task {outcome.task_id!r} is {outcome.state}: {why}; "
         "every attempt in a baseline needs a reward: fix the cause, then run the same command again to continue"
     )
 

@@ -115,7 +115,7 @@ ENDS = {
     "import": ("import no_such_module", 2, "cannot be imported by .*'no_such_module'.*; correct it, or name"),
     "exit": ("def run(task):\n    os._exit(3)", 2, "each of the 24 trials ended .*exit code 3 before a model answered"),
     "base": ("def run(task):\n    return '4'", 2, "each of the 24 trials .*no call arrived at the gateway: make its"),
-    "hang": ("import time\ndef run(task):\n    time.sleep(60)", 0, r"no trial has a reward .*'t5': .*\(time_limit\)"),
+    "hang": ("import time\ndef run(task):\n    time.sleep(60)", 0, r"no attempt has a reward .*'t5': .*\(time_limit\)"),
 }
 
 

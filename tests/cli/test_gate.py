@@ -120,7 +120,7 @@ def test_a_bank_says_what_it_is_good_for_and_what_it_replaces(here: Path, agentl
         "10 tasks of the mean, 8 trials"
     )
     assert after == "commit it, then: agentloop gate evals/read --baseline main --candidate REF"
-    assert "must-pass but passed in under half of its trials: q0;" in done.stderr
+    assert "must-pass but passed in under half of its attempts: q0;" in done.stderr
 
 
 def gate(candidate: str, *more: str) -> tuple[str, ...]:

@@ -147,7 +147,7 @@ def test_a_trial_without_a_reward_fills_no_bank(tmp_path: Path, state: RewardSta
         return outcome(task, trial, **given)
 
     path = bank_path(evals(tmp_path), "main")
-    with pytest.raises(kind, match=rf"task 'b' is {state}: the box died; a bank has a reward for every trial"):
+    with pytest.raises(kind, match=rf"task 'b' is {state}: the box died; every attempt in a baseline needs a reward"):
         fill(path, evals(tmp_path), lost)
     assert not path.exists()
 
@@ -247,8 +247,8 @@ REFUSED: dict[str, tuple[Spoil, dict[str, object], str]] = {
         {},
         "13 attempts whe",
     ),
-    "lost": (lambda p: changed_row(p, 4, {"state": "infra_failed", "reward": None}), {}, "trial 2 .*'a' is infra_fail"),
-    "candidate": (lambda p: changed_row(p, 4, {"policy": "candidate"}), {}, "trial 2 of task 'a' is of a candidate"),
+    "lost": (lambda p: changed_row(p, 4, {"state": "infra_failed", "reward": None}), {}, "attempt 2 .*is infra_fail"),
+    "candidate": (lambda p: changed_row(p, 4, {"policy": "candidate"}), {}, "attempt 2 of task 'a' is of a candidate"),
     "no head": (lambda p: changed_row(p, 1, None), {}, ":1: no head, so this is no bank"),
     "head of another kind": (lambda p: changed_head(p, trials="many"), {}, ":1: key 'trials'"),
     "head beyond all measure": (lambda p: changed_head(p, trials=10**9), {}, ":1: key 'trials'"),

@@ -114,12 +114,12 @@ def test_a_coin_that_fell_better_is_no_progress() -> None:
 
 
 def test_what_did_not_happen_is_not_counted() -> None:
-    assert set(counts(inconclusive())) == {"trials", "of the candidate, counted", "cost"}
+    assert set(counts(inconclusive())) == {"attempts", "of the candidate, counted", "cost"}
     assert counts(failing())["duplicates, ignored"] == "3"
 
 
 def test_words_for_numbers() -> None:
-    assert (tally(()), tally((1, 0, 1)), tally((0.5, 1))) == ("no trial", "2 of 3", "0.75 over 2")
+    assert (tally(()), tally((1, 0, 1)), tally((0.5, 1))) == ("no attempt", "2 of 3", "0.75 over 2")
     assert (points(-0.0714), points(0.03)) == ("-7.1", "+3.0")
     assert is_flaky(line("a", "1", "10"))
     assert not is_flaky(line("a", "1", "11"))

@@ -240,7 +240,7 @@ def test_gaps_in_numbers_of_the_whole_file_count_where_they_are() -> None:
 
 def test_a_gap_that_no_gate_leaves_is_refused() -> None:
     mine = [outcome("t00", 0, 1.0), outcome("t01", 0, 1.0), outcome("t00", 2**31 - 1, 1.0)]
-    with pytest.raises(ConfigError, match=r"'t00' 2,147,483,646 are missing.*number the trials"):
+    with pytest.raises(ConfigError, match=r"'t00' 2,147,483,646 are missing.*number the attempts"):
         fold(None, [*bank([0.5, 0.5], 4), *mine])
 
 
