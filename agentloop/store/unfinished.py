@@ -37,7 +37,7 @@ def unfinished_store(
         except StoreError as error:
             say(f"{error}; without that file, this command starts over after an interruption")
         if store is not None and (n := store.n_traces(superseded=None)):
-            say(f"continuing {place}: {counted(n, 'attempt')} are there already; delete that folder to begin anew")
+            say(f"continuing {place}: {counted(n, 'attempt')} are there already; delete that folder to start over")
         yield store
         if store is not None:
             shutil.rmtree(place, ignore_errors=True)
