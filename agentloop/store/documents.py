@@ -18,13 +18,13 @@ Resolve = Callable[[dict[str, Any]], None]
 """Puts the bodies of a part of a trace in the place of the references to them."""
 
 
-def split(imported: Imported) -> tuple[list[bytes], list[bytes]]:
-    """(lines of the head, bodies) as JSON."""
+def split(imported: Imported) -> tuple[bytes, list[bytes]]:
+    """(head, bodies) as JSON."""
     document = imported.model_dump(mode="json")
     bodies = _take_bodies(document["trace"])
     raw = document.pop("raw")
     trace = document.pop("trace")
-    return [orjson.dumps(line) for line in ({"trace": trace}, document, {"raw": raw})], bodies
+    return b"\n".join(map(orjson.dumps, ({"trace": trace}, document, {"raw": raw}))), bodies
 
 
 def trace_of(head: bytes) -> dict[str, Any]:

@@ -82,9 +82,9 @@ def put_imported(
     ready = {}
     for item in items:
         if item.trace.id not in ready:
-            lines, raw = documents.split(_clean_ids(shared.redactor, item))
-            head = compress(b"\n".join(map(shared.redactor.json, lines)))
-            ready[item.trace.id] = item, head, [batch.name(body) for body in raw]
+            head, raw = documents.split(_clean_ids(shared.redactor, item))
+            clean_head = b"\n".join(map(shared.redactor.json, head.split(b"\n")))
+            ready[item.trace.id] = item, compress(clean_head), [batch.name(body) for body in raw]
     with database.write(within=within) as connection:
         keys = _keys(connection, project, list(ready))
         new = {trace_id: it for trace_id, it in ready.items() if trace_id not in keys}
