@@ -232,8 +232,8 @@ def rotate_local(where: Where = None) -> None:
 def rotate_links(where: Where = None) -> None:
     """End all read-only links to pages, of every project and person.
 
-    A link is valid until it expires, even after the key of whoever made it was
-    revoked. A running service refuses them at once.
+    A link stays valid until it expires, even if the key of its author is
+    revoked. A running service refuses ended links at once.
     """
     with opened_store(where) as store:
         store.rotate_link_secret()
