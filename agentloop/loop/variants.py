@@ -109,7 +109,7 @@ async def make_variants(project: Project, n: int, *, of_failures: bool, folder: 
 
     of_failures: only of tasks with a stored failure, those that failed most often first. Raises ConfigError where no
     task can have a variant, SandboxError, and PolicyError of the rewriter. An interrupted search continues: it makes no
-    attempt again that had ended, but asks the rewriter anew.
+    attempt again that had ended, but asks the rewriter again.
     """
     made = Variants(folder or folder_of(project))
     command = f"variants-{content_hash(str(made.folder.resolve()))[:8]}"

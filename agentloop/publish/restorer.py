@@ -26,7 +26,7 @@ END_S = 30.0
 
 
 class Order(Frozen):
-    """What to restore, as one line of JSON. It comes by a pipe, because other users can read arguments."""
+    """The weights to restore, as one line of JSON. A pipe carries it, because other users can read arguments."""
 
     base_url: str
     model: str
@@ -72,7 +72,7 @@ class Restorer:
 
 
 def main() -> None:
-    """Wait, and restore if nobody releases."""
+    """Wait for the release; restore if the other end closes without one."""
     order = Order.model_validate_json(sys.stdin.readline())
     if sys.stdin.readline().strip() == RELEASED:
         return
