@@ -16,7 +16,8 @@ from typing import Any
 
 from agentloop.config.sections import PriceSection
 from agentloop.errors import ConfigError
-from agentloop.types import Completion, Trace, Verdict
+from agentloop.types import Completion, Score, Trace, Verdict
+from agentloop.types.step import BROKEN
 
 Price = Callable[[Completion], float | None]
 """An answer -> its cost in USD; None if unknown."""
@@ -83,16 +84,16 @@ def by_table(table: PriceSection, completion: Completion) -> float | None:
 
 
 def completions(trace: Trace) -> Iterator[Completion]:
-    """Every answer generated in a trace and its children.
-
-    Copied turns are skipped, because another trace paid for them. A failed call counts only if it has token counts.
-    """
-    for step in trace.steps:
-        completion = step.completion
-        if not step.copied and not (step.is_broken and not completion.n_prompt_tokens + completion.n_completion_tokens):
-            yield completion
+    """Every answer generated in a trace and its children that was paid for."""
+    yield from (step.completion for step in trace.steps if is_paid(step.completion, copied=step.copied))
     for child in trace.children:
         yield from completions(child.trace)
+
+
+def is_paid(completion: Completion, *, copied: bool) -> bool:
+    """False for a copied turn, which another trace paid for, and for a failed call without token counts."""
+    is_empty = not completion.n_prompt_tokens + completion.n_completion_tokens
+    return not copied and not (completion.finish_reason == BROKEN and is_empty)
 
 
 @dataclass(frozen=True)
@@ -112,17 +113,21 @@ class EpisodeCost:
 
 def spent(trace: Trace, verdict: Verdict, energy: Mapping[str, float] = {}) -> EpisodeCost:
     """The costs of an attempt. energy: `gpu_s` and `joules` of this episode, as far as they are known."""
-    judging = [score.cost_usd for score in verdict.scores if score.n_prompt_tokens + score.n_completion_tokens]
     return EpisodeCost(
         version=trace.policy_version,
         task=trace.task_id,
         is_solved=verdict.reward == 1.0,
         answers=tuple(completions(trace)),
-        judging_usd=total(judging),
+        judging_usd=judging_cost(verdict.scores),
         gpu_s=energy.get("gpu_s"),
         joules=energy.get("joules"),
         episode=trace.episode_id,
     )
+
+
+def judging_cost(scores: Iterable[Score]) -> float | None:
+    """Cost in USD of the judge models that were called for these scores; None if that of any is unknown."""
+    return total(score.cost_usd for score in scores if score.n_prompt_tokens + score.n_completion_tokens)
 
 
 @dataclass

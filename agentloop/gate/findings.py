@@ -282,7 +282,7 @@ def next_move(result: GateResult) -> str:
     if result.verdict is GateVerdict.inconclusive:
         return _to_decide(result)
     if result.is_better:
-        return "Promote it, or merge the change. Read the tasks that got worse below that this change is about."
+        return "Promote the candidate or merge the change, if that is still to do. Check the tasks under 'Got worse'."
     return {
         GateVerdict.passed: "Nothing to do. A single task that got worse below may be chance; read those that this "
         "change is about.",

@@ -34,7 +34,7 @@ def find(database: Database, project: str | None, filter: str, cursor: str | Non
     """
     if not 1 <= limit <= MAX_PAGE:
         raise ConfigError(f"limit: {limit} is not between 1 and {MAX_PAGE}")
-    query = _where(database, select(*LISTED), project, filter)
+    query = rows_where(database, select(*LISTED), project, filter)
     if cursor is not None:
         query = query.where(col(TraceRow.key) < key_of(cursor))
     with database.read() as connection:
@@ -57,7 +57,7 @@ def every(database: Database, project: str | None, filter: str) -> Iterator[Trac
 def n_found(database: Database, project: str | None, filter: str) -> int:
     """Number of matching traces."""
     with database.read() as connection:
-        return int(connection.execute(_where(database, select(func.count()), project, filter)).scalar_one())
+        return int(connection.execute(rows_where(database, select(func.count()), project, filter)).scalar_one())
 
 
 def named(database: Database, project: str | None, prefix: str) -> TraceSummary:
@@ -94,7 +94,8 @@ def _ambiguous(prefix: str, rows: Any) -> str:
     return f"more than one trace with an id that begins with {prefix!r}; give more of it: {ids} are two of them"
 
 
-def _where(database: Database, query: Any, project: str | None, filter: str) -> Any:
+def rows_where(database: Database, query: Any, project: str | None, filter: str) -> Any:
+    """A query of traces, for those of a project (None: of all) that match `filter`. Raises ConfigError."""
     query = query.select_from(TraceRow).where(*conditions(filter, database.engine.dialect.name))
     return query if project is None else query.where(col(TraceRow.project) == project)
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.printable import on_one_line
-from agentloop_cli.render import AsJson, format_optional, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, LiveProgress, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def costs(
     from agentloop.views.costs import stored_costs
 
     model_price = _model_price(project)
-    with opened_store(where, project=project) as store:
-        rows = tabulate(stored_costs(store, " ".join(filter or ()), tenant), by.value, model_price)
+    with opened_store(where, project=project) as store, LiveProgress() as progress:
+        rows = tabulate(stored_costs(store, " ".join(filter or ()), tenant, progress), by.value, model_price)
     if as_json:
         print_json({"by": by.value, "rows": rows})
     elif not rows:

@@ -83,7 +83,7 @@ def demo(
     options: TrainOptions = None,
     as_json: AsJson = False,
 ) -> None:
-    """Watch a tiny policy learn to use tools from scratch: needs no GPU and no key, takes 4 to 5 minutes."""
+    """Watch a tiny policy learn to use tools from scratch: needs no GPU and no key, takes 3 to 5 minutes."""
     from agentloop_cli.demo import run_demo
 
     run_demo(seed, sandbox, out, algorithm, options or (), overlay=overlay, as_json=as_json)

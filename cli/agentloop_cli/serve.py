@@ -14,7 +14,7 @@ from rich.text import Text
 
 from agentloop.errors import ConfigError, extra
 from agentloop_cli.render import AsJson, format_optional, print_json, stderr, stdout
-from agentloop_cli.stores import Where, opened_store
+from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
 if TYPE_CHECKING:
     from agentloop.store.keys import Key
@@ -50,6 +50,7 @@ def serve(
         str, typer.Option(help="Address to listen on; access from other machines needs a key.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8321,
+    project: ProjectFolder = Path(),
     where: Where = None,
     upstream: Annotated[
         list[str] | None,
@@ -71,7 +72,10 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Receive traces by OTLP over HTTP or as a gateway to models, and answer queries.
+    """Receive traces by OTLP over HTTP or as a gateway to models; serve the pages and answer queries.
+
+    It prints the address of the pages, which are those of `agentloop view`;
+    here you can also review traces and move versions.
 
     Point any OpenTelemetry exporter at it:
     OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:8321
@@ -87,11 +91,13 @@ def serve(
     from agentloop.config.settings import known_secrets
     from agentloop.store.pruning import RetentionLimits
 
+    if not project.is_dir():
+        raise ConfigError(f"no folder {project}; name the folder of a project with -p/--project")
     service = _service()
     limits = RetentionLimits(older_than, larger_than)
     options = service.ServiceOptions(host, port, tuple(upstream or ()), only_models, limits)
-    with opened_store(where, create=True, secrets=known_secrets(Path())) as store:
-        service.serve(options, store, Path(), _say)
+    with opened_store(where, project=project, create=True, secrets=known_secrets(project)) as store:
+        service.serve(options, store, project, _say)
 
 
 def _say(line: str) -> None:

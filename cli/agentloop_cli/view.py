@@ -26,7 +26,7 @@ def view(
     a store. The pages are read-only and only for you; you can look while a loop
     runs.
     """
-    files, trace = _chosen(path, trace, where)
+    files, trace = _chosen(path, trace, project, where)
     try:
         from agentloop.api.viewing import view as show
         from agentloop.api.viewing import view_files
@@ -39,12 +39,23 @@ def view(
         show(store, project, f"/traces/{store.named(trace).id}" if trace else "/", opens=browser, say=_say)
 
 
-def _chosen(path: str, trace: str, where: str | None) -> tuple[list[Path], str]:
-    """(files to show, trace to show first). Raises ConfigError for a path that does not exist beside a trace."""
+def _chosen(path: str, trace: str, project: Path, where: str | None) -> tuple[list[Path], str]:
+    """(files to show, trace to show first).
+
+    Raises ConfigError for a path that does not exist and cannot be a trace's id: beside a trace, or without a store.
+    """
+    from agentloop.store.place import store_place
+
     if path and Path(path).exists() and not where:
         return [Path(path)], trace
     if trace:
         raise ConfigError(f"{path}: no such file or folder; for a trace of a store, name only the trace")
+    file = store_place(project, where).file
+    if path and file is not None and not file.exists():
+        raise ConfigError(
+            f"{path}: no such file or folder, and no trace store at {file} that could have a trace of this id; "
+            "name a project's folder with -p, or a store with --store"
+        )
     return [], path
 
 

@@ -104,3 +104,8 @@ def test_a_path_without_traces_says_why(process: Run, tmp_path: Path) -> None:
     assert "no trace in these files" in done.stderr
     assert "notes.txt" in done.stderr
     assert "no such file or folder" in process("view", "missing", "abc").stderr
+    assert process("view", "missing").stderr.startswith(
+        "error: missing: no such file or folder, and no trace store at "
+    )
+    refused = process("serve", "-p", "missing")
+    assert (refused.returncode, refused.stderr.split(";")[0]) == (2, "error: no folder missing")

@@ -9,17 +9,22 @@ from typing import Any
 import pytest
 from agentloop_cli.main import app
 from agentloop_cli.render import stdout
+from store.span_rows import span
 from typer.testing import CliRunner
 
 from agentloop.config.sections import PriceSection
 from agentloop.costs.totals import EpisodeCost, price, shares, spent, tabulate
+from agentloop.progress import Silent
 from agentloop.rollout.plan import stable_id
+from agentloop.store import usage
 from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
 from agentloop.types import (
+    BROKEN,
     Attempt,
     Completion,
     Episode,
+    Imported,
     Message,
     Purpose,
     RewardState,
@@ -31,6 +36,7 @@ from agentloop.types import (
     Trace,
     Verdict,
 )
+from agentloop.views.costs import stored_costs
 
 MINE = PriceSection(model="mine-*", input=2.0, output=10.0, cached=0.5)
 
@@ -235,3 +241,48 @@ def test_nothing_to_show_and_nothing_there(project: Path, tmp_path: Path) -> Non
     empty = CliRunner().invoke(app, ["costs", "version:9", "-p", str(project)])
     assert (empty.exit_code, empty.stdout) == (0, "")
     assert "no trace matches" in empty.stderr
+
+
+# ------------------------------------------------------------------ stored in every form, against sums by hand
+
+
+def test_costs_of_stored_traces_of_every_form(either: Store) -> None:
+    """An attempt with a sub-agent, a copied turn, a failed call and a judge; an imported log; a trace of spans."""
+    helper = trace(answer(50, 5, model="other", cost_usd=0.5), k=7)
+    own = trace(answer(100, 10, n_cached_tokens=40), answer(5000, 5000), answer(0, 0, finish_reason=BROKEN))
+    copied = own.steps[1].model_copy(update={"copied": True})
+    own = own.model_copy(
+        update={"steps": (own.steps[0], copied, own.steps[2]), "children": (SubTrace(trace=helper, step=0),)}
+    )
+    rubric = Score(verifier="rubric", version="1", value=1.0, n_prompt_tokens=9, cost_usd=0.25)
+    episode = Episode(
+        id=own.episode_id or "", task_id="t", group="g", purpose=Purpose.evaluate, policy_version=1, seed=1
+    )
+    task = Task(id="t", instruction="do")
+    either.put_attempts("run", [Attempt(task=task, episode=episode, trace=own, verdict=verdict(own, 1.0, rubric))])
+    log = trace(answer(200, 20, model="mine-2"), task="u", version=2).model_copy(update={"source": "jsonl"})
+    either.put_imported(either.project, [Imported(trace=log)])
+    head = b'{"attributes": {"gen_ai.operation.name": "chat"}, "resource": {}, "scope": {}, "status": {}}'
+    call = span(1, 2, model="mine-3", policy_version=3, task_id="w", parent_id=None, head=head)
+    either.put_spans(either.project, [call])
+
+    costs = list(stored_costs(either, "", either.project, Silent()))
+    rows = tabulate(costs, "version", price([MINE]))
+
+    assert [(row["episodes"], row["prompt_tokens"], row["cached_tokens"]) for row in rows.values()] == [
+        (1, 100 + 50, 40), (1, 200, 0), (1, 100, 0),
+    ]  # fmt: skip
+    assert [row["completion_tokens"] for row in rows.values()] == [10 + 5, 20, 10]
+    assert rows["1"]["usd"] == pytest.approx((60 * 2 + 40 * 0.5 + 10 * 10) / 1e6 + 0.5)
+    assert rows["2"]["usd"] == pytest.approx((200 * 2 + 20 * 10) / 1e6)
+    assert rows["3"]["usd"] == pytest.approx((100 * 2 + 10 * 10) / 1e6)
+    assert [(row["solved"], row["judging_usd"]) for row in rows.values()] == [(1, 0.25), (0, 0), (0, 0)]
+    assert sorted(each.task or "" for each in costs) == ["t", "u", "w"]
+
+
+def test_the_pages_of_a_long_list_have_each_trace_once(either: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "PAGE", 2)
+    for n in range(5):
+        either.put_imported(either.project, [Imported(trace=trace(answer(n, 0), task=f"t{n}", k=n))])
+    rows = tabulate(stored_costs(either, "", either.project, Silent()), "task", price([]))
+    assert {name: row["prompt_tokens"] for name, row in rows.items()} == {f"t{n}": n for n in range(5)}

@@ -105,8 +105,8 @@ def test_held_out_failures_are_those_of_the_project(both: dict[str, Store]) -> N
 
 
 def test_a_stage_of_another_project_takes_no_share_of_the_energy(both: dict[str, Store]) -> None:
-    assert [cost.joules for cost in stored_costs(both["a"], "", "a")] == [100.0]
-    assert [cost.joules for cost in stored_costs(both["a"], "", "b")] == [None]
+    assert [cost.joules for cost in stored_costs(both["a"], "", "a", Silent())] == [100.0]
+    assert [cost.joules for cost in stored_costs(both["a"], "", "b", Silent())] == [None]
 
 
 def test_rows_are_those_of_the_project(both: dict[str, Store], monkeypatch: pytest.MonkeyPatch) -> None:
