@@ -146,6 +146,23 @@ def test_failures_show_what_fails_most_and_lead_to_the_evidence_and_to_a_success
         assert "no such key" in page.inner_text("[role=alert]")
 
 
+def test_the_form_of_failures_can_be_sent_without_a_version(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/failures", script=False) as (page, _):
+        page.fill("#filter", "version:2")
+        page.click("button >> text=Filter")
+        assert "since=" in page.url
+        assert "10 of 30 traces failed" in page.inner_text("main")
+
+
+def test_a_filter_without_earlier_versions_keeps_the_choice_of_a_version(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/failures?since=2&filter=version>%3D2", script=False) as (page, _):
+        assert "No traces from before v2" in page.inner_text("[role=alert]")
+        assert page.input_value("select[name=since]") == "2"
+        page.fill("#filter", "")
+        page.click("button >> text=Filter")
+        assert "New since v2" in page.inner_text("main")
+
+
 def test_costs_are_never_zero_where_nobody_knows_them(browser: Browser, place: Path) -> None:
     with tab(browser, place, "/costs", script=False) as (page, _):
         text = page.inner_text("main")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
+from pydantic import BeforeValidator
 from starlette.responses import Response
 
 from agentloop.api.failures import Since
@@ -21,6 +22,8 @@ from agentloop.views.trace_list import term
 
 DIMENSIONS = ("type", "version", "tool", "task", "model", "source")
 """Of BY, those that the page offers by name; the others can be in its address."""
+SinceField = Annotated[Since, BeforeValidator(lambda value: None if value == "" else value)]
+"""`since` as the form of the page sends it: empty for any version."""
 
 
 def failure_pages(site: PageSite) -> APIRouter:
@@ -30,7 +33,7 @@ def failure_pages(site: PageSite) -> APIRouter:
 
     @routes.get("/failures")
     def failures(
-        request: Request, project: Project, filter: Filter = "", by: By = "type", since: Since = None
+        request: Request, project: Project, filter: Filter = "", by: By = "type", since: SinceField = None
     ) -> Response:
         state = {"filter": filter, "by": by, "since": "" if since is None else since}
         folder = site.folder if project == site.store.project else None
@@ -40,15 +43,32 @@ def failure_pages(site: PageSite) -> APIRouter:
             cases = case_origins(folder)
             return failure_overview(site.store, filter, project=project, by=by, since=since, folder=folder, cases=cases)
 
+        def registered() -> Iterable[int]:
+            return (version.number for version in site.store.versions_in(project).versions())
+
         try:
             overview = recent.get((project, filter, by, since), stamp, build)
-        except ConfigError as error:
-            at = error.at if isinstance(error, FilterError) else None
-            values = {"problem": str(error).replace("--since", "since"), "at_character": at, "overview": None}
+        except FilterError as error:
+            values = {"problem": str(error), "at_character": error.at, "versions": _choices(registered(), since)}
             return site.draw(request, "failures.html.j2", status=400, state=state, **values)
-        return site.draw(request, "failures.html.j2", problem="", state=state, **_values(overview, state))
+        except ConfigError as error:
+            problem = f"{error}; choose another version, or change the filter".replace("--since: no", "No")
+            values = {"problem": problem, "at_character": None, "versions": _choices(registered(), since)}
+            return site.draw(request, "failures.html.j2", status=400, state=state, **values)
+        versions = _choices(overview.versions, since)
+        return site.draw(
+            request, "failures.html.j2", problem="", state=state, versions=versions, **_values(overview, state)
+        )
 
     return routes
+
+
+def _choices(versions: Iterable[int], since: int | None) -> list[int]:
+    """The versions that the form offers, with the one that was chosen."""
+    numbers = {*versions}
+    if since is not None:
+        numbers.add(since)
+    return sorted(numbers)
 
 
 def _values(overview: FailureOverview, state: dict[str, Any]) -> dict[str, Any]:
