@@ -146,6 +146,18 @@ def test_failures_show_what_fails_most_and_lead_to_the_evidence_and_to_a_success
         assert "no such key" in page.inner_text("[role=alert]")
 
 
+def test_failures_since_a_version_are_counted_on_each_side_of_it(browser: Browser, place: Path) -> None:
+    with Store(place) as store:
+        later = [judged(f"l{n}", reward=0.0, version=2, failure=PREMATURE) for n in range(12)]
+        store.put_attempts("run", later, first=60)
+    with tab(browser, place, "/failures?since=2", script=False) as (page, _):
+        counts = page.locator(".pareto .row").all_inner_texts()
+        assert page.inner_text("#most") == "What fails most since v2"
+        assert ["12 since v2, 0 before" in counts[0], "10 since v2, 10 before" in counts[1]] == [True, True]
+        assert "10 of 30, 33.3%" in counts[1]
+        assert "10 of 42, 23.8%" in counts[1]
+
+
 def test_the_form_of_failures_can_be_sent_without_a_version(browser: Browser, place: Path) -> None:
     with tab(browser, place, "/failures", script=False) as (page, _):
         page.fill("#filter", "version:2")

@@ -73,13 +73,22 @@ def _choices(versions: Iterable[int], since: int | None) -> list[int]:
 
 def _values(overview: FailureOverview, state: dict[str, Any]) -> dict[str, Any]:
     survey = overview.survey
+    rows = survey.rows
+    is_since = state["since"] != "" and any(row.change for row in rows)
+    if is_since:
+        rows = tuple(sorted(rows, key=_n_since, reverse=True))
     return {
         "overview": overview,
         "survey": survey,
         "dimensions": [(by, address(state, by=by)) for by in _offered(survey.by)],
-        "rows": [(row, _traces_of(row, survey.by, state["filter"])) for row in survey.rows],
-        "largest": max((row.n for row in survey.rows), default=0),
+        "rows": [(row, _traces_of(row, survey.by, state["filter"])) for row in rows],
+        "is_since": is_since,
+        "largest": max((row.n for row in rows), default=0),
     }
+
+
+def _n_since(row: ParetoBar) -> int:
+    return row.change.since.n if row.change else 0
 
 
 def _offered(by: str) -> Sequence[str]:
