@@ -12,7 +12,7 @@ from store.rows import first_move, judged, version
 from store.span_rows import span
 
 from agentloop.store.store import Store
-from agentloop.types import PolicyState, RewardState
+from agentloop.types import FailureType, PolicyState, RewardState
 
 from .browsing import opened
 from .showing import Shown, showing
@@ -147,9 +147,13 @@ def test_failures_show_what_fails_most_and_lead_to_the_evidence_and_to_a_success
 
 
 def test_failures_since_a_version_are_counted_on_each_side_of_it(browser: Browser, place: Path) -> None:
-    with Store(place) as store:
-        later = [judged(f"l{n}", reward=0.0, version=2, failure=PREMATURE) for n in range(12)]
-        store.put_attempts("run", later, first=60)
+    store = Store(place)
+    for n in range(12):
+        one = judged(f"l{n}", reward=0.0, version=2)
+        failure = one.verdict.failures[0].model_copy(update={"type": FailureType.plan_repetition})
+        verdict = one.verdict.model_copy(update={"failures": (failure,)})
+        store.put_attempts("run", [one.model_copy(update={"verdict": verdict})], first=60 + n)
+    store.close()
     with tab(browser, place, "/failures?since=2", script=False) as (page, _):
         counts = page.locator(".pareto .row").all_inner_texts()
         assert page.inner_text("#most") == "What fails most since v2"
