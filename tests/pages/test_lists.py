@@ -70,6 +70,13 @@ def test_an_error_is_marked_at_its_character(browser: Browser, place: Path) -> N
         assert page.locator("#filter").get_attribute("aria-invalid") == "true"
 
 
+@pytest.mark.parametrize("path", ["/traces", "/failures"])
+def test_a_misspelt_failure_type_gets_the_nearest_one(browser: Browser, place: Path, path: str) -> None:
+    with tab(browser, place, f"{path}?filter=failure:obs.misraed", script=False) as (page, _):
+        words = page.inner_text("main")
+        assert "No failure type is called 'obs.misraed'; did you mean 'obs.misread'?" in words
+
+
 def test_a_facet_adds_its_term_and_takes_it_away(browser: Browser, place: Path) -> None:
     with tab(browser, place, "/traces", script=False) as (page, _):
         page.click("aside >> text=obs.misread")
@@ -157,7 +164,7 @@ def test_failures_since_a_version_are_counted_on_each_side_of_it(browser: Browse
     with tab(browser, place, "/failures?since=2", script=False) as (page, _):
         counts = page.locator(".pareto .row").all_inner_texts()
         assert page.inner_text("#most") == "What fails most since v2"
-        assert ["12 since v2, 0 before" in counts[0], "10 since v2, 10 before" in counts[1]] == [True, True]
+        assert ["12 since v2\n0 before" in counts[0], "10 since v2\n10 before" in counts[1]] == [True, True]
         assert "10 of 30, 33.3%" in counts[1]
         assert "10 of 42, 23.8%" in counts[1]
 

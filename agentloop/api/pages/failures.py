@@ -18,7 +18,7 @@ from agentloop.api.parameters import Filter, Project
 from agentloop.errors import ConfigError, FilterError
 from agentloop.failures.analysis.pareto import BY, NONE, By, ParetoBar
 from agentloop.views.failure_overview import FailureOverview, failure_overview
-from agentloop.views.trace_list import term
+from agentloop.views.trace_list import term, unknown_failures
 
 DIMENSIONS = ("type", "version", "tool", "task", "model", "source")
 """Of BY, those that the page offers by name; the others can be in its address."""
@@ -43,22 +43,23 @@ def failure_pages(site: PageSite) -> APIRouter:
             cases = case_origins(folder)
             return failure_overview(site.store, filter, project=project, by=by, since=since, folder=folder, cases=cases)
 
-        def registered() -> Iterable[int]:
-            return (version.number for version in site.store.versions_in(project).versions())
+        def choices() -> list[int]:
+            return _choices((version.number for version in site.store.versions_in(project).versions()), since)
 
         try:
             overview = recent.get((project, filter, by, since), stamp, build)
         except FilterError as error:
-            values = {"problem": str(error), "at_character": error.at, "versions": _choices(registered(), since)}
+            values = {"problem": str(error), "at_character": error.at, "versions": choices()}
             return site.draw(request, "failures.html.j2", status=400, state=state, **values)
         except ConfigError as error:
             problem = f"{error}; choose another version, or change the filter".replace("--since: no", "No")
-            values = {"problem": problem, "at_character": None, "versions": _choices(registered(), since)}
+            values = {"problem": problem, "at_character": None, "versions": choices()}
             return site.draw(request, "failures.html.j2", status=400, state=state, **values)
-        versions = _choices(overview.versions, since)
-        return site.draw(
-            request, "failures.html.j2", problem="", state=state, versions=versions, **_values(overview, state)
-        )
+        hint = ""
+        if not overview.survey.rows:
+            hint = unknown_failures(site.store, filter, site.taxonomy, project=project)
+        drawn = _values(overview, state)
+        return site.draw(request, "failures.html.j2", problem="", hint=hint, state=state, **drawn)
 
     return routes
 
@@ -79,6 +80,7 @@ def _values(overview: FailureOverview, state: dict[str, Any]) -> dict[str, Any]:
         rows = tuple(sorted(rows, key=_n_since, reverse=True))
     return {
         "overview": overview,
+        "versions": _choices(overview.versions, None if state["since"] == "" else state["since"]),
         "survey": survey,
         "dimensions": [(by, address(state, by=by)) for by in _offered(survey.by)],
         "rows": [(row, _traces_of(row, survey.by, state["filter"])) for row in rows],

@@ -37,7 +37,7 @@ def version_pages(site: PageSite) -> APIRouter:
         try:
             detail = version_detail(store, number)
         except NoSuchVersion:
-            if loop_state(store) is None or number not in store.values("policy_version"):
+            if loop_state(store) is None or str(number) not in store.values_of("version", project=store.project):
                 raise
             why = (
                 f"v{number} has traces and is not registered yet; a loop registers a version once it is trained. "
