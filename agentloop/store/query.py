@@ -48,7 +48,6 @@ _TERM = re.compile(
     r'(?P<minus>-?)(?:(?P<key>[^\s":=<>]+)(?P<op><=|>=|[:=<>]))?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<word>[^\s"]+))?',
     re.DOTALL,
 )
-_PLAIN_WORDS = re.compile(r"(?:\s+(?![-:=<>])[^\s\":=<>]+(?=\s|\Z))*")
 _TEXT_BEFORE = re.compile(r"(?:\A|\s)text[:=]([^\s\"]+)\s+\Z")
 _AGO = re.compile(r"(\d{1,6})([dhm])")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -207,7 +206,11 @@ def _suggestion(match: re.Match[str]) -> str:
     word = (match["word"] or "").lstrip("-:=<>")
     if not word:
         return "the word, write text:…"
-    words = [word, *_PLAIN_WORDS.match(match.string, match.end())[0].split()]  # type: ignore[index]
+    words = [word]
+    for following in match.string[match.end() :].split():
+        if following.startswith("-") or any(character in following for character in '":=<>'):
+            break
+        words.append(following)
     before = _TEXT_BEFORE.search(match.string[: match.start()])
     if before is not None:
         words.insert(0, before[1])
