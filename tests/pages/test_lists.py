@@ -126,6 +126,18 @@ def test_selected_traces_are_compared_exported_and_mined(browser: Browser, place
         assert page.inner_text("pre") == "agentloop mine t3"
 
 
+def test_attempts_at_a_task_are_selected_and_compared_with_their_question(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/tasks/p1-f1", script=False) as (page, _):
+        boxes = page.locator("input[name=trace]")
+        chosen = [box.get_attribute("value") for box in boxes.all()[:2]]
+        for box in boxes.all()[:2]:
+            box.check()
+        with page.expect_request("**/compare?*") as request:
+            page.click("button >> text=Compare")
+        assert request.value.url.endswith(f"/compare?a={chosen[0]}&b={chosen[1]}")
+        assert page.inner_text(".compare .lead") == "How much?"
+
+
 def test_hostile_names_stay_text(browser: Browser, place: Path) -> None:
     for path in ("/traces", "/costs?by=task", "/costs?by=model", "/", "/failures"):
         with tab(browser, place, path) as (page, _):

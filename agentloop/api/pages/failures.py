@@ -16,7 +16,7 @@ from agentloop.api.pages.recent import RecentViews
 from agentloop.api.pages.site import PageSite
 from agentloop.api.parameters import Filter, Project
 from agentloop.errors import ConfigError, FilterError
-from agentloop.failures.analysis.pareto import BY, NONE, By, ParetoBar
+from agentloop.failures.analysis.pareto import BY, NONE, By, Change, ParetoBar
 from agentloop.views.failure_overview import FailureOverview, failure_overview
 from agentloop.views.trace_list import term, unknown_failures
 
@@ -85,8 +85,16 @@ def _values(overview: FailureOverview, state: dict[str, Any]) -> dict[str, Any]:
         "dimensions": [(by, address(state, by=by)) for by in _offered(survey.by)],
         "rows": [(row, _traces_of(row, survey.by, state["filter"])) for row in rows],
         "is_since": is_since,
+        "highest": max((_highest(row.change) for row in (*rows, *survey.clusters)), default=0) or 1,
         "largest": max((row.n for row in rows), default=0),
     }
+
+
+def _highest(change: Change | None) -> float:
+    """The higher of the two shares of a change."""
+    if change is None:
+        return 0.0
+    return max(rate.n / rate.of if rate.of else 0.0 for rate in (change.before, change.since))
 
 
 def _n_since(row: ParetoBar) -> int:
