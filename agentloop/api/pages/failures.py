@@ -85,7 +85,10 @@ def _values(overview: FailureOverview, state: dict[str, Any]) -> dict[str, Any]:
         "dimensions": [(by, address(state, by=by)) for by in _offered(survey.by)],
         "rows": [(row, _traces_of(row, survey.by, state["filter"])) for row in rows],
         "is_since": is_since,
-        "highest": max((_highest(row.change) for row in (*rows, *survey.clusters)), default=0) or 1,
+        "highest": max(
+            map(_highest, [*(row.change for row in rows), *(one.change for one in survey.clusters)]), default=0
+        )
+        or 1,
         "largest": max((row.n for row in rows), default=0),
     }
 
