@@ -10,7 +10,7 @@ from agentloop.failures.analysis.survey import rate, survey, trend
 from agentloop.store.store import Store
 from agentloop.types import Frozen, PolicyState, PolicyVersion, RunState
 from agentloop.views.failure_overview import MAX_FAILED
-from agentloop.views.loop_progress import LoopState, loop_state
+from agentloop.views.loop_progress import LoopActivity, loop_state
 from agentloop.views.queue import RunLine, run_list
 from agentloop.views.trace_list import TraceLine, newest_traces
 
@@ -57,7 +57,7 @@ class HomeView(Frozen):
     """Number of the live version."""
     canary: int | None
     n_versions: int
-    loop: LoopState | None
+    loop: LoopActivity | None
     """None if no loop has run."""
     concerns: tuple[Concern, ...]
     runs: tuple[RunLine, ...]

@@ -15,7 +15,7 @@ OF_LOOPS = tuple(kind.value for kind in StageKind if kind not in (StageKind.run,
 """How the names of a loop's stages begin."""
 
 
-class LoopState(StrEnum):
+class LoopActivity(StrEnum):
     """Whether a loop goes on."""
 
     running = "running"
@@ -59,7 +59,7 @@ class UnderWay(Frozen):
 class LoopDocument(Frozen):
     """The loop of a project."""
 
-    state: LoopState | None
+    state: LoopActivity | None
     """None if no stage of a loop has attempts."""
     stages: tuple[StageLine, ...]
     """In the order in which they finished."""
@@ -132,21 +132,21 @@ def loop_document(store: Store) -> LoopDocument:
     )
 
 
-def loop_state(store: Store) -> LoopState | None:
+def loop_state(store: Store) -> LoopActivity | None:
     """`LoopDocument.state` of `store.project`."""
     turns = Turns(store)
     return _state(store, turns, _under_way(store.stage_under_way(), turns))
 
 
-def _state(store: Store, turns: Turns, under_way: UnderWay | None) -> LoopState | None:
+def _state(store: Store, turns: Turns, under_way: UnderWay | None) -> LoopActivity | None:
     names = [row.kind for row in turns.stages]
     if under_way is not None:
         names.append(under_way.name)
     if not any(name.startswith(OF_LOOPS) for name in names):
         return None
     if store.is_locked():
-        return LoopState.running
-    return LoopState.finished if under_way is None else LoopState.stopped
+        return LoopActivity.running
+    return LoopActivity.finished if under_way is None else LoopActivity.stopped
 
 
 def loop_cost(store: Store) -> LoopCost:
