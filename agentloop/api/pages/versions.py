@@ -19,6 +19,10 @@ from agentloop.views.loop_progress import loop_state
 from agentloop.views.version_detail import version_costs, version_detail
 
 SEE_OTHER = 303
+IN_TRAINING = (
+    "v{number} has traces and is not registered yet; a loop registers a version once it is trained. "
+    "Its traces: filter the list of traces by version:{number}"
+)
 Tab = Annotated[Literal["", "changes", "costs"], Query()]
 
 
@@ -39,10 +43,7 @@ def version_pages(site: PageSite) -> APIRouter:
         except NoSuchVersion:
             if loop_state(store) is None or str(number) not in store.values_of("version", project=store.project):
                 raise
-            why = (
-                f"v{number} has traces and is not registered yet; a loop registers a version once it is trained. "
-                f"Its traces: filter the list of traces by version:{number}"
-            )
+            why = IN_TRAINING.format(number=number)
             return site.draw_error(request, 404, why)
         values: dict[str, Any] = {"changes": None, "costs": (), "canary": None, "problem": ""}
         if tab == "changes":
