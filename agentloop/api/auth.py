@@ -214,6 +214,8 @@ class AccessGuard:
         self._admit(scope, session)
         if not session.may(needed):
             why = f"this needs a key with the scope {needed!r}; you signed in with {', '.join(session.scopes)}"
+            if self._sessions is not None and self._sessions.is_only_way:
+                why = "the pages of `agentloop view` are read-only; start `agentloop serve` to review"
             return refusal(scope, 403, why)
         if scope["method"] not in READING and not is_same_site(scope):
             return refusal(scope, 403, FOREIGN_SITE)

@@ -6,12 +6,13 @@ Nothing here reads a trace; `rules.py` does. `vocabularies.py` maps other taxono
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from agentloop.config.settings import CONFIG_FILE, load_config
+from agentloop.store.query import parse
 from agentloop.types import FailureType
 
 VERSION = "2"
@@ -185,6 +186,18 @@ class Taxonomy:
     def precedence(self, kind: FailureType) -> int:
         """Precedence between failures of the same step. Lower is closer to the cause."""
         return self._ranks.get(kind, self._ranks[FailureType.unclassified])
+
+
+def unknown_types(filter: str, types: Collection[str]) -> Iterator[tuple[str, str]]:
+    """(key, value) of each `failure` or `label` of a filter that is not in `types`, probably a typo. A value with `*`
+    is never one. Raises FilterError."""
+    for term in parse(filter):
+        if term.key not in ("failure", "label"):
+            continue
+        names = [term.value] if term.quoted else term.value.split(",")
+        for name in names:
+            if name and "*" not in name and name not in types:
+                yield term.key, name
 
 
 OURS = Taxonomy()

@@ -9,8 +9,10 @@ import fcntl
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -33,6 +35,8 @@ FOLDER = "traces"
 """Name of the folder of a project's store."""
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
+ASKED_S = 0.05
+"""Seconds after which `Database.is_file_locked` of another process has certainly let go of the lock."""
 _log = logging.getLogger(__name__)
 
 
@@ -149,12 +153,24 @@ class Database:
                 self._lock_file(held, self.path.with_suffix(".lock"))
             yield
 
+    def is_file_locked(self) -> bool:
+        """Whether a process holds the lock of `lock_file` now; False if that cannot be read."""
+        assert self.path is not None  # noqa: S101
+        try:
+            with self.path.with_suffix(".lock").open() as handle:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def _lock_file(self, held: ExitStack, path: Path) -> None:
         path.touch(PRIVATE_FILE)
         _restrict(path, PRIVATE_FILE)
         handle = held.enter_context(path.open("a+"))
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_now(handle)
         except BlockingIOError:
             handle.seek(0)
             raise StoreError(
@@ -178,6 +194,15 @@ class Database:
             raise StoreError(
                 f"{error.filename or self.name}: {error.strerror}; {_remedy(str(error), False)}"
             ) from error
+
+
+def _lock_now(handle: TextIOWrapper) -> None:
+    """Locks a file. Raises BlockingIOError if a process holds it; one that only asks whether it is locked does not."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(ASKED_S)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _restrict(path: Path, most: int) -> int | None:

@@ -33,6 +33,7 @@ _TAKE = text(
     "WHERE lease.ends_at < now() OR lease.owner = excluded.owner RETURNING owner"
 )
 _OWNER = text("SELECT owner, extract(epoch FROM ends_at - now()) FROM lease WHERE project = :project")
+_IS_TAKEN = text("SELECT 1 FROM lease WHERE project = :project AND ends_at > now()")
 _END = text("DELETE FROM lease WHERE project = :project AND owner = :owner")
 
 
@@ -75,6 +76,12 @@ def lease(database: Database, project: str, owner: str | None = None) -> Iterato
         renewal.join()
         with database.write(fenced=False) as connection:
             connection.execute(_END, {"project": project, "owner": owner})
+
+
+def is_leased(database: Database, project: str) -> bool:
+    """Whether a process holds the project, or one that was killed held it less than LEASE_S ago."""
+    with database.read() as connection:
+        return connection.execute(_IS_TAKEN, {"project": project}).first() is not None
 
 
 def _take(database: Database, project: str, owner: str) -> bool:

@@ -48,6 +48,7 @@ _TERM = re.compile(
     r'(?P<minus>-?)(?:(?P<key>[^\s":=<>]+)(?P<op><=|>=|[:=<>]))?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<word>[^\s"]+))?',
     re.DOTALL,
 )
+_TEXT_BEFORE = re.compile(r"(?:\A|\s)text[:=]([^\s\"]+)\s+\Z")
 _AGO = re.compile(r"(\d{1,6})([dhm])")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
@@ -186,7 +187,7 @@ def _term(match: re.Match[str], at: int) -> Term:
     key = match["key"]
     if key is None:
         if quoted is None:
-            _refuse(match[0], at, "no key", f"; to search for the word, write text:{value.lstrip('-:=<>') or '…'}")
+            _refuse(match[0], at, "no key", f"; to search for {_suggestion(match)}")
         return Term(bool(match["minus"]), "text", ":", value, True, at, at)
     value_at = at + match.end("op") - match.start()
     term = Term(bool(match["minus"]), key, match["op"], value, quoted is not None, at, value_at)
@@ -198,6 +199,24 @@ def _term(match: re.Match[str], at: int) -> Term:
     if term.op not in {":", "="} and not (key in _NUMBERS or key == "started" or key.startswith("score.")):
         _refuse(match[0], at, f"{key} has no order; write {key}:{value}")
     return term
+
+
+def _suggestion(match: re.Match[str]) -> str:
+    """How to search for a word without a key, with the plain words after it and those of a `text:` before it."""
+    word = (match["word"] or "").lstrip("-:=<>")
+    if not word:
+        return "the word, write text:…"
+    words = [word]
+    for following in match.string[match.end() :].split():
+        if following.startswith("-") or any(character in following for character in '":=<>'):
+            break
+        words.append(following)
+    before = _TEXT_BEFORE.search(match.string[: match.start()])
+    if before is not None:
+        words.insert(0, before[1])
+    if len(words) == 1:
+        return f"the word, write text:{word}"
+    return f"these words, write text:{quoted(' '.join(words))}"
 
 
 def _condition(term: Term, dialect: str, now: datetime, keys: KeyRange | None = None) -> Condition:

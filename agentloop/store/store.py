@@ -35,7 +35,7 @@ from agentloop.store.figures import FigureRows
 from agentloop.store.gate_rows import GateRows
 from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
-from agentloop.store.lease import lease
+from agentloop.store.lease import is_leased, lease
 from agentloop.store.looks import Looks
 from agentloop.store.loop_rows import LoopRows
 from agentloop.store.migrations import migrate
@@ -170,6 +170,12 @@ class Store(
                     yield
                 finally:
                     self._is_locked = False
+
+    def is_locked(self) -> bool:
+        """Whether a process, this one included, holds the lock of the project now."""
+        if self.path is None:
+            return is_leased(self._database, self.project)
+        return self._database.is_file_locked()
 
     @contextmanager
     def driving(self, unit: int, epoch: int) -> Iterator[None]:

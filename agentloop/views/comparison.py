@@ -21,7 +21,7 @@ from agentloop.types import Frozen, Verdict
 from agentloop.views.item_contents import ItemContent, TraceContents, step_contents
 from agentloop.views.outline import OUTLINES, TOOL, Outline, outline_of
 from agentloop.views.trace_items import TraceItem, items_of
-from agentloop.views.trace_page import FailureReader, MarkedFailure, ReadItems, TracePlace, summary_of
+from agentloop.views.trace_page import FailureReader, MarkedFailure, ReadItems, TracePlace, first_words, summary_of
 
 MAX_ROWS = 25
 """Rows of a window: a pair of steps, or a fold of equal ones."""
@@ -55,6 +55,8 @@ class ComparedTrace(Frozen):
     summary: TraceSummary
     failures: tuple[MarkedFailure, ...]
     n_steps: int
+    task: str
+    """The first words of the user, on one line; empty if the trace does not have them."""
 
 
 class TraceComparison(Frozen):
@@ -158,7 +160,11 @@ class ComparedSide:
     @property
     def view(self) -> ComparedTrace:
         """Its facts."""
-        return ComparedTrace(summary=self.summary, failures=self._reader.failures, n_steps=len(self.positions))
+        positions = sorted({0, *self.positions[:1]} if self.outline.items else set())
+        task = next(filter(None, map(first_words, self._read(positions))), "")
+        return ComparedTrace(
+            summary=self.summary, failures=self._reader.failures, n_steps=len(self.positions), task=task
+        )
 
 
 def compare(

@@ -10,6 +10,7 @@ from agentloop.failures.analysis.survey import rate, survey, trend
 from agentloop.store.store import Store
 from agentloop.types import Frozen, PolicyState, PolicyVersion, RunState
 from agentloop.views.failure_overview import MAX_FAILED
+from agentloop.views.loop_progress import LoopActivity, loop_state
 from agentloop.views.queue import RunLine, run_list
 from agentloop.views.trace_list import TraceLine, newest_traces
 
@@ -56,6 +57,8 @@ class HomeView(Frozen):
     """Number of the live version."""
     canary: int | None
     n_versions: int
+    loop: LoopActivity | None
+    """None if no loop has run."""
     concerns: tuple[Concern, ...]
     runs: tuple[RunLine, ...]
     """The newest first."""
@@ -80,6 +83,7 @@ def home_view(store: Store, *, project: str, clusters: NewClusters | None = None
         live=_in_state(versions, PolicyState.live),
         canary=_in_state(versions, PolicyState.canary),
         n_versions=len(versions),
+        loop=loop_state(store.in_project(project)),
         concerns=tuple(concerns),
         runs=tuple(reversed(latest)),
         traces=newest_traces(store, project=project, limit=N_TRACES),

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 
 from agentloop.store.loop_rows import LoopSum, StageUnderWay
 from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
-from agentloop.types import Decision, Frozen
+from agentloop.types import Decision, Frozen, StageKind
 from agentloop.views.turns import StageRate, Turns, stage_label
+
+OF_LOOPS = tuple(kind.value for kind in StageKind if kind not in (StageKind.run, StageKind.other))
+"""How the names of a loop's stages begin."""
+
+
+class LoopActivity(StrEnum):
+    """Whether a loop goes on."""
+
+    running = "running"
+    """A process has the project."""
+    finished = "finished"
+    """No process has it, and every stage with attempts is complete."""
+    stopped = "stopped"
+    """No process has it, and a stage is incomplete."""
 
 
 class StageLine(Frozen):
@@ -44,6 +59,8 @@ class UnderWay(Frozen):
 class LoopDocument(Frozen):
     """The loop of a project."""
 
+    state: LoopActivity | None
+    """None if no stage of a loop has attempts."""
     stages: tuple[StageLine, ...]
     """In the order in which they finished."""
     under_way: UnderWay | None
@@ -68,7 +85,7 @@ class LoopDocument(Frozen):
     def mark(self) -> str:
         """What changes whenever something else is to be shown."""
         n = self.under_way.n_episodes if self.under_way is not None else 0
-        return f"{len(self.stages)}.{n}.{self.last_at.timestamp() if self.last_at else 0}"
+        return f"{self.state}.{len(self.stages)}.{n}.{self.last_at.timestamp() if self.last_at else 0}"
 
     @property
     def infra_share(self) -> float | None:
@@ -96,10 +113,12 @@ def loop_document(store: Store) -> LoopDocument:
     turns = Turns(store)
     newest = store.stage_under_way()
     last_step_at = store.last_figure_at()
+    under_way = _under_way(newest, turns)
     times = [at for at in (newest and newest.last_at, last_step_at) if at is not None]
     return LoopDocument(
+        state=_state(store, turns, under_way),
         stages=tuple(_line(row) for row in turns.stages),
-        under_way=_under_way(newest, turns),
+        under_way=under_way,
         last_at=max(times, default=None),
         n_episodes=turns.n_episodes,
         n_tool_calls=turns.n_tool_calls,
@@ -111,6 +130,23 @@ def loop_document(store: Store) -> LoopDocument:
         rates=turns.rates,
         decisions=tuple(store.decisions().values()),
     )
+
+
+def loop_state(store: Store) -> LoopActivity | None:
+    """`LoopDocument.state` of `store.project`."""
+    turns = Turns(store)
+    return _state(store, turns, _under_way(store.stage_under_way(), turns))
+
+
+def _state(store: Store, turns: Turns, under_way: UnderWay | None) -> LoopActivity | None:
+    names = [row.kind for row in turns.stages]
+    if under_way is not None:
+        names.append(under_way.name)
+    if not any(name.startswith(OF_LOOPS) for name in names):
+        return None
+    if store.is_locked():
+        return LoopActivity.running
+    return LoopActivity.finished if under_way is None else LoopActivity.stopped
 
 
 def loop_cost(store: Store) -> LoopCost:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
+from agentloop.errors import did_you_mean
+from agentloop.failures.taxonomy import Taxonomy, unknown_types
 from agentloop.store.looks import LIGHT, SORTS
 from agentloop.store.query import KEYS, quoted
 from agentloop.store.store import Store
-from agentloop.types import Frozen
+from agentloop.types import FailureType, Frozen
 
 Sort = Literal[
     "", "reward", "-reward", "steps", "-steps", "tokens", "-tokens", "cost", "-cost", "duration", "-duration"
@@ -168,6 +170,22 @@ def completions(store: Store, text: str, *, project: str) -> Completions:
     head = text[: tail.start("word")]
     keys = [word for key in KEYS for word in _key_words(key) if word.startswith(tail["word"])]
     return Completions(filters=tuple(head + word for word in keys))
+
+
+def unknown_failures(store: Store, filter: str, taxonomy: Taxonomy, *, project: str) -> str:
+    """The failure types of a filter that neither the taxonomy nor a newest trace has, as a sentence; empty without
+    one. Raises ConfigError."""
+    kinds = [
+        *(kind.value for kind in FailureType),
+        *taxonomy.definitions(),
+        *store.values_of("failure", project=project),
+    ]
+    types = list(dict.fromkeys(kinds))
+    sentences = []
+    for _, name in unknown_types(filter, types):
+        sentence = f"No failure type is called {name!r}{did_you_mean(name, types)}"
+        sentences.append(sentence if sentence.endswith("?") else f"{sentence}.")
+    return " ".join(sentences)
 
 
 def _is_open(head: str) -> bool:

@@ -480,7 +480,11 @@ def _task(contents: TraceContents, outline: Outline, items: Sequence[TraceItem])
     """The first words of a user, from what the page shows anyway or from the first item."""
     if (items and items[0].position == 0) or outline.is_spans or not outline.items:
         return _first_words(items)
-    content = contents.read([0])[0]
+    return first_words(contents.read([0])[0])
+
+
+def first_words(content: ItemContent) -> str:
+    """The first words of a user in an item, on one line; empty without any."""
     return next((_line(message.content) for message in content.heard if message.role == "user"), "")
 
 

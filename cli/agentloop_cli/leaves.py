@@ -23,12 +23,7 @@ def known_types(project: Path, store: Store) -> list[str]:
 
 def check_types(filter: str, types: list[str]) -> None:
     """Raises ConfigError for an unknown `failure` or `label` in a filter, probably a typo."""
-    from agentloop.store.query import parse
+    from agentloop.failures.taxonomy import unknown_types
 
-    for term in parse(filter):
-        if term.key not in ("failure", "label"):
-            continue
-        names = [term.value] if term.quoted else term.value.split(",")
-        for name in names:
-            if name and "*" not in name and name not in types:
-                raise ConfigError(f"{term.key}: no {name!r} (known: {', '.join(types)}){did_you_mean(name, types)}")
+    for key, name in unknown_types(filter, types):
+        raise ConfigError(f"{key}: no {name!r} (known: {', '.join(types)}){did_you_mean(name, types)}")

@@ -70,7 +70,7 @@ def test_a_route_answers_with_the_view_of_its_project(store: Store, api: dict[st
         ("/trace-list?sort=nothing", 422, "query sort"),
         ("/costs?by=nothing", 422, "query by"),
         ("/costs?filter=x", 400, "'x' at character 1: no key"),
-        ("/failure-overview?since=9", 400, "v9 has no traces on both sides"),
+        ("/failure-overview?since=9", 400, "no traces of v9 or later"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_one_line(

@@ -101,7 +101,7 @@ def test_the_types_of_a_project_are_known_by_name_and_explained(project: Path, a
     [
         (("--by", "tools"), "did you mean 'tool'?"),
         (("--since", "x"), "'x' is no policy version"),
-        (("--since", "7"), "v7 has no traces on both sides of it (versions with traces: v1, v2)"),
+        (("--since", "7"), "no traces of v7 or later (versions with traces: v1, v2)"),
         (("--cluster", "zz"), "no cluster of an id that begins with 'zz'"),
         (("falure:x",), "no such key"),
     ],

@@ -133,8 +133,8 @@ def test_what_is_new_since_a_version_and_only_what_intervals_show_is_called_so(s
     }  # fmt: skip
     newest = survey(store)
     assert (newest.earlier, newest.later, len(newest.clusters)) == ("v1-v2", "v3", 3)
-    for since in (1, 9):
-        with pytest.raises(ConfigError, match=r"no traces on both sides of it \(versions with traces: v1, v2, v3\)"):
+    for since, missing in ((1, "from before v1 to compare with"), (9, "of v9 or later")):
+        with pytest.raises(ConfigError, match=rf"no traces {missing} \(versions with traces: v1, v2, v3\)"):
             survey(store, since=since)
 
 

@@ -12,7 +12,7 @@ from store.rows import first_move, judged, version
 from store.span_rows import span
 
 from agentloop.store.store import Store
-from agentloop.types import PolicyState, RewardState
+from agentloop.types import FailureType, PolicyState, RewardState
 
 from .browsing import opened
 from .showing import Shown, showing
@@ -70,6 +70,13 @@ def test_an_error_is_marked_at_its_character(browser: Browser, place: Path) -> N
         assert page.locator("#filter").get_attribute("aria-invalid") == "true"
 
 
+@pytest.mark.parametrize("path", ["/traces", "/failures"])
+def test_a_misspelt_failure_type_gets_the_nearest_one(browser: Browser, place: Path, path: str) -> None:
+    with tab(browser, place, f"{path}?filter=failure:obs.misraed", script=False) as (page, _):
+        words = page.inner_text("main")
+        assert "No failure type is called 'obs.misraed'; did you mean 'obs.misread'?" in words
+
+
 def test_a_facet_adds_its_term_and_takes_it_away(browser: Browser, place: Path) -> None:
     with tab(browser, place, "/traces", script=False) as (page, _):
         page.click("aside >> text=obs.misread")
@@ -119,6 +126,18 @@ def test_selected_traces_are_compared_exported_and_mined(browser: Browser, place
         assert page.inner_text("pre") == "agentloop mine t3"
 
 
+def test_attempts_at_a_task_are_selected_and_compared_with_their_question(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/tasks/p1-f1", script=False) as (page, _):
+        boxes = page.locator("input[name=trace]")
+        chosen = [box.get_attribute("value") for box in boxes.all()[:2]]
+        for box in boxes.all()[:2]:
+            box.check()
+        with page.expect_request("**/compare?*") as request:
+            page.click("button >> text=Compare")
+        assert request.value.url.endswith(f"/compare?a={chosen[0]}&b={chosen[1]}")
+        assert page.inner_text(".compare .lead") == "How much?"
+
+
 def test_hostile_names_stay_text(browser: Browser, place: Path) -> None:
     for path in ("/traces", "/costs?by=task", "/costs?by=model", "/", "/failures"):
         with tab(browser, place, path) as (page, _):
@@ -144,6 +163,39 @@ def test_failures_show_what_fails_most_and_lead_to_the_evidence_and_to_a_success
         page.fill("#filter", "a:b")
         page.press("#filter", "Enter")
         assert "no such key" in page.inner_text("[role=alert]")
+
+
+def test_failures_since_a_version_are_counted_on_each_side_of_it(browser: Browser, place: Path) -> None:
+    store = Store(place)
+    for n in range(12):
+        one = judged(f"l{n}", reward=0.0, version=2)
+        failure = one.verdict.failures[0].model_copy(update={"type": FailureType.plan_repetition})
+        verdict = one.verdict.model_copy(update={"failures": (failure,)})
+        store.put_attempts("run", [one.model_copy(update={"verdict": verdict})], first=60 + n)
+    store.close()
+    with tab(browser, place, "/failures?since=2", script=False) as (page, _):
+        counts = page.locator(".pareto .row").all_inner_texts()
+        assert page.inner_text("#most") == "What fails most since v2"
+        assert ["12 since v2\n0 before" in counts[0], "10 since v2\n10 before" in counts[1]] == [True, True]
+        assert "10 of 30, 33.3%" in counts[1]
+        assert "10 of 42, 23.8%" in counts[1]
+
+
+def test_the_form_of_failures_can_be_sent_without_a_version(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/failures", script=False) as (page, _):
+        page.fill("#filter", "version:2")
+        page.click("button >> text=Filter")
+        assert "since=" in page.url
+        assert "10 of 30 traces failed" in page.inner_text("main")
+
+
+def test_a_filter_without_earlier_versions_keeps_the_choice_of_a_version(browser: Browser, place: Path) -> None:
+    with tab(browser, place, "/failures?since=2&filter=version>%3D2", script=False) as (page, _):
+        assert "No traces from before v2" in page.inner_text("[role=alert]")
+        assert page.input_value("select[name=since]") == "2"
+        page.fill("#filter", "")
+        page.click("button >> text=Filter")
+        assert "New since v2" in page.inner_text("main")
 
 
 def test_costs_are_never_zero_where_nobody_knows_them(browser: Browser, place: Path) -> None:

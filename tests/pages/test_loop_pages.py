@@ -131,6 +131,15 @@ def test_pages_of_an_empty_store_name_the_commands_that_fill_them(browser: Brows
             assert tab.page.locator("h1").count() == 1
 
 
+def test_a_version_that_is_still_trained_is_no_dead_end(browser: Browser, tmp_path: Path) -> None:
+    with showing(tmp_path / "store.db") as shown, opened(browser, shown.entry()) as tab:
+        shown.store.put_attempts("turn-1", [judged("a", version=2)])
+        tab.page.goto(f"{shown.url}/versions/2")
+        assert "v2 has traces and is not registered yet" in tab.page.inner_text("h1")
+        tab.page.goto(shown.url)
+        assert "No version is registered yet" in tab.page.inner_text(".lead")
+
+
 def test_a_version_is_promoted_by_an_override_with_its_reason_and_rolled_back(
     browser: Browser, shown: Shown, folder: Path
 ) -> None:

@@ -147,10 +147,12 @@ def test_a_project_is_held_by_one_process_and_another_project_is_free(
             StoreError, match=r"project 'default' is in use by process \d+ on .*; wait for it or end it"
         ):
             two.lock().__enter__()
+        assert (two.is_locked(), other.is_locked()) == (True, False)
         with other.lock(), two.lock("a gate"):
             pass
         with one._database.write() as connection:  # as if its process had been killed long ago
             connection.exec_driver_sql("UPDATE lease SET ends_at = now() - interval '1 second'")
+        assert not two.is_locked()
         with two.lock():
             pass
     monkeypatch.setattr(lease, "RENEWAL_S", 0.05)

@@ -13,8 +13,10 @@ from store.test_units import worker
 
 from agentloop.store.claims import HandBack, Returned
 from agentloop.store.store import Store
+from agentloop.store.tables import StageRow
 from agentloop.types import PolicyState, RewardState, Unit
 from agentloop.views.home import ConcernKind, NewClusters, home_view, new_clusters
+from agentloop.views.loop_progress import loop_document
 
 
 @pytest.fixture
@@ -111,3 +113,17 @@ def test_the_newest_traces_come_first(store: Store) -> None:
     view = home_view(store, project="default")
     assert [trace.id for trace in view.traces] == [f"t{n}" for n in range(11, 1, -1)]
     assert view.traces[0].stored_at.astimezone(UTC) <= datetime.now(UTC)
+
+
+def test_a_loop_is_running_while_it_has_the_project_then_finished_or_stopped(store: Store) -> None:
+    store.put_attempts("run", [judged("alone")])
+    assert home_view(store, project="default").loop is None  # not of a loop
+    store.put_attempts("turn-1", [judged("of-a-turn")])
+    viewer = Store(store.path or "")
+    with store.lock():
+        assert home_view(viewer, project="default").loop == "running"
+    assert home_view(viewer, project="default").loop == "stopped"
+    store.put_stage(StageRow(name="turn-1", kind="turn", version=2, n_episodes=1, wall_s=1.0))
+    assert home_view(viewer, project="default").loop == "finished"
+    assert loop_document(viewer).state == "finished"
+    viewer.close()

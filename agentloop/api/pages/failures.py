@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
+from pydantic import BeforeValidator
 from starlette.responses import Response
 
 from agentloop.api.failures import Since
@@ -15,12 +16,14 @@ from agentloop.api.pages.recent import RecentViews
 from agentloop.api.pages.site import PageSite
 from agentloop.api.parameters import Filter, Project
 from agentloop.errors import ConfigError, FilterError
-from agentloop.failures.analysis.pareto import BY, NONE, By, ParetoBar
+from agentloop.failures.analysis.pareto import BY, NONE, By, Change, ParetoBar
 from agentloop.views.failure_overview import FailureOverview, failure_overview
-from agentloop.views.trace_list import term
+from agentloop.views.trace_list import term, unknown_failures
 
 DIMENSIONS = ("type", "version", "tool", "task", "model", "source")
 """Of BY, those that the page offers by name; the others can be in its address."""
+SinceField = Annotated[Since, BeforeValidator(lambda value: None if value == "" else value)]
+"""`since` as the form of the page sends it: empty for any version."""
 
 
 def failure_pages(site: PageSite) -> APIRouter:
@@ -30,7 +33,7 @@ def failure_pages(site: PageSite) -> APIRouter:
 
     @routes.get("/failures")
     def failures(
-        request: Request, project: Project, filter: Filter = "", by: By = "type", since: Since = None
+        request: Request, project: Project, filter: Filter = "", by: By = "type", since: SinceField = None
     ) -> Response:
         state = {"filter": filter, "by": by, "since": "" if since is None else since}
         folder = site.folder if project == site.store.project else None
@@ -40,26 +43,65 @@ def failure_pages(site: PageSite) -> APIRouter:
             cases = case_origins(folder)
             return failure_overview(site.store, filter, project=project, by=by, since=since, folder=folder, cases=cases)
 
+        def choices() -> list[int]:
+            return _choices((version.number for version in site.store.versions_in(project).versions()), since)
+
         try:
             overview = recent.get((project, filter, by, since), stamp, build)
-        except ConfigError as error:
-            at = error.at if isinstance(error, FilterError) else None
-            values = {"problem": str(error).replace("--since", "since"), "at_character": at, "overview": None}
+        except FilterError as error:
+            values = {"problem": str(error), "at_character": error.at, "versions": choices()}
             return site.draw(request, "failures.html.j2", status=400, state=state, **values)
-        return site.draw(request, "failures.html.j2", problem="", state=state, **_values(overview, state))
+        except ConfigError as error:
+            problem = f"{error}; choose another version, or change the filter".replace("--since: no", "No")
+            values = {"problem": problem, "at_character": None, "versions": choices()}
+            return site.draw(request, "failures.html.j2", status=400, state=state, **values)
+        hint = ""
+        if not overview.survey.rows:
+            hint = unknown_failures(site.store, filter, site.taxonomy, project=project)
+        drawn = _values(overview, state)
+        return site.draw(request, "failures.html.j2", problem="", hint=hint, state=state, **drawn)
 
     return routes
 
 
+def _choices(versions: Iterable[int], since: int | None) -> list[int]:
+    """The versions that the form offers, with the one that was chosen."""
+    numbers = {*versions}
+    if since is not None:
+        numbers.add(since)
+    return sorted(numbers)
+
+
 def _values(overview: FailureOverview, state: dict[str, Any]) -> dict[str, Any]:
     survey = overview.survey
+    rows = survey.rows
+    is_since = state["since"] != "" and any(row.change for row in rows)
+    if is_since:
+        rows = tuple(sorted(rows, key=_n_since, reverse=True))
     return {
         "overview": overview,
+        "versions": _choices(overview.versions, None if state["since"] == "" else state["since"]),
         "survey": survey,
         "dimensions": [(by, address(state, by=by)) for by in _offered(survey.by)],
-        "rows": [(row, _traces_of(row, survey.by, state["filter"])) for row in survey.rows],
-        "largest": max((row.n for row in survey.rows), default=0),
+        "rows": [(row, _traces_of(row, survey.by, state["filter"])) for row in rows],
+        "is_since": is_since,
+        "highest": max(
+            map(_highest, [*(row.change for row in rows), *(one.change for one in survey.clusters)]), default=0
+        )
+        or 1,
+        "largest": max((row.n for row in rows), default=0),
     }
+
+
+def _highest(change: Change | None) -> float:
+    """The higher of the two shares of a change."""
+    if change is None:
+        return 0.0
+    return max(rate.n / rate.of if rate.of else 0.0 for rate in (change.before, change.since))
+
+
+def _n_since(row: ParetoBar) -> int:
+    return row.change.since.n if row.change else 0
 
 
 def _offered(by: str) -> Sequence[str]:

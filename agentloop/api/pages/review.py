@@ -24,6 +24,8 @@ SAMPLE = 20
 """Scored traces that the queue offers as a check of the verifiers."""
 MAX_LINES = 100
 """Traces that the page of the queue lists."""
+AGREES = "agrees with the verdict"
+"""The reason of an answer that only agrees and gives none."""
 _LABEL = re.compile(r"label:([a-z0-9_.]+):(\d*)")
 Sample = Annotated[int, Query(ge=0, le=200)]
 Undo = Annotated[str, Query(max_length=64)]
@@ -141,7 +143,11 @@ def _review(item: ReviewItem, form: dict[str, str], kinds: Collection[str]) -> R
     label = _confirmed(item, form)
     if kind:
         label = LabelPlace(type=FailureType(kind), step=int(step) if step else None)
-    return Review(reward=_reward(item, form), why=form.get("why", ""), rejected=tuple(rejected), label=label)
+    reward = _reward(item, form)
+    why = form.get("why", "")
+    if not why.strip() and not rejected and not kind and reward == item.reward:
+        why = AGREES
+    return Review(reward=reward, why=why, rejected=tuple(rejected), label=label)
 
 
 def _confirmed(item: ReviewItem, form: dict[str, str]) -> LabelPlace | None:

@@ -19,7 +19,7 @@ from agentloop.errors import FilterError
 from agentloop.store.find import key_of
 from agentloop.store.looks import MAX_COUNT, MAX_NEW
 from agentloop.store.query import parse
-from agentloop.views.trace_list import FacetList, TraceList, completions, facet_list, term, trace_list
+from agentloop.views.trace_list import FacetList, TraceList, completions, facet_list, term, trace_list, unknown_failures
 
 LIMIT = 50
 MAX_SELECTED = 100
@@ -76,7 +76,11 @@ def trace_list_pages(site: PageSite) -> APIRouter:
             return site.draw(request, "traces.html.j2", status=400, **values)
         counts = partial(facet_list, site.store, filter, project=project)
         facets = recent.get((project, filter), page.newest, counts)
-        return site.draw(request, "traces.html.j2", problem="", state=state, page=page, **_links(state, page, facets))
+        hint = ""
+        if not page.traces:
+            hint = unknown_failures(site.store, filter, site.taxonomy, project=project)
+        links = _links(state, page, facets)
+        return site.draw(request, "traces.html.j2", problem="", hint=hint, state=state, page=page, **links)
 
     @routes.get("/list/new")
     def new(request: Request, project: Project, after: After, filter: Filter = "", seen: int = 0) -> Response:

@@ -10,14 +10,19 @@ from starlette.responses import RedirectResponse, Response
 from agentloop.api.pages.site import Form, PageSite, Viewer
 from agentloop.api.policies import moves_of
 from agentloop.api.versions import Against, SuiteHash, VersionNumber, canary_state, changes_of
-from agentloop.errors import ConfigError, StateError
+from agentloop.errors import ConfigError, NoSuchVersion, StateError
 from agentloop.registry.moves import Moves
 from agentloop.types import PolicyState
 from agentloop.views.changed_words import word_lines
 from agentloop.views.lineage import version_tree
+from agentloop.views.loop_progress import loop_state
 from agentloop.views.version_detail import version_costs, version_detail
 
 SEE_OTHER = 303
+IN_TRAINING = (
+    "v{number} has traces and is not registered yet; a loop registers a version once it is trained. "
+    "Its traces: filter the list of traces by version:{number}"
+)
 Tab = Annotated[Literal["", "changes", "costs"], Query()]
 
 
@@ -33,7 +38,13 @@ def version_pages(site: PageSite) -> APIRouter:
     def show_version(request: Request, number: VersionNumber, tab: Tab = "", against: Against = None) -> Response:
         store = site.store_of(request)
         folder = site.folder_of(request)
-        detail = version_detail(store, number)
+        try:
+            detail = version_detail(store, number)
+        except NoSuchVersion:
+            if loop_state(store) is None or str(number) not in store.values_of("version", project=store.project):
+                raise
+            why = IN_TRAINING.format(number=number)
+            return site.draw_error(request, 404, why)
         values: dict[str, Any] = {"changes": None, "costs": (), "canary": None, "problem": ""}
         if tab == "changes":
             try:

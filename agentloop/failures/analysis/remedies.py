@@ -24,7 +24,7 @@ REMEDIES: Mapping[F, str] = {
     F.obs_misread: "give results a plainer form, the wanted value alone on a line; train on these",
     F.obs_fabrication: "ask for the source of each claim, and check it against the trace",
     F.outcome_premature_stop: "say in the prompt what counts as done, and refuse an end without it",
-    F.outcome_wrong_or_unverified: "no wrong step was found: see --by task, read one, and have answers checked",
+    F.outcome_wrong_or_unverified: "no wrong step was found: count failures by task, read one, have answers checked",
     F.outcome_reward_hack: "close the way in the verifier first, then judge again: `agentloop judge`",
     F.outcome_unsafe_action: "forbid it where it happens, in the sandbox or the tool, not in the prompt",
     F.unclassified: "read a few; a pattern that comes back is worth a type of your own: [[failures.leaf]]",

@@ -105,9 +105,14 @@ def _edge(versions: Mapping[int, int], since: int | None) -> int | None:
         if len(versions) < 2:
             return None
         return max(versions)
-    if not any(version < since for version in versions) or not any(version >= since for version in versions):
+    missing = ""
+    if not any(version >= since for version in versions):
+        missing = f"of v{since} or later"
+    elif not any(version < since for version in versions):
+        missing = f"from before v{since} to compare with"
+    if missing:
         names = ", ".join(f"v{version}" for version in sorted(versions)) or "none"
-        raise ConfigError(f"--since: v{since} has no traces on both sides of it (versions with traces: {names})")
+        raise ConfigError(f"--since: no traces {missing} (versions with traces: {names})")
     return since
 
 
