@@ -303,9 +303,7 @@ def _to_decide(result: GateResult) -> str:
             "no certainty."
         )
     if not moves:
-        moves.append(
-            "Do what the first line says. The same command goes on from what is there; a new bank is a new gate."
-        )
+        moves.append("Run the same command again: it continues from the stored outcomes. A new bank is a new gate.")
     if has_mean(result):
         moves.append("A larger baseline needs fewer attempts.")
     return " ".join(moves)

@@ -17,7 +17,7 @@ from agentloop.types import RewardState
 
 ENDS = "The outcomes end at"
 """Beginning of a reason that a live gate omits, because it knows why it stopped."""
-UNDECIDED = "The attempts end before the gate is decided."
+UNDECIDED = "The attempts ended before the gate could decide."
 UNCHECKED = "Assumed and not checked: the environment is the one in which the bank was filled."
 Trials = dict[str, dict[Side, list[Outcome]]]
 
@@ -326,8 +326,8 @@ def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
     yield from fold.notes
     if (stop := fold.stopped_at) is not None and verdict is GateVerdict.inconclusive:
         yield (
-            f"{ENDS} task {stop.task_id!r}, attempt {stop.trial}, which has none; what is there of later "
-            "visits does not count, for it may be the quick ones of those under way."
+            f"{ENDS} task {stop.task_id!r}, attempt {stop.trial}: it has no outcome. Later outcomes do not count, because "
+            "the attempts that end first may be the quick ones."
         )
 
 

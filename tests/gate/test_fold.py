@@ -256,7 +256,7 @@ def test_what_was_under_way_when_the_file_ended_does_not_count() -> None:
     cut = [*rows[:25], *rows[26:]]  # visit 25 has no row and no later trial
     result = fold(made, bank(SAME, 4) + cut)
     assert (result.n_candidate, result.verdict) == (25, GateVerdict.inconclusive)
-    assert "end before" in result.reasons[0]
+    assert "ended before" in result.reasons[0]
     assert repr(rows[25].task_id) in result.reasons[-1]
     known_lost = fold(made, bank(SAME, 4) + rows[:3] + rows[4:])  # of this task there is a second trial
     assert (known_lost.n_candidate, known_lost.n_missing) == (39, 1)
