@@ -9,12 +9,13 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 import orjson
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from agentloop.api.pages.site import PageSite, Viewer
 from agentloop.api.parameters import TraceId
 from agentloop.api.trace_views import MAX_INT, ItemId, Words
+from agentloop.api.visits import record_visit
 from agentloop.errors import NoSuchTrace
 from agentloop.formats.export import load_exporter
 from agentloop.loop.held_out import withhold
@@ -50,7 +51,7 @@ def trace_link_routes(site: PageSite) -> APIRouter:
         return RedirectResponse(f"/traces/{trace_id}?{urlencode({'at': item.id})}#{anchor(item)}", SEE_OTHER)
 
     @routes.get("/traces/{trace_id}/text")
-    def send_text(viewer: Viewer, trace_id: TraceId, at: ItemId, part: Part) -> Response:
+    def send_text(request: Request, viewer: Viewer, trace_id: TraceId, at: ItemId, part: Part) -> Response:
         row, outline = _read(site.store, viewer.project, trace_id)
         position = outline.position(at, trace_id)
         contents = TraceContents(site.store, row, outline)
@@ -62,24 +63,27 @@ def trace_link_routes(site: PageSite) -> APIRouter:
         text = text_at(content, part)
         if text is None:
             raise NoSuchTrace(f"part {at!r} of trace {trace_id!r} has no text {part!r}; its page lists what it has")
+        record_visit(request, site.store, trace_id)
         return _attachment(text.encode(errors="replace"), f"trace-{position}-{part}.txt")
 
     @routes.get("/traces/{trace_id}/raw")
-    def send_raw(viewer: Viewer, trace_id: TraceId, at: ItemId) -> Response:
+    def send_raw(request: Request, viewer: Viewer, trace_id: TraceId, at: ItemId) -> Response:
         row, outline = _read(site.store, viewer.project, trace_id)
         position = outline.position(at, trace_id)
         contents = TraceContents(site.store, row, outline)
         value = contents.span(at) if outline.is_spans else contents.step(position)
+        record_visit(request, site.store, trace_id)
         options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
         return _attachment(orjson.dumps(value, default=str, option=options), f"trace-{position}.txt")
 
     @routes.get("/traces/{trace_id}/export")
-    def send_export(viewer: Viewer, trace_id: TraceId, format: Part = "jsonl") -> Response:
+    def send_export(request: Request, viewer: Viewer, trace_id: TraceId, format: Part = "jsonl") -> Response:
         exporter = load_exporter(format)
         if site.folder is not None:
             withhold(exporter, site.folder / EVALS)
         row = site.store.row(viewer.project, trace_id)
         data = b"".join(exporter.write([StoredTrace(site.store, summary_of(row))]))
+        record_visit(request, site.store, trace_id)
         return _attachment(data, f"trace.{format}.txt")
 
     return routes
