@@ -10,6 +10,7 @@ import orjson
 from agentloop.types import Frozen, Message, ToolCall, ToolResult
 from agentloop.views.item_contents import ItemContent, texts_in
 from agentloop.views.marks import HIT, TextPart, fragments, places, view_of
+from agentloop.views.media import ShownMedia, shown_media
 from agentloop.views.outline import OutlineItem
 from agentloop.views.version_diff import changed_lines
 
@@ -129,6 +130,8 @@ class TraceItem(Frozen):
     answer: ShownText | None
     error: ShownText | None
     attributes: ShownText | None
+    media: tuple[ShownMedia, ...] = ()
+    """Images and other parts without text."""
     failures: tuple[int, ...] = ()
     """Numbers of the failures that the margin shows beside it."""
     has_error: bool = False
@@ -240,6 +243,7 @@ class _Drawing:
             answer=self._text("answer", content.answer or ""),
             error=self._text("error", error or ""),
             attributes=self._attributes(),
+            media=shown_media(content.sent),
             failures=numbers,
             has_error=bool(error) or any(not result.ok for result in content.results),
         )
