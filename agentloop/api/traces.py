@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -125,20 +126,26 @@ def trace_routes(store: Store, folder: Path | None) -> APIRouter:
         filter: Filter = "",
     ) -> StreamingResponse:
         """Whole traces for which a filter holds, newest first, as a file that is sent while it is made."""
-        exporter = load_exporter(format)
-        if folder is not None:
-            withhold(exporter, folder / EVALS)
+        rows = visited(request, store, store.every(filter, project=project))
         store.find(filter, project=project, limit=1)  # reports an invalid filter before the response begins
-        name = "traces" + (".jsonl" if exporter.one_each else exporter.suffix)
-        parts = exporter.write(read_each(store, visited(request, store, store.every(filter, project=project))))
-        first = next(iter(parts), b"")  # so does a format that cannot take all of them
-        return StreamingResponse(
-            chain([first], parts),
-            media_type=exporter.media_type,
-            headers={"Content-Disposition": f'attachment; filename="{name}"'},
-        )
+        return _export(store, rows, format, folder)
 
     return routes
+
+
+def _export(store: Store, rows: Iterable[TraceSummary], format: str, folder: Path | None) -> StreamingResponse:
+    """Traces as a file that is sent while it is made. folder: see `make_app`."""
+    exporter = load_exporter(format)
+    if folder is not None:
+        withhold(exporter, folder / EVALS)
+    name = "traces" + (".jsonl" if exporter.one_each else exporter.suffix)
+    parts = exporter.write(read_each(store, rows))
+    first = next(iter(parts), b"")  # reports a format that cannot take all of them before the response begins
+    return StreamingResponse(
+        chain([first], parts),
+        media_type=exporter.media_type,
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+    )
 
 
 def _is_short(row: TraceRow) -> bool:
