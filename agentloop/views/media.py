@@ -19,7 +19,7 @@ import orjson
 from agentloop.otel.messages import parsed
 from agentloop.types import Frozen
 
-MAX_MEDIA = 100
+MAX_MEDIA = 30
 """Parts of one item that are listed."""
 MAX_VALUES = 50_000
 """Values of one item that are searched, which takes about 0.05 s."""

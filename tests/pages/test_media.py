@@ -22,6 +22,7 @@ from agentloop.formats.inspect import InspectFormat
 from agentloop.otel.otlp import JSON, decode_traces
 from agentloop.store.store import Store
 from agentloop.types import Imported
+from agentloop.views.media import MAX_MEDIA
 from tests.formats.samples import document, imported, lines
 
 from .showing import Shown, showing
@@ -232,3 +233,12 @@ def test_a_trace_without_such_parts_says_nothing(shown: Shown, tmp_path: Path) -
         client.get(shown.entry())
         answer = client.get(f"/traces/{trace_id}/text?at=start&part=media.0")
         assert (answer.status_code, "keeps no image" in answer.text) == (404, True)
+
+
+def test_a_page_lists_some_of_many_and_says_so(shown: Shown, tmp_path: Path) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": f"{REMOTE}{n}"}} for n in range(MAX_MEDIA + 5)]
+    trace_id = put(shown.store, chat(tmp_path / "traces.jsonl", *parts))
+    said, _ = opened(shown, trace_id)
+    assert len(said) == MAX_MEDIA
+    with httpx.Client(base_url=shown.url, follow_redirects=True) as client:
+        assert "There may be more, which an export has." in client.get(shown.entry(f"/traces/{trace_id}")).text
