@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
 from agentloop.api.parameters import Project, TraceId, otlp_id
+from agentloop.api.visits import record_visit
 from agentloop.store.store import Store
 from agentloop.views.comparison import TraceComparison, compare
 
@@ -23,9 +24,16 @@ def comparison_routes(store: Store) -> APIRouter:
 
     @routes.get("/traces/{trace_id}/compare")
     def compare_traces(
-        project: Project, trace_id: TraceId, other: ComparedId, start: Row = 0, opened: Opened = None
+        project: Project,
+        request: Request,
+        trace_id: TraceId,
+        other: ComparedId,
+        start: Row = 0,
+        opened: Opened = None,
     ) -> TraceComparison:
         """Two traces, aligned by what was done, with equal beginnings folded and the first difference marked."""
-        return compare(store, project, trace_id, otlp_id(other), start=start, opened=opened or ())
+        comparison = compare(store, project, trace_id, otlp_id(other), start=start, opened=opened or ())
+        record_visit(request, store, comparison.a.summary.id, comparison.b.summary.id)
+        return comparison
 
     return routes

@@ -10,13 +10,14 @@ READING = ("GET", "HEAD")
 
 
 class ReadOnly:
-    """ASGI middleware that lets only reading requests pass."""
+    """ASGI middleware that lets only reading requests pass, and marks them, so that they record no visit."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        scope.setdefault("state", {})["is_read_only"] = True
         if scope["type"] == "http" and scope["method"] not in READING:
             why = "`agentloop view` only shows; run `agentloop serve` to judge, promote or cancel"
             await refusal(scope, 405, why)(scope, receive, send)

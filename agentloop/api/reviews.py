@@ -10,7 +10,9 @@ from pydantic import Field
 
 from agentloop.api.feedback import BY, Feedback, StepIndex, Text
 from agentloop.api.parameters import MAX_PAGE, Project, TraceId
-from agentloop.api.verdicts import key_id_of, person_of, refuse_own_word
+from agentloop.api.people import key_id_of, person_of
+from agentloop.api.verdicts import refuse_own_word
+from agentloop.api.visits import record_visit
 from agentloop.failures.taxonomy import Taxonomy
 from agentloop.judge.reviews import Review, give_review
 from agentloop.judge.revisions import check_name
@@ -57,7 +59,9 @@ def review_routes(store: Store, trust: Collection[str], taxonomy: Taxonomy) -> A
     @routes.get("/traces/{trace_id}/review")
     def get_review(project: Project, request: Request, trace_id: TraceId, by: Name = "") -> ReviewItem:
         """One trace as a person reviews it. A second opinion is blind: the first one is left out."""
-        return review_item(store, project, trace_id, person_of(request, by), taxonomy)
+        item = review_item(store, project, trace_id, person_of(request, by), taxonomy)
+        record_visit(request, store, trace_id)
+        return item
 
     @routes.put("/traces/{trace_id}/review/answer")
     def put_review(project: Project, request: Request, trace_id: TraceId, body: GivenReview) -> Verdict:

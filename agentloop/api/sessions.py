@@ -134,7 +134,7 @@ class BrowserSessions:
                 return None
             if is_use:
                 self._memory[digest] = datetime.now(UTC)
-            return BrowserSession(self._project, _user(), self._scopes, form_token)
+            return BrowserSession(self._project, local_user(), self._scopes, form_token)
         stored = await to_thread(self._store.session_of, digest)
         key = stored and await find_key(stored.key_id)
         if not stored or not key:
@@ -199,7 +199,8 @@ def _digest(words: str) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
 
 
-def _user() -> str:
+def local_user() -> str:
+    """The name of the user who runs the service."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a user id without a name

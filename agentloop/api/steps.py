@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
 from agentloop.api.parameters import Limit, Project, TraceId
 from agentloop.api.traces import MAX_STEPS_SPANS
+from agentloop.api.visits import record_visit
 from agentloop.errors import ConfigError
 from agentloop.otel.stored_trace import StoredTrace
 from agentloop.store.steps import StepPage, steps_of
@@ -24,6 +25,7 @@ def step_routes(store: Store) -> APIRouter:
     @routes.get("/traces/{trace_id}/steps")
     def list_steps(
         project: Project,
+        request: Request,
         trace_id: TraceId,
         start: Annotated[int, Query(ge=0, le=MAX_START, description="Position of the first step, from 0.")] = 0,
         limit: Limit = 50,
@@ -32,13 +34,16 @@ def step_routes(store: Store) -> APIRouter:
         """Some steps of a trace in their order, or of a sub-agent in it."""
         row = store.row(project, trace_id)
         if row.body is not None:
-            return store.steps(row, start=start, limit=limit, sub=sub)
+            page = store.steps(row, start=start, limit=limit, sub=sub)
+            record_visit(request, store, trace_id)
+            return page
         if row.n_spans > MAX_STEPS_SPANS:
             raise ConfigError(
                 f"trace {trace_id} has {row.n_spans:,} spans, too many to be read as steps; read them by pages: "
                 f"/api/v1/traces/{trace_id}/spans"
             )
-        summary = summary_of(row)
-        return steps_of(StoredTrace(store, summary).trace, start, limit, sub)
+        page = steps_of(StoredTrace(store, summary_of(row)).trace, start, limit, sub)
+        record_visit(request, store, trace_id)
+        return page
 
     return routes

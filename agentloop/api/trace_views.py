@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 
 from agentloop.api.parameters import Project, TraceId
-from agentloop.api.verdicts import person_of
+from agentloop.api.people import person_of
+from agentloop.api.visits import record_visit
 from agentloop.store.store import Store
 from agentloop.views.outline import OUTLINES
 from agentloop.views.trace_page import MAX_ITEMS, MAX_ROWS, CallContext, TracePlace, TraceView, call_context, trace_view
@@ -46,17 +47,25 @@ def trace_view_routes(store: Store) -> APIRouter:
         The first of failure, step, at and start that is sent says which items; without any, the first ones.
         """
         by = person_of(request)
-        return trace_view(store, project, trace_id, place.model_copy(update={"limit": limit}), by)
+        view = trace_view(store, project, trace_id, place.model_copy(update={"limit": limit}), by)
+        record_visit(request, store, trace_id)
+        return view
 
     @routes.get("/traces/{trace_id}/call")
-    def view_call(project: Project, trace_id: TraceId, at: ItemId = "") -> CallContext:
+    def view_call(project: Project, request: Request, trace_id: TraceId, at: ItemId = "") -> CallContext:
         """All that was before the model in one of its calls, as far as it is recorded; default: the first call."""
-        return call_context(store, project, trace_id, at)
+        context = call_context(store, project, trace_id, at)
+        record_visit(request, store, trace_id)
+        return context
 
     @routes.get("/traces/{trace_id}/search")
-    def search_trace(project: Project, trace_id: TraceId, q: Words = "", tool: Words = "") -> TraceHits:
+    def search_trace(
+        project: Project, request: Request, trace_id: TraceId, q: Words = "", tool: Words = ""
+    ) -> TraceHits:
         """The items of a trace with a text or a tool."""
         row = store.row(project, trace_id)
-        return search(store, row, OUTLINES.get(store, row), q, tool)
+        hits = search(store, row, OUTLINES.get(store, row), q, tool)
+        record_visit(request, store, trace_id)
+        return hits
 
     return routes

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import StreamingResponse
 
 from agentloop.api.parameters import Cursor, Filter, Limit, Project, TraceId
+from agentloop.api.visits import record_visit, visited
 from agentloop.formats.export import load_exporter
 from agentloop.loop.held_out import withhold
 from agentloop.loop.project import EVALS
@@ -89,11 +91,12 @@ def trace_routes(store: Store, folder: Path | None) -> APIRouter:
         return Traces(traces=page.traces, next=page.next)
 
     @routes.get("/traces/{trace_id}")
-    def show_trace(project: Project, trace_id: TraceId) -> TraceDocument:
+    def show_trace(project: Project, request: Request, trace_id: TraceId) -> TraceDocument:
         """One trace with its verdict and the ids of all its spans."""
         row = store.row(project, trace_id)
         summary = summary_of(row)
         stored = StoredTrace(store, summary)
+        record_visit(request, store, trace_id)
         return TraceDocument(
             summary=summary,
             trace=stored.trace if _is_short(row) else None,
@@ -104,35 +107,45 @@ def trace_routes(store: Store, folder: Path | None) -> APIRouter:
         )
 
     @routes.get("/traces/{trace_id}/spans")
-    def list_spans(project: Project, trace_id: TraceId, cursor: Cursor = None, limit: Limit = 200) -> Spans:
+    def list_spans(
+        project: Project, request: Request, trace_id: TraceId, cursor: Cursor = None, limit: Limit = 200
+    ) -> Spans:
         """The spans of a trace by start time."""
         store.row(project, trace_id)
         page = store.spans(project, trace_id, after=cursor, limit=limit)
+        record_visit(request, store, trace_id)
         return Spans(spans=[_item(span) for span in page.spans], next=page.next)
 
     @routes.get("/export", response_class=StreamingResponse)
     def export(
         project: Project,
+        request: Request,
         format: Annotated[
             str, Query(max_length=100, description="jsonl, parquet, atif, otlp, or installed.")
         ] = "jsonl",
         filter: Filter = "",
     ) -> StreamingResponse:
         """Whole traces for which a filter holds, newest first, as a file that is sent while it is made."""
-        exporter = load_exporter(format)
-        if folder is not None:
-            withhold(exporter, folder / EVALS)
+        rows = visited(request, store, store.every(filter, project=project))
         store.find(filter, project=project, limit=1)  # reports an invalid filter before the response begins
-        name = "traces" + (".jsonl" if exporter.one_each else exporter.suffix)
-        parts = exporter.write(read_each(store, store.every(filter, project=project)))
-        first = next(iter(parts), b"")  # so does a format that cannot take all of them
-        return StreamingResponse(
-            chain([first], parts),
-            media_type=exporter.media_type,
-            headers={"Content-Disposition": f'attachment; filename="{name}"'},
-        )
+        return _export(store, rows, format, folder)
 
     return routes
+
+
+def _export(store: Store, rows: Iterable[TraceSummary], format: str, folder: Path | None) -> StreamingResponse:
+    """Traces as a file that is sent while it is made. folder: see `make_app`."""
+    exporter = load_exporter(format)
+    if folder is not None:
+        withhold(exporter, folder / EVALS)
+    name = "traces" + (".jsonl" if exporter.one_each else exporter.suffix)
+    parts = exporter.write(read_each(store, rows))
+    first = next(iter(parts), b"")  # reports a format that cannot take all of them before the response begins
+    return StreamingResponse(
+        chain([first], parts),
+        media_type=exporter.media_type,
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+    )
 
 
 def _is_short(row: TraceRow) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from agentloop.api.feedback import GivenLabel, GivenReward, GivenScore, Resolution, person
 from agentloop.api.parameters import Name, Project, TraceId
+from agentloop.api.people import key_id_of, person_of
+from agentloop.api.visits import record_visit
 from agentloop.errors import ConfigError, StateError
 from agentloop.judge.records import is_ours, read
 from agentloop.judge.revisions import resolve, settle
@@ -104,9 +106,11 @@ def verdict_routes(store: Store, trust: Collection[str]) -> APIRouter:
         return store.verdict(project, trace_id)
 
     @routes.get("/traces/{trace_id}/verdicts")
-    def list_verdicts(project: Project, trace_id: TraceId) -> list[PastVerdict]:
+    def list_verdicts(project: Project, request: Request, trace_id: TraceId) -> list[PastVerdict]:
         """Every verdict on a trace, the oldest first."""
-        return [PastVerdict(**past._asdict()) for past in store.history(project, trace_id)]
+        history = store.history(project, trace_id)
+        record_visit(request, store, trace_id)  # failures quote the trace
+        return [PastVerdict(**past._asdict()) for past in history]
 
     return routes
 
@@ -120,25 +124,3 @@ def refuse_own_word(store: Store, trust: Collection[str], project: str, trace_id
             f"trace {trace_id} was made with this key, and its word on its own traces does not count; use another key "
             f"with the scope judge, or name {KEY}{key_id} in [feedback] trust"
         )
-
-
-def key_id_of(request: Request) -> str | None:
-    """The id of the key that sent a request; None for a session and for this machine's user."""
-    key = getattr(request.state, "key", None)
-    return key.id if key else None
-
-
-def person_of(request: Request, by: str = "") -> str:
-    """The name under which a request speaks as a person: that of its key or session, else `by`.
-
-    A key has one name, so that nobody gives two opinions with it, or takes back another person's. Raises HTTPException
-    403 if `by` is another name.
-    """
-    session = getattr(request.state, "session", None)
-    key_id = key_id_of(request)
-    own = f"key {key_id}" if key_id else ""
-    if session is not None:
-        own = session.by
-    if own and by not in ("", own):
-        raise HTTPException(403, f"by {by!r}: you speak as {own!r} here; leave `by` out, or sign in with another key")
-    return own or by

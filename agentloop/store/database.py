@@ -23,6 +23,7 @@ from agentloop.errors import AgentLoopError, LeaseLost, StoreError
 from agentloop.store.engines import (
     DEFAULT_TIMEOUTS,
     REMOVES,
+    WAIT,
     WRITES,
     Timeouts,
     engine_at,
@@ -91,20 +92,28 @@ class Database:
 
     @contextmanager
     def write(
-        self, *, removes: bool = False, within: Connection | None = None, fenced: bool = True
+        self,
+        *,
+        removes: bool = False,
+        within: Connection | None = None,
+        fenced: bool = True,
+        wait_s: float | None = None,
     ) -> Iterator[Connection]:
         """A transaction that is on disk at the end of the block. SQLite runs one at a time; others wait.
 
         removes: True if traces are removed, so that no writer starts to rely on a body that is removed with them. On a
         server, such a transaction excludes all other writers; it takes that lock first, because two could otherwise
         deadlock. within: an open transaction that the block becomes a part of. fenced: raise StoreError if another
-        process has taken a lease that this one relies on.
+        process has taken a lease that this one relies on. wait_s: maximum wait for other writers, after which it raises
+        StoreError; default: that of the store's timeouts.
         """
         if within is not None:
             with self.explained():
                 yield within
             return
         engine = self.engine.execution_options(agentloop_write=REMOVES) if removes else self._writing
+        if wait_s is not None:
+            engine = engine.execution_options(**{WAIT: wait_s})
         with self.explained(), engine.connect() as connection, connection.begin():
             if fenced:
                 self._check_fences(connection)

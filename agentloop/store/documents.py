@@ -39,6 +39,11 @@ def worth_of(head: bytes) -> dict[str, Any]:
     return worth
 
 
+def raw_of(head: bytes) -> bytes:
+    """The part of a head that has `raw`, as JSON."""
+    return head.rpartition(b"\n")[2]
+
+
 def split_bodies(trace: bytes) -> list[bytes]:
     """Only the bodies of a trace as JSON: its searchable part."""
     return _take_bodies(orjson.loads(trace))

@@ -19,6 +19,8 @@ BODY_LOCK = 0x616C0003
 WRITES = "writes"
 REMOVES = "removes"
 """Kinds of transactions that write."""
+WAIT = "agentloop_wait_s"
+"""Execution option of a transaction that waits only so many seconds for others."""
 
 
 PING_AFTER_S = 5.0
@@ -62,8 +64,16 @@ def sqlite_engine(path: Path, timeouts: Timeouts) -> Engine:
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         # A writer says so at once: one that has read first could not wait for another writer any more.
-        write = connection.get_execution_options().get("agentloop_write")
-        run(connection, "BEGIN IMMEDIATE" if write else "BEGIN")
+        options = connection.get_execution_options()
+        begin = "BEGIN IMMEDIATE" if options.get("agentloop_write") else "BEGIN"
+        if WAIT not in options:
+            run(connection, begin)
+            return
+        run(connection, f"PRAGMA busy_timeout = {round(1000 * options[WAIT])}")
+        try:
+            run(connection, begin)
+        finally:  # the connection goes back to the pool
+            run(connection, f"PRAGMA busy_timeout = {round(1000 * timeouts.lock_s)}")
 
     return engine
 
@@ -98,8 +108,11 @@ def _postgresql(url: URL, timeouts: Timeouts) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        kind = connection.get_execution_options().get("agentloop_write")
-        run(connection, f"BEGIN; SELECT {limits}{locks[kind]}")
+        options = connection.get_execution_options()
+        waits = ""
+        if WAIT in options:
+            waits = f", set_config('lock_timeout', '{max(1, round(1000 * options[WAIT]))}', true)"  # 0 is no limit
+        run(connection, f"BEGIN; SELECT {limits}{waits}{locks[options.get('agentloop_write')]}")
 
     @event.listens_for(engine, "checkin")
     def _note(_: Any, record: Any) -> None:

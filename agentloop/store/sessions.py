@@ -5,6 +5,7 @@ The store keeps only a hash of a session's cookie, never the cookie itself.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -16,6 +17,10 @@ from agentloop.store.database import Database
 
 IDLE = timedelta(hours=12)
 """A session that was not used for this long has ended."""
+SAME_VISIT = timedelta(minutes=1)
+"""Whoever looks at a trace again within this time makes the same visit, so reading it does not write each time."""
+VISIT_WAIT_S = 0.05
+"""Maximum seconds for which a visit waits for another writer: somebody waits for the page."""
 
 
 class SessionRow(SQLModel, table=True):
@@ -98,20 +103,29 @@ class SessionRecords:
         with self._database.write() as connection:
             connection.execute(delete(SessionRow).where(col(SessionRow.sha256) == sha256))
 
-    def put_visit(self, project: str, trace_id: str, by: str) -> None:
-        """Record that somebody looked at a trace."""
-        mine = (
-            col(VisitRow.project) == project,
-            col(VisitRow.trace_id) == trace_id,
-            col(VisitRow.by) == by,
-        )
+    def put_visits(self, project: str, trace_ids: Collection[str], by: str) -> None:
+        """Record that somebody looked at some traces; at most some hundred.
+
+        Raises StoreError if other writers hold the store for longer than VISIT_WAIT_S.
+        """
+        mine = (col(VisitRow.project) == project, col(VisitRow.by) == by)
         now = datetime.now(UTC)
-        with self._database.write() as connection:
-            if not connection.execute(update(VisitRow).where(*mine).values(at=now)).rowcount:
-                connection.execute(
-                    _INSERT_VISIT[connection.dialect.name],
-                    {"project": project, "trace_id": trace_id, "by": by, "at": now},
-                )
+        query = select(col(VisitRow.trace_id)).where(
+            *mine, col(VisitRow.trace_id).in_(trace_ids), col(VisitRow.at) > now - SAME_VISIT
+        )
+        with self._database.read() as connection:
+            recorded = set(connection.execute(query).scalars())
+        new_ids = sorted(set(trace_ids) - recorded)  # in one order, or two writers could wait for each other
+        if not new_ids:
+            return
+        with self._database.write(wait_s=VISIT_WAIT_S) as connection:
+            for trace_id in new_ids:
+                again = update(VisitRow).where(*mine, col(VisitRow.trace_id) == trace_id).values(at=now)
+                if not connection.execute(again).rowcount:
+                    connection.execute(
+                        _INSERT_VISIT[connection.dialect.name],
+                        {"project": project, "trace_id": trace_id, "by": by, "at": now},
+                    )
 
     def visits(self, project: str, trace_id: str) -> list[TraceVisit]:
         """Who looked at a trace, the latest first."""

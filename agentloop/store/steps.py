@@ -55,6 +55,8 @@ class TraceHead(NamedTuple):
     """Row keys of the bodies by their numbers; None if the document contains them."""
     resolve: Callable[[dict[str, Any]], None]
     """Puts the bodies of a part in the place of the references: an object with `messages`, `steps` and `children`."""
+    raw: bytes = b""
+    """JSON with `raw`: what had no place in the trace; empty if there can be none."""
 
 
 def read_head(row: TraceRow, bodies: Callable[[Iterable[int]], dict[int, bytes]]) -> TraceHead:
@@ -70,7 +72,8 @@ def read_head(row: TraceRow, bodies: Callable[[Iterable[int]], dict[int, bytes]]
         by_key = bodies({keys[n] for n in documents.references(part)})
         documents.resolve(part, lambda n: by_key[keys[n]])
 
-    return TraceHead(documents.trace_of(decompress(row.body)), keys, resolve)
+    head = decompress(row.body)
+    return TraceHead(documents.trace_of(head), keys, resolve, documents.raw_of(head))
 
 
 def read_steps(connection: Connection, row: TraceRow, start: int, limit: int, sub: str = "") -> StepPage:

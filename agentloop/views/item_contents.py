@@ -19,6 +19,7 @@ from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow
 from agentloop.types import Message, ToolCall, ToolResult
+from agentloop.views.media import raw_media
 from agentloop.views.outline import (
     AGENT,
     CHAT,
@@ -66,6 +67,8 @@ class ItemContent(NamedTuple):
     answer: str | None = None
     """For the end of a trace: what was submitted."""
     error: str | None = None
+    sent: Mapping[str, Any] | None = None
+    """What its source sent, in which `media.py` looks for images and other parts without text."""
 
 
 class TraceContents:
@@ -88,7 +91,10 @@ class TraceContents:
         """The contents of the items at these positions, which are in order."""
         if self._outline.is_spans:
             return self._spans(positions)
-        return step_contents(self.head, self._outline, positions)
+        contents = step_contents(self.head, self._outline, positions)
+        if positions and self._outline.items[positions[0]].kind == START:  # the first item of all
+            contents[0] = contents[0]._replace(sent=raw_media(self.head.raw))
+        return contents
 
     def span(self, item_id: str) -> dict[str, Any]:
         """Everything that was sent of a span. Raises NoSuchTrace."""
@@ -306,6 +312,7 @@ def _references(value: Any) -> Iterator[int]:
 def _span_content(span: Any) -> ItemContent:
     fields = restored(span, read=span.kind == CHAT)
     attributes = fields["attributes"]
+    sent = {"attributes": attributes, "events": fields["events"]}
     marks = _span_marks(attributes)
     if span.kind == CHAT:
         chat = chat_of(fields)
@@ -319,6 +326,7 @@ def _span_content(span: Any) -> ItemContent:
             marks=marks,
             n_token_ids=len(array(attributes.get("agentloop.token_ids.completion"), int)),
             error=span.error,
+            sent=sent,
         )
     if span.kind == TOOL:
         use = tool_of(fields)
@@ -331,10 +339,9 @@ def _span_content(span: Any) -> ItemContent:
                 call_id=call.id, name=name, content=use.content, ok=span.error is None, exit_code=exit_code
             )
             results = (result,)
-        return ItemContent(
-            message=Message(role="assistant", tool_calls=(call,)), results=results, marks=marks, error=span.error
-        )
-    return ItemContent(attributes=attributes, marks=marks, error=span.error)
+        message = Message(role="assistant", tool_calls=(call,))
+        return ItemContent(message=message, results=results, marks=marks, error=span.error, sent=sent)
+    return ItemContent(attributes=attributes, marks=marks, error=span.error, sent=sent)
 
 
 def _span_marks(attributes: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import orjson
 from agentloop.types import Frozen, Message, ToolCall, ToolResult
 from agentloop.views.item_contents import ItemContent, texts_in
 from agentloop.views.marks import HIT, TextPart, fragments, places, view_of
+from agentloop.views.media import MAX_MEDIA, ShownMedia, shown_media
 from agentloop.views.outline import OutlineItem
 from agentloop.views.version_diff import changed_lines
 
@@ -129,6 +130,10 @@ class TraceItem(Frozen):
     answer: ShownText | None
     error: ShownText | None
     attributes: ShownText | None
+    media: tuple[ShownMedia, ...] = ()
+    """Images and other parts without text."""
+    may_have_more_media: bool = False
+    """As many are listed as a page lists."""
     failures: tuple[int, ...] = ()
     """Numbers of the failures that the margin shows beside it."""
     has_error: bool = False
@@ -213,6 +218,7 @@ class _Drawing:
             self._call(n, call, at) for n, (call, at) in enumerate(pairs) if n < MAX_CALLS or self._is_quoted(call, at)
         ]
         error = content.error or item.error
+        media = shown_media(content.sent)
         return TraceItem(
             id=item.id,
             position=position,
@@ -240,6 +246,8 @@ class _Drawing:
             answer=self._text("answer", content.answer or ""),
             error=self._text("error", error or ""),
             attributes=self._attributes(),
+            media=media,
+            may_have_more_media=len(media) == MAX_MEDIA,
             failures=numbers,
             has_error=bool(error) or any(not result.ok for result in content.results),
         )

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from agentloop.api.comparisons import Opened, Row
 from agentloop.api.pages.site import PageSite, Viewer
 from agentloop.api.pages.trace import PageAddress
+from agentloop.api.visits import record_visit
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 from agentloop.views.comparison import compare
@@ -38,6 +39,7 @@ def compare_routes(site: PageSite) -> APIRouter:
             )
             values["address"] = PageAddress("/compare", query)
             values["opened"] = opened or []
+            record_visit(request, site.store, first.id, second.id)
         elif first is not None or second is not None:
             one = first or second
             assert one is not None  # noqa: S101

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from agentloop.api.gates import Before, GateId, RunStores, find_gate, list_all, read_cases, time_of
 from agentloop.api.pages.site import PageSite
+from agentloop.api.visits import record_visit
 from agentloop.gate import findings
 from agentloop.gate.outcomes import GateResult
 from agentloop.reports import charts
@@ -55,7 +56,11 @@ def gate_pages(site: PageSite) -> APIRouter:
         tasks: Annotated[Literal["", "all"], Query()] = "",
     ) -> Response:
         document, traces = find_gate(site.store_of(request), runs_of(request), gate_id)
-        sides = None if pair is None else _pair(traces, document.result, pair)
+        sides = None
+        if pair is not None:
+            sides, trace_ids = _pair(traces, document.result, pair)
+            if sides is not None:
+                record_visit(request, traces, *trace_ids)
         return site.draw(
             request,
             "gate_page.html.j2",
@@ -87,11 +92,11 @@ def _values(gate_id: str, document: GateDocument) -> dict[str, Any]:
     }
 
 
-def _pair(store: Store, result: GateResult, task_id: str) -> Pair | None:
-    """The traces of a task side by side; None where they are not in the store, or are too long for a page."""
+def _pair(store: Store, result: GateResult, task_id: str) -> tuple[Pair | None, list[str]]:
+    """(the traces of a task side by side; None where they are not in the store, or are too long; their ids)."""
     task = next((line for line in result.tasks if line.task_id == task_id), None)
     if task is None:
-        return None
+        return None, []
     worse = sum(task.candidate) * len(task.baseline) <= sum(task.baseline) * len(task.candidate)
     attempts: dict[str, TraceVerdict] = {}
     for ids, passes in ((task.trace_ids, not worse), (task.baseline_trace_ids, worse)):
@@ -101,4 +106,4 @@ def _pair(store: Store, result: GateResult, task_id: str) -> Pair | None:
             imported, verdict = store.whole(row)
             if imported is not None:
                 attempts[row.id] = TraceVerdict(trace=imported.trace, verdict=verdict)
-    return pair_of(task, attempts, worse=worse)
+    return pair_of(task, attempts, worse=worse), [*attempts]

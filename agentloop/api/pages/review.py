@@ -14,6 +14,7 @@ from agentloop.api.pages.paths import REVIEW
 from agentloop.api.pages.site import Form, PageSite, Viewer
 from agentloop.api.parameters import TraceId
 from agentloop.api.verdicts import refuse_own_word
+from agentloop.api.visits import record_visit
 from agentloop.errors import ConfigError, StateError
 from agentloop.judge.reviews import LabelPlace, Review, give_review
 from agentloop.store.reviews import ReviewRequest
@@ -100,6 +101,7 @@ def _draw(
     status: int = 200,
 ) -> Response:
     """The page of one trace. form: what the person entered, if it could not be stored."""
+    record_visit(request, site.store, item.trace_id)
     values = {"item": item, "sample": sample, "undo": undo, "problem": problem, "form": form or {}}
     values["kinds"] = _kinds(site, item)
     return site.draw(request, "review_item.html.j2", status=status, **values)

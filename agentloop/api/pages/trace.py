@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -13,7 +12,7 @@ from starlette.responses import Response
 from agentloop.api.pages.site import PageSite, Viewer
 from agentloop.api.parameters import TraceId
 from agentloop.api.trace_views import Place, Words
-from agentloop.errors import StoreError
+from agentloop.api.visits import record_visit
 from agentloop.store.store import Store
 from agentloop.views.outline import OUTLINES
 from agentloop.views.trace_page import MAX_ITEMS, MAX_ROWS, TraceView, call_context, trace_view
@@ -86,9 +85,7 @@ def trace_page_routes(site: PageSite) -> APIRouter:
             "hits": _hits(site.store, viewer.project, view, place.q, tool),
             "call": call_context(site.store, viewer.project, trace_id, view.target or "") if tab == "call" else None,
         }
-        if not site.is_read_only:
-            with suppress(StoreError):  # a store that cannot be written can still be read
-                site.store.put_visit(viewer.project, trace_id, viewer.by)
+        record_visit(request, site.store, trace_id)
         return site.draw(request, "trace.html.j2", **values)
 
     return routes

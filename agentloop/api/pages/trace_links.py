@@ -9,12 +9,13 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 import orjson
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from agentloop.api.pages.site import PageSite, Viewer
 from agentloop.api.parameters import TraceId
 from agentloop.api.trace_views import MAX_INT, ItemId, Words
+from agentloop.api.visits import record_visit
 from agentloop.errors import NoSuchTrace
 from agentloop.formats.export import load_exporter
 from agentloop.loop.held_out import withhold
@@ -23,12 +24,15 @@ from agentloop.otel.stored_trace import StoredTrace
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow
 from agentloop.views.item_contents import ItemContent, TraceContents, text_at
+from agentloop.views.media import media_in
 from agentloop.views.outline import OUTLINES, Outline, OutlineItem
 from agentloop.views.trace_page import summary_of
 from agentloop.views.trace_search import nearest, positions_of_errors, positions_of_tool
 
 SEE_OTHER = 303
 PLAIN = "text/plain; charset=utf-8"
+BYTES = "application/octet-stream"
+"""Of images and files, whatever their source says of them."""
 Part = Annotated[str, Query(max_length=200)]
 
 
@@ -50,7 +54,7 @@ def trace_link_routes(site: PageSite) -> APIRouter:
         return RedirectResponse(f"/traces/{trace_id}?{urlencode({'at': item.id})}#{anchor(item)}", SEE_OTHER)
 
     @routes.get("/traces/{trace_id}/text")
-    def send_text(viewer: Viewer, trace_id: TraceId, at: ItemId, part: Part) -> Response:
+    def send_text(request: Request, viewer: Viewer, trace_id: TraceId, at: ItemId, part: Part) -> Response:
         row, outline = _read(site.store, viewer.project, trace_id)
         position = outline.position(at, trace_id)
         contents = TraceContents(site.store, row, outline)
@@ -59,27 +63,33 @@ def trace_link_routes(site: PageSite) -> APIRouter:
         if kind == "context":
             content = ItemContent(heard=tuple(contents.context(position)[0]))
             part = f"heard.{name}"
+        if kind == "media":
+            record_visit(request, site.store, trace_id)
+            return _send_media(content, name, f"trace-{position}-media-{name}", f"part {at!r} of trace {trace_id!r}")
         text = text_at(content, part)
         if text is None:
             raise NoSuchTrace(f"part {at!r} of trace {trace_id!r} has no text {part!r}; its page lists what it has")
+        record_visit(request, site.store, trace_id)
         return _attachment(text.encode(errors="replace"), f"trace-{position}-{part}.txt")
 
     @routes.get("/traces/{trace_id}/raw")
-    def send_raw(viewer: Viewer, trace_id: TraceId, at: ItemId) -> Response:
+    def send_raw(request: Request, viewer: Viewer, trace_id: TraceId, at: ItemId) -> Response:
         row, outline = _read(site.store, viewer.project, trace_id)
         position = outline.position(at, trace_id)
         contents = TraceContents(site.store, row, outline)
         value = contents.span(at) if outline.is_spans else contents.step(position)
+        record_visit(request, site.store, trace_id)
         options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
         return _attachment(orjson.dumps(value, default=str, option=options), f"trace-{position}.txt")
 
     @routes.get("/traces/{trace_id}/export")
-    def send_export(viewer: Viewer, trace_id: TraceId, format: Part = "jsonl") -> Response:
+    def send_export(request: Request, viewer: Viewer, trace_id: TraceId, format: Part = "jsonl") -> Response:
         exporter = load_exporter(format)
         if site.folder is not None:
             withhold(exporter, site.folder / EVALS)
         row = site.store.row(viewer.project, trace_id)
         data = b"".join(exporter.write([StoredTrace(site.store, summary_of(row))]))
+        record_visit(request, site.store, trace_id)
         return _attachment(data, f"trace.{format}.txt")
 
     return routes
@@ -112,6 +122,19 @@ def _read(store: Store, project: str, trace_id: str) -> tuple[TraceRow, Outline]
     return row, OUTLINES.get(store, row)
 
 
-def _attachment(data: bytes, name: str) -> Response:
-    """Text of a trace as a file, which no browser shows as a page."""
-    return Response(data, media_type=PLAIN, headers={"Content-Disposition": f'attachment; filename="{name}"'})
+def _send_media(content: ItemContent, number: str, name: str, which: str) -> Response:
+    """The bytes of a part without text. name: of the file, without a suffix. Raises NoSuchTrace without such a part."""
+    parts = {str(n): part for n, part in enumerate(media_in(content.sent))}
+    if number not in parts or not parts[number].data:
+        raise NoSuchTrace(f"{which} keeps no image or file {number!r}; its page lists what it has")
+    try:
+        return _attachment(parts[number].content, f"{name}{parts[number].suffix}", BYTES)
+    except ValueError as error:
+        raise NoSuchTrace(
+            f"{which} has an image or file {number} that cannot be read: {error}; see the raw span"
+        ) from None
+
+
+def _attachment(data: bytes, name: str, media_type: str = PLAIN) -> Response:
+    """Content of a trace as a file, which no browser shows as a page."""
+    return Response(data, media_type=media_type, headers={"Content-Disposition": f'attachment; filename="{name}"'})
