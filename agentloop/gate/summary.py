@@ -326,8 +326,8 @@ def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
     yield from fold.notes
     if (stop := fold.stopped_at) is not None and verdict is GateVerdict.inconclusive:
         yield (
-            f"{ENDS} task {stop.task_id!r}, attempt {stop.trial}: it has no outcome. Later outcomes do not count, because "
-            "the attempts that end first may be the quick ones."
+            f"{ENDS} task {stop.task_id!r}, attempt {stop.trial}: it has no outcome. Later outcomes do not count, "
+            "because the attempts that end first may be the quick ones."
         )
 
 
