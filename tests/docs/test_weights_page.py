@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -61,10 +61,26 @@ def imported(data: Any) -> Iterator[str]:
 
 
 def outside(data: Any) -> Iterator[str]:
-    (seed,) = data["seeds"]
-    yield f"from {seed['before']:.0%} to {seed['after']:.0%} on 400 unseen games with {seed['episodes']:,} episodes"
-    beside = data["baselines"]["guess"]
-    yield f"random guesses win {beside['random']:.0%} and binary search {beside['binary search']:.0%}"
+    guess, doorkey = ([each for each in data["seeds"] if each["game"] == game] for game in ("guess", "doorkey"))
+    assert len(data["missed"]) == len(data["seeds"])
+    yield listed(f"from {seed['before']:.0%} to {seed['after']:.0%}" for seed in guess)
+    yield f"with at most {max(seed['episodes'] for seed in guess):,} episodes"
+    beside = data["baselines"]
+    yield f"random guesses win {beside['guess']['random']:.0%} and binary search {beside['guess']['binary search']:.0%}"
+    yield f"a mean return of {listed(format(seed['after'], '.2f') for seed in doorkey)}"
+    yield f"after at most {max(seed['steps'] for seed in doorkey):,} steps"
+    yield f"{max(seed['cpu_s'] for seed in doorkey):.0f} CPU-seconds"
+    yield f"random moves earn {beside['doorkey']['random']:.2f}"
+    n_seeds = {
+        game: ("none", "one", "two", "three")[len(seeds)] for game, seeds in (("game", guess), ("room", doorkey))
+    }
+    yield f"Of ten seeds, {n_seeds['game']} of the game and {n_seeds['room']} of the room were run"
+
+
+def listed(texts: Iterable[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    *first, last = texts
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def rows(data: Any) -> Iterator[str]:
