@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,7 @@ TABLE = dict(re.findall(r"^\| `(\w+)\.py` \| [^|]*\| ([^|]*) \|$", PAGE, re.MULT
 ARMS = re.findall(
     r"^\| `(\w+)`(?:, loss `(\w+)`)? \| (\d+%) \| (\d+%) \| (\S+%) \|$", PAGE, re.MULTILINE
 )  # (kind, loss, before, after, smallest lower bound)
+SMALL = ("none", "one", "two", "three")
 
 
 def result(script: str) -> Any:
@@ -62,19 +63,26 @@ def imported(data: Any) -> Iterator[str]:
 
 def outside(data: Any) -> Iterator[str]:
     guess, doorkey = ([each for each in data["seeds"] if each["game"] == game] for game in ("guess", "doorkey"))
-    assert len(data["missed"]) == len(data["seeds"])
-    yield listed(f"from {seed['before']:.0%} to {seed['after']:.0%}" for seed in guess)
-    yield f"with at most {max(seed['episodes'] for seed in guess):,} episodes"
     beside = data["baselines"]
+    yield f"rises from {listed(_rise(seed) for seed in guess)}, with at most {most(guess, 'episodes'):,.0f} episodes"
+    yield f"the goal of 95% is missed on {SMALL[n_missed(data, guess)]} of {SMALL[len(guess)]} seeds"
     yield f"random guesses win {beside['guess']['random']:.0%} and binary search {beside['guess']['binary search']:.0%}"
     yield f"a mean return of {listed(format(seed['after'], '.2f') for seed in doorkey)}"
-    yield f"after at most {max(seed['steps'] for seed in doorkey):,} steps"
-    yield f"{max(seed['cpu_s'] for seed in doorkey):.0f} CPU-seconds"
+    yield f"after at most {most(doorkey, 'steps'):,.0f} steps and {most(doorkey, 'cpu_s'):.0f} CPU-seconds"
+    yield f"the goal of 0.95 is missed on {SMALL[n_missed(data, doorkey)]} of {SMALL[len(doorkey)]} seeds"
     yield f"random moves earn {beside['doorkey']['random']:.2f}"
-    n_seeds = {
-        game: ("none", "one", "two", "three")[len(seeds)] for game, seeds in (("game", guess), ("room", doorkey))
-    }
-    yield f"Of ten seeds, {n_seeds['game']} of the game and {n_seeds['room']} of the room were run"
+
+
+def _rise(seed: Any) -> str:
+    return f"{seed['before']:.1%} to {seed['after']:.1%}"
+
+
+def most(seeds: Sequence[Any], name: str) -> float:
+    return float(max(seed[name] for seed in seeds))
+
+
+def n_missed(data: Any, seeds: Sequence[Any]) -> int:
+    return sum(f"{seed['game']} {seed['seed']}" in data["missed"] for seed in seeds)
 
 
 def listed(texts: Iterable[str]) -> str:
