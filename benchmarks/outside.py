@@ -27,8 +27,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -45,10 +44,12 @@ from agentloop.loop.warm_start import batches, imitator, shown_rows
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy, new_model
-from agentloop.protocols import Policy, Sandbox
+from agentloop.protocols import Policy
 from agentloop.registry.artifacts import WEIGHTS
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import plan
+from agentloop.sandbox.absent import AbsentBackend
+from agentloop.sandbox.pool import SandboxPool
 from agentloop.testing.experience import MemoryDraft, MemoryExperience
 from agentloop.train.algorithms.kinds import algorithm
 from agentloop.train.data.admission import Admission
@@ -60,7 +61,6 @@ from agentloop.types import (
     Attempt,
     PolicyVersion,
     Purpose,
-    SandboxSpec,
     Task,
     VersionKind,
 )
@@ -80,17 +80,6 @@ TRAIN_FROM, UNSEEN_FROM = 1_000, 500_000
 """First environment seeds: of attempts that train, and of those that measure."""
 MAX_TASKS = 32
 """Of a round whose episodes are short."""
-
-
-class NoSandboxes:
-    """See `protocols.Pool`. Nothing is leased: an environment has no sandbox."""
-
-    isolation = "none"
-    max_sandboxes = 64
-
-    @asynccontextmanager
-    async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:
-        yield None  # type: ignore[misc]
 
 
 @dataclass
@@ -127,7 +116,8 @@ class WorkExperience(MemoryExperience):
 async def played(tasks: Sequence[Task], policy: Any, stage: str, group_size: int = 1) -> list[Attempt]:
     """Attempts at `tasks`, all at once, in order."""
     planned = plan(tasks, run="outside", stage=stage, purpose=Purpose.run, policy_version=1, group_size=group_size)
-    attempts = await LocalWork(NoSandboxes(), probes=False).all(
+    pool = SandboxPool(AbsentBackend(), min_idle=0, max_sandboxes=64)
+    attempts = await LocalWork(pool, probes=False).all(
         Ask(stage, tuple(planned), Actor("outside", GymLoop(), policy, version=1))
     )
     broken = [attempt.trace.error for attempt in attempts if attempt.trace.error]
@@ -298,25 +288,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--games", nargs="+", choices=list(GAMES), default=list(GAMES))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, 11)))
-    parser.add_argument("--out", type=Path, help="also write the last line to this file, after each seed")
+    parser.add_argument(
+        "--out", type=Path, help="also write the last line here, after each seed; keeps its other seeds"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    baselines = {
+    earlier = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    results = {(each["game"], each["seed"]): Result(**each) for each in earlier.get("seeds", [])}
+    baselines = earlier.get("baselines", {}) | {
         game: {name: beside(GAMES[game], program, name) for name, program in BASELINES[game].items()}
         for game in options.games
     }
-    print(f"beside ours: {baselines}")
-    results = []
+    print(f"beside ours: {baselines}", flush=True)
     for result in run(options.games, options.seeds):
-        results.append(result)
+        results[result.game, result.seed] = result
         print(
             f"{result.game} seed {result.seed}: {result.before:.3f} -> {result.after:.3f}, "
             f"{result.episodes:,} episodes, {result.steps:,} steps, {result.cpu_s:.0f} CPU-s, load {result.load:.0f}"
             f"{''.join(f'; missed: {line}' for line in result.misses())}",
             flush=True,
         )
-        missed = {f"{each.game} {each.seed}": each.misses() for each in results if each.misses()}
-        line = json.dumps({"baselines": baselines, "seeds": [asdict(each) for each in results], "missed": missed})
+        missed = {f"{game} {seed}": each.misses() for (game, seed), each in results.items() if each.misses()}
+        seeds = [asdict(each) for each in results.values()]
+        line = json.dumps({"baselines": baselines, "seeds": seeds, "missed": missed})
         if options.out is not None:
             options.out.write_text(line + "\n")
     print(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,7 @@ TABLE = dict(re.findall(r"^\| `(\w+)\.py` \| [^|]*\| ([^|]*) \|$", PAGE, re.MULT
 ARMS = re.findall(
     r"^\| `(\w+)`(?:, loss `(\w+)`)? \| (\d+%) \| (\d+%) \| (\S+%) \|$", PAGE, re.MULTILINE
 )  # (kind, loss, before, after, smallest lower bound)
+SMALL = ("none", "one", "two", "three")
 
 
 def result(script: str) -> Any:
@@ -61,10 +62,33 @@ def imported(data: Any) -> Iterator[str]:
 
 
 def outside(data: Any) -> Iterator[str]:
-    (seed,) = data["seeds"]
-    yield f"from {seed['before']:.0%} to {seed['after']:.0%} on 400 unseen games with {seed['episodes']:,} episodes"
-    beside = data["baselines"]["guess"]
-    yield f"random guesses win {beside['random']:.0%} and binary search {beside['binary search']:.0%}"
+    guess, doorkey = ([each for each in data["seeds"] if each["game"] == game] for game in ("guess", "doorkey"))
+    beside = data["baselines"]
+    yield f"rises from {listed(_rise(seed) for seed in guess)}, with at most {most(guess, 'episodes'):,.0f} episodes"
+    yield f"the goal of 95% is missed on {SMALL[n_missed(data, guess)]} of {SMALL[len(guess)]} seeds"
+    yield f"random guesses win {beside['guess']['random']:.0%} and binary search {beside['guess']['binary search']:.0%}"
+    yield f"a mean return of {listed(format(seed['after'], '.2f') for seed in doorkey)}"
+    yield f"after at most {most(doorkey, 'steps'):,.0f} steps and {most(doorkey, 'cpu_s'):.0f} CPU-seconds"
+    yield f"the goal of 0.95 is missed on {SMALL[n_missed(data, doorkey)]} of {SMALL[len(doorkey)]} seeds"
+    yield f"random moves earn {beside['doorkey']['random']:.2f}"
+
+
+def _rise(seed: Any) -> str:
+    return f"{seed['before']:.1%} to {seed['after']:.1%}"
+
+
+def most(seeds: Sequence[Any], name: str) -> float:
+    return float(max(seed[name] for seed in seeds))
+
+
+def n_missed(data: Any, seeds: Sequence[Any]) -> int:
+    return sum(f"{seed['game']} {seed['seed']}" in data["missed"] for seed in seeds)
+
+
+def listed(texts: Iterable[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    *first, last = texts
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def rows(data: Any) -> Iterator[str]:
