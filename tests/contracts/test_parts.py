@@ -405,7 +405,7 @@ def test_trainer_keeps(
 
 CHECKED = {
     "agents": {"tool_loop", *PROGRAMS},
-    "detectors": set(),
+    "detectors": {*built_in("detectors")},
     "exporters": {*EXPORTERS},
     "formats": {*built_in("formats")},
     "policies": {*POLICIES},
