@@ -10,7 +10,7 @@ from agentloop.api.parameters import Project, TraceId
 from agentloop.api.people import person_of
 from agentloop.api.visits import record_visit
 from agentloop.store.store import Store
-from agentloop.views.outline import OUTLINES
+from agentloop.views.outline import stored_outline
 from agentloop.views.trace_page import MAX_ITEMS, MAX_ROWS, CallContext, TracePlace, TraceView, call_context, trace_view
 from agentloop.views.trace_search import MAX_QUERY, TraceHits, search
 
@@ -64,7 +64,7 @@ def trace_view_routes(store: Store) -> APIRouter:
     ) -> TraceHits:
         """The items of a trace with a text or a tool."""
         row = store.row(project, trace_id)
-        hits = search(store, row, OUTLINES.get(store, row), q, tool)
+        hits = search(store, row, stored_outline(store, row), q, tool)
         record_visit(request, store, trace_id)
         return hits
 

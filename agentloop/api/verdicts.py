@@ -38,7 +38,7 @@ def feedback_routes(store: Store, trust: Collection[str]) -> APIRouter:
 
     @routes.put("/traces/{trace_id}/scores/{verifier:path}")
     def put_score(project: Project, request: Request, trace_id: TraceId, verifier: Name, body: GivenScore) -> Verdict:
-        """Attach a verifier's number. Sent again, it is the same; sent anew, it replaces what its source said."""
+        """Attach a verifier's number. The same one again changes nothing; another one replaces what its source said."""
         refuse_own_word(store, trust, project, trace_id, key_id_of(request))
         if body.source in (JUDGE, IMPORT):
             raise ConfigError(f"source {body.source!r} is what agentloop itself says; name who gives this score")

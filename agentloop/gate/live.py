@@ -44,7 +44,7 @@ class GateBudget:
         """Count one trial; why there can be no further one."""
         if outcome.state is RewardState.scored and outcome.cost_usd is None and self.max_usd is not None:
             return (
-                f"--max-usd {self.max_usd:g} cannot be held: nobody knows what the {outcome.policy}'s answers cost; "
+                f"--max-usd {self.max_usd:g} cannot be held: the cost of the {outcome.policy}'s answers is unknown; "
                 "give their price in [[prices]] or usd_per_million"
             )
         self.spent_usd += outcome.cost_usd or 0.0

@@ -94,7 +94,7 @@ def plan_suites(options: PlanOptions, note: Callable[[str], None] = lambda _: No
         units = planning.units
         n_units = sum(unit.shard is not None for unit in units)
         if not n_units:
-            raise NothingToDo("all attempts are stored already; --as NAME makes all of them anew")
+            raise NothingToDo("all attempts are stored already; --as NAME makes all of them again")
         run = PlannedRun(
             release=__version__,
             project=store.project,

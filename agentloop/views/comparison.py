@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import cached_property, partial
@@ -18,8 +16,9 @@ from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow, TraceSummary
 from agentloop.types import Frozen, Verdict
+from agentloop.views.cache import SizedCache
 from agentloop.views.item_contents import ItemContent, TraceContents, step_contents
-from agentloop.views.outline import OUTLINES, TOOL, Outline, outline_of
+from agentloop.views.outline import TOOL, Outline, outline_of, stored_outline
 from agentloop.views.trace_items import TraceItem, items_of
 from agentloop.views.trace_page import FailureReader, MarkedFailure, ReadItems, TracePlace, first_words, summary_of
 
@@ -97,32 +96,7 @@ class Alignment(NamedTuple):
     pairs: tuple[_Pair, ...]
 
 
-class AlignmentCache:
-    """The alignments that were made last: reading all steps of two long traces takes seconds. Threads may share it."""
-
-    def __init__(self, max_pairs: int = MAX_CACHED) -> None:
-        self._max_pairs = max_pairs
-        self._lock = threading.Lock()
-        self._alignments: OrderedDict[object, Alignment] = OrderedDict()
-
-    def get(self, key: object, a: ComparedSide, b: ComparedSide) -> Alignment:
-        """The alignment of two sides. key: of the state of both traces."""
-        with self._lock:
-            if key in self._alignments:
-                self._alignments.move_to_end(key)
-                return self._alignments[key]
-        alignment = align(a, b)
-        with self._lock:
-            self._alignments[key] = alignment
-            while len(self._alignments) > 1 and self._n_pairs() > self._max_pairs:
-                self._alignments.popitem(last=False)
-        return alignment
-
-    def _n_pairs(self) -> int:
-        return sum(len(alignment.pairs) for alignment in self._alignments.values())
-
-
-ALIGNMENTS = AlignmentCache()
+ALIGNMENTS = SizedCache[Alignment](MAX_CACHED, lambda alignment: len(alignment.pairs))
 """Of this process: an alignment belongs to one state of both traces."""
 
 
@@ -176,7 +150,8 @@ def compare(
     """
     rows = [store.row(project, trace_id) for trace_id in (a, b)]
     first, second = (_stored_side(store, row) for row in rows)
-    alignment = ALIGNMENTS.get((store.name, *((row.key, row.stored_at) for row in rows)), first, second)
+    state = (store.name, *((row.key, row.stored_at) for row in rows))
+    alignment = ALIGNMENTS.get(state, lambda: align(first, second))
     return compare_sides(first, second, alignment, start=start, opened=opened, n_rows=MAX_ROWS)
 
 
@@ -224,7 +199,7 @@ def exported_side(stored: ExportedTrace) -> ComparedSide:
 def _stored_side(store: Store, row: TraceRow) -> ComparedSide:
     verdict = store.verdict(row.project, row.id)
     if row.body is not None:
-        outline = OUTLINES.get(store, row)
+        outline = stored_outline(store, row)
         return ComparedSide(summary_of(row), outline, TraceContents(store, row, outline).read, verdict)
     if row.n_spans > MAX_SPANS:
         raise ConfigError(
@@ -233,7 +208,7 @@ def _stored_side(store: Store, row: TraceRow) -> ComparedSide:
         )
     if row.n_spans <= MAX_WHOLE:
         return exported_side(StoredTrace(store, summary_of(row)))
-    outline = OUTLINES.get(store, row)
+    outline = stored_outline(store, row)
     read = partial(_with_results, outline, TraceContents(store, row, outline).read)
     return ComparedSide(summary_of(row), outline, read, verdict)
 

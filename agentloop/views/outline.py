@@ -6,9 +6,7 @@ It is read from light columns or from the head of a trace, flattened once and ca
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +23,7 @@ from agentloop.store.steps import TraceHead
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow
 from agentloop.types import BROKEN, Span
+from agentloop.views.cache import SizedCache
 
 START, END, STEP, AGENT, CHAT, TOOL = "start", "end", "step", "agent", "chat", "tool"
 """Kinds of items: what an agent was told first, how the trace ended, a step, a sub-agent, a call of a model or tool."""
@@ -156,38 +155,18 @@ class Outline:
         return next((n for n in after if self.items[n].depth <= depth), len(self.items))
 
 
-class OutlineCache:
-    """The outlines that were read last. Threads may share it."""
-
-    def __init__(self, max_items: int = MAX_CACHED) -> None:
-        self._max_items = max_items
-        self._lock = threading.Lock()
-        self._outlines: OrderedDict[tuple[str, int, datetime], Outline] = OrderedDict()
-
-    def get(self, store: Store, row: TraceRow) -> Outline:
-        """The outline of a trace, read anew once something was added to it."""
-        key = (store.name, row.key or 0, row.stored_at)
-        with self._lock:
-            if key in self._outlines:
-                self._outlines.move_to_end(key)
-                return self._outlines[key]
-        outline = read_outline(store, row)
-        with self._lock:
-            self._outlines[key] = outline
-            while len(self._outlines) > 1 and self._n_items() > self._max_items:
-                self._outlines.popitem(last=False)
-        return outline
-
-    def _n_items(self) -> int:
-        return sum(len(outline.items) for outline in self._outlines.values())
+OUTLINES = SizedCache[Outline](MAX_CACHED, lambda outline: len(outline.items))
+"""Of this process."""
 
 
-OUTLINES = OutlineCache()
-"""Of this process: an outline belongs to one state of one trace, so readers cannot disturb each other."""
+def stored_outline(store: Store, row: TraceRow, cache: SizedCache[Outline] = OUTLINES) -> Outline:
+    """The outline of a stored trace. One in the cache belongs to one state of the trace, so readers cannot disturb each
+    other."""
+    return cache.get((store.name, row.key, row.stored_at), lambda: read_outline(store, row))
 
 
 def read_outline(store: Store, row: TraceRow) -> Outline:
-    """The outline of a stored trace."""
+    """The outline of a stored trace, as it is now."""
     if row.body is not None:
         return outline_of(store.head(row))
     return _span_outline(store, row)

@@ -24,7 +24,7 @@ from agentloop.types import Failure, FailureType, Frozen, RewardState, Score, Ve
 from agentloop.views.blind import before_persons, persons_of
 from agentloop.views.item_contents import TraceContents, texts_in
 from agentloop.views.marks import places
-from agentloop.views.outline import OUTLINES, Outline
+from agentloop.views.outline import Outline, stored_outline
 from agentloop.views.trace_page import FailureReader, summary_of
 
 MAX_SPANS = 2000
@@ -262,7 +262,7 @@ def _words(history: Sequence[Past], persons: set[str]) -> Iterator[PersonWord]:
 
 def _labels(failures: Sequence[Failure], store: Store, row: TraceRow, taxonomy: Taxonomy) -> Iterator[ReviewLabel]:
     """One label for each type and step, the critical one first."""
-    outline = OUTLINES.get(store, row)
+    outline = stored_outline(store, row)
     contents = TraceContents(store, row, outline)
     places: dict[tuple[FailureType, int | None], list[Failure]] = {}
     for failure in failures:

@@ -24,11 +24,11 @@ from agentloop.views.outline import (
     CHAT,
     COMPACTED,
     MAX_BARS,
-    OUTLINES,
     STEP,
     Outline,
     OutlineItem,
     outline_of,
+    stored_outline,
     timeline,
 )
 from agentloop.views.trace_items import (
@@ -204,7 +204,7 @@ class _Window(NamedTuple):
 def trace_view(store: Store, project: str, trace_id: str, place: TracePlace, by: str = "") -> TraceView:
     """A part of a trace as the person `by` may see it. Raises NoSuchTrace for an unknown trace or part of it."""
     row = store.row(project, trace_id)
-    outline = OUTLINES.get(store, row)
+    outline = stored_outline(store, row)
     verdict, history, is_blind = visible_verdict(store, row, by)
     contents = TraceContents(store, row, outline)
     reader = FailureReader(outline, contents.read, verdict.failures, verdict.scores)
@@ -249,7 +249,7 @@ def call_context(store: Store, project: str, trace_id: str, item_id: str) -> Cal
     item_id: empty for the first call; a trace without any has an empty context.
     """
     row = store.row(project, trace_id)
-    outline = OUTLINES.get(store, row)
+    outline = stored_outline(store, row)
     if not item_id:
         item_id = next((item.id for item in outline.items if item.kind in (STEP, CHAT)), "")
     if not item_id:

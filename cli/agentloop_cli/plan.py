@@ -98,7 +98,7 @@ def collect(folder: PlanFolderArgument, project: ProjectFolder = Path(), as_json
     else:
         show_run(document, project)
     if failed_shards:
-        note(f"attempts without a reward: to make them anew, {commands_of(folder, failed_shards)}, then collect again")
+        note(f"attempts without a reward: to repeat them, {commands_of(folder, failed_shards)}, then collect again")
     raise typer.Exit(exit_code(document))
 
 

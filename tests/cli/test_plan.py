@@ -179,7 +179,7 @@ def test_what_is_stored_is_not_planned(agentloop: Run, project: Path, tmp_path: 
     assert (document["n_trials"], document["n_continued"]) == (N_UNITS, N_TASKS)
     ended = agentloop("plan", "p/evals/mini", *BY, "--out", "other", "--trials", str(TRIALS), "-p", "p")
     assert ended.returncode == 5
-    assert "all attempts are stored already; --as NAME makes all of them anew" in one_line(ended.stderr)
+    assert "all attempts are stored already; --as NAME makes all of them again" in one_line(ended.stderr)
     assert not (tmp_path / "other" / "agentloop-plan.json").exists()
 
 
@@ -269,7 +269,7 @@ def test_attempts_that_were_lost_are_made_again(
     assert ended.returncode == 4
     assert "5 of 6 tasks scored" in ended.stdout
     assert one_line(ended.stderr).endswith(
-        "note: attempts without a reward: to make them anew, run `agentloop execute plan --shard 1`, then collect again"
+        "note: attempts without a reward: to repeat them, run `agentloop execute plan --shard 1`, then collect again"
     )
     (tmp_path / "away").unlink()
     again = json.loads(agentloop("execute", "plan", "--shard", "1", "--json").stdout)

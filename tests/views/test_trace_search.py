@@ -10,7 +10,7 @@ import pytest
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Message, Step, SubTrace
 from agentloop.views.item_contents import TraceContents
-from agentloop.views.outline import OUTLINES
+from agentloop.views.outline import stored_outline
 from agentloop.views.trace_search import TraceHits, nearest, positions_of_errors, search
 from tests.store.rows import judged
 
@@ -40,7 +40,7 @@ def stored(store: Store, form: str, *steps: Step) -> str:
 
 def hits(store: Store, trace_id: str, text: str = "", tool: str = "") -> TraceHits:
     row = store.row(PROJECT, trace_id)
-    return search(store, row, OUTLINES.get(store, row), text, tool)
+    return search(store, row, stored_outline(store, row), text, tool)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_tool_is_found_by_its_calls(store: Store, form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_next_error_is_the_next_result_that_failed(store: Store, form: str) -> None:
     row = store.row(PROJECT, stored(store, form))
-    outline = OUTLINES.get(store, row)
+    outline = stored_outline(store, row)
     positions = positions_of_errors(store, row, outline, TraceContents(store, row, outline))
     assert len(positions) == 1
     assert "search" in (outline.items[positions[0]].tool or "search")

@@ -14,7 +14,7 @@ from agentloop.api.parameters import TraceId
 from agentloop.api.trace_views import Place, Words
 from agentloop.api.visits import record_visit
 from agentloop.store.store import Store
-from agentloop.views.outline import OUTLINES
+from agentloop.views.outline import stored_outline
 from agentloop.views.trace_page import MAX_ITEMS, MAX_ROWS, TraceView, call_context, trace_view
 from agentloop.views.trace_search import search
 
@@ -95,4 +95,4 @@ def _hits(store: Store, project: str, view: TraceView, q: str, tool: str) -> Any
     if not q and not tool:
         return None
     row = store.row(project, view.summary.id)
-    return search(store, row, OUTLINES.get(store, row), q, tool)
+    return search(store, row, stored_outline(store, row), q, tool)

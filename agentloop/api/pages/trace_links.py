@@ -25,7 +25,7 @@ from agentloop.store.store import Store
 from agentloop.store.tables import TraceRow
 from agentloop.views.item_contents import ItemContent, TraceContents, text_at
 from agentloop.views.media import media_in
-from agentloop.views.outline import OUTLINES, Outline, OutlineItem
+from agentloop.views.outline import Outline, OutlineItem, stored_outline
 from agentloop.views.trace_page import summary_of
 from agentloop.views.trace_search import nearest, positions_of_errors, positions_of_tool
 
@@ -119,7 +119,7 @@ def anchor(item: OutlineItem) -> str:
 
 def _read(store: Store, project: str, trace_id: str) -> tuple[TraceRow, Outline]:
     row = store.row(project, trace_id)
-    return row, OUTLINES.get(store, row)
+    return row, stored_outline(store, row)
 
 
 def _send_media(content: ItemContent, number: str, name: str, which: str) -> Response:
