@@ -140,13 +140,13 @@ class _Planning:
         run = SuiteRun(suite.suite, actor, self._backend, self._store, self._options.n_trials, self._options.name)
         with images_for(suite.suite.tasks, self._backend) as tasks:
             ask = run.ask(tasks)
-            carried = self._carried(suite, ask)
+            portable = self._portable(suite, ask)
         usable, others = sort_stored(self._store, ask, self._n_seats)
         first = ask.first
         for planned in cohorts_of(ask, self._n_seats):
             anew = any(episode.id in others for _, episode in planned)
             cohort = replace(ask, planned=planned, first=first, anew=anew)
-            self._add_unit(ask, cohort, carried, is_stored=planned[0][1].id in usable)
+            self._add_unit(ask, cohort, portable, is_stored=planned[0][1].id in usable)
             first += len(planned)
         self.suites.append(
             PlannedSuite(
@@ -158,7 +158,7 @@ class _Planning:
             )
         )
 
-    def _carried(self, suite: EvalSuite, ask: Ask) -> PortableAsk:
+    def _portable(self, suite: EvalSuite, ask: Ask) -> PortableAsk:
         project = self._options.project
         writer = self._sharing.writer([[suite.suite]], self._backend.name)
         if writer is None:
@@ -166,18 +166,18 @@ class _Planning:
                 f"suite {suite.suite.folder} is outside project {project.resolve()}, so a plan cannot have its files; "
                 "move it into the project, or name the project with -p"
             )
-        carried = writer.carry(ask)
-        if carried is None:
+        portable = writer.carry(ask)
+        if portable is None:
             raise ConfigError(
                 f"{ask.actor.ref} on suite {suite.evals.name!r} needs files outside project {project.resolve()}, or "
                 "images that this command built, so a plan cannot have them; move them into the project, or use "
                 "`agentloop run`"
             )
-        return carried
+        return portable
 
-    def _add_unit(self, ask: Ask, cohort: Ask, carried: PortableAsk, *, is_stored: bool) -> None:
+    def _add_unit(self, ask: Ask, cohort: Ask, portable: PortableAsk, *, is_stored: bool) -> None:
         key = rollout_key(cohort, 0)
-        unit = rollout_unit(key, cohort, plan_hash(ask), self._n_seats, carried.needs, carried.asks(cohort))
+        unit = rollout_unit(key, cohort, plan_hash(ask), self._n_seats, portable.needs, portable.asks(cohort))
         shard = None if is_stored else self._n_missing % self._options.n_shards
         self._n_missing += not is_stored
         tasks = tuple(dict.fromkeys(task.id for task, _ in cohort.planned))

@@ -114,8 +114,8 @@ class SessionRecords:
             *mine, col(VisitRow.trace_id).in_(trace_ids), col(VisitRow.at) > now - SAME_VISIT
         )
         with self._database.read() as connection:
-            recorded = set(connection.execute(query).scalars())
-        new_ids = sorted(set(trace_ids) - recorded)  # in one order, or two writers could wait for each other
+            seen_ids = set(connection.execute(query).scalars())
+        new_ids = sorted(set(trace_ids) - seen_ids)  # in one order, or two writers could wait for each other
         if not new_ids:
             return
         with self._database.write(wait_s=VISIT_WAIT_S) as connection:

@@ -80,9 +80,9 @@ def _page(connection: Connection, rows: Sequence[Any]) -> list[TraceUsage]:
     verdicts = {
         key: orjson.loads(zlib.decompress(row.body)) for key, row in last_rows(connection, [r.key for r in rows])
     }
-    judged = {key for key, verdict in verdicts.items() if any(map(_was_judged, verdict["scores"]))}
-    imported = {row.key for row in rows if row.bodies is not None}
-    current = verdicts_of(connection, judged | imported)
+    judged_keys = {key for key, verdict in verdicts.items() if any(map(_was_judged, verdict["scores"]))}
+    imported_keys = {row.key for row in rows if row.bodies is not None}
+    current = verdicts_of(connection, judged_keys | imported_keys)
     return [_usage(row, current[row.key].scores if row.key in current else ()) for row in rows]
 
 

@@ -139,7 +139,7 @@ class TraceContents:
         headed = self._store.headed_spans(self._row, [*{items[position].id for position in positions} | chats])
         heads: dict[int, dict[str, Any]] = {}
         wanted: set[int] = set()
-        shortened: set[int] = set()
+        compactions: set[int] = set()
         for position in positions:
             one = headed.get(items[position].id)
             if one is None:  # removed meanwhile
@@ -149,7 +149,7 @@ class TraceContents:
             previous = None if earlier is None else headed.get(items[earlier].id)
             if previous is not None:
                 if _n_inputs(head) < _n_inputs(orjson.loads(previous.span.head)):
-                    shortened.add(position)
+                    compactions.add(position)
                 seen = frozenset(previous.keys)
                 _leave_out(head, one.keys, lambda key, seen=seen: key not in seen)  # type: ignore[misc]
             heads[position] = head
@@ -161,7 +161,7 @@ class TraceContents:
             if position in heads:
                 span = _with_bodies(headed[items[position].id], by_key, orjson.dumps(heads[position]))
                 content = _span_content(span)
-            if position in shortened and COMPACTED not in content.marks:
+            if position in compactions and COMPACTED not in content.marks:
                 content = content._replace(marks=(COMPACTED, *content.marks))
             contents.append(content)
         return contents

@@ -58,8 +58,8 @@ def failure_pages(site: PageSite) -> APIRouter:
         hint = ""
         if not overview.survey.rows:
             hint = unknown_failures(site.store, filter, site.taxonomy, project=project)
-        drawn = _values(overview, state)
-        return site.draw(request, "failures.html.j2", problem="", hint=hint, state=state, **drawn)
+        figures = _values(overview, state)
+        return site.draw(request, "failures.html.j2", problem="", hint=hint, state=state, **figures)
 
     return routes
 
