@@ -56,7 +56,7 @@ def main() -> int:
     for figure, value in figures.items():
         print(f"{figure:20} {value:6,}")
     print(json.dumps(figures))
-    return int(figures["marked"] < figures["quotes"])
+    return int(not figures["quotes"] or figures["marked"] < figures["quotes"])
 
 
 if __name__ == "__main__":

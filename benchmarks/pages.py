@@ -9,7 +9,7 @@ pages, which show all these traces in turn; CPU of 50 pages of every kind that u
 acknowledgement of spans until an open list in Chromium announces them; the rate of spans at half of its maximum, with
 and without ten pages a second beside it; the size of what the pages add to the wheel, and the bytes that a browser
 loads once for all pages. Not here: lists over a million spans (page_lists.py), the page of a long trace
-(page_trace.py), the gateway beside pages (gateway.py). CPU is that of the service alone, from /proc. The last line is
+(page_trace.py), the gateway beside pages (gateway.py). CPU is that of the service alone. The last line is
 JSON; `benchmarks/results/pages.json` has that of the last full run. Exits 1 if a bound is missed.
 """
 
@@ -79,9 +79,8 @@ class Service(NamedTuple):
     client: httpx.Client
 
     def cpu_s(self) -> float:
-        """CPU seconds of all its threads, to the nanosecond."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        """CPU seconds of all its threads, those that have ended included, to the nanosecond."""
+        return page_events.process_cpu_s(self.pid)
 
     def rss_mb(self) -> float:
         """Resident memory."""

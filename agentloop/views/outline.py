@@ -31,8 +31,8 @@ COPIED, COMPACTED, CUT_OFF, FORK, OVERLAY = "copied", "compacted", "broken", "fo
 """Marks of items."""
 MAX_DEPTH = 24
 """Levels that are indented; deeper items stand at this one."""
-MAX_CACHED = 120_000
-"""Items of all cached outlines together: about 40 MB."""
+MAX_CACHED = 30_000
+"""Items of all cached outlines together: about 17 MB, at 580 bytes each."""
 MAX_BARS = 400
 """Columns of the time line of a whole trace."""
 GAP = 0.05
