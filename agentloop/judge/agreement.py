@@ -20,6 +20,7 @@ from agentloop.store.tables import AgreementRow
 
 YES = 0.5
 N_BINS = 10
+# Leaves 25 values beyond each end of a 95% interval.
 N_RESAMPLES = 1000
 Pair = tuple[float, float]
 """(the verifier's number, the person's number)."""
@@ -80,7 +81,10 @@ def agreement(verifier: str, version: str, pairs: Sequence[Pair]) -> Agreement:
 
 
 def kappa(pairs: Sequence[Pair]) -> float | None:
-    """Source: Cohen 1960, doi:10.1177/001316446002000104."""
+    """Cohen's kappa; None if both sides always give the same answer. pairs: at least one.
+
+    Source: Cohen 1960, doi:10.1177/001316446002000104.
+    """
     n = len(pairs)
     yes = sum(value >= YES for value, _ in pairs) / n
     gold = sum(gold >= YES for _, gold in pairs) / n
@@ -91,6 +95,7 @@ def kappa(pairs: Sequence[Pair]) -> float | None:
 def _kappa(yes: float, gold: float, same: float) -> float | None:
     """yes, gold: shares of yes answers of either side; same: share of equal answers."""
     chance = yes * gold + (1 - yes) * (1 - gold)
+    # Both sides always give the same answer, so there is no disagreement that chance could explain.
     if chance >= 1.0:
         return None
     return (same - chance) / (1.0 - chance)
@@ -117,6 +122,7 @@ def ece(pairs: Sequence[Pair]) -> float:
     """Expected calibration error; 0 is perfectly calibrated. Source: arXiv:1706.04599 §2."""
     bins: defaultdict[int, list[Pair]] = defaultdict(list)
     for value, gold in pairs:
+        # A number of exactly 1.0 belongs to the last bin.
         bins[min(N_BINS - 1, int(value * N_BINS))].append((value, float(gold >= YES)))
     return math.fsum(abs(math.fsum(v - g for v, g in inside)) for inside in bins.values()) / len(pairs)
 
@@ -132,6 +138,7 @@ def _bootstrapped(figure: Callable[[Sequence[Pair]], float | None], pairs: Seque
     results."""
     rng = random.Random(0)
     drawn = (figure(rng.choices(pairs, k=len(pairs))) for _ in range(N_RESAMPLES))
+    # Kappa is undefined in a resample in which both sides give one answer only.
     values = sorted(value for value in drawn if value is not None)
     value = figure(pairs)
     if value is None or not values:

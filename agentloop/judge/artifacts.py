@@ -1,9 +1,8 @@
-"""What an agent left, taken out of its sandbox when it is done, and put into a fresh one for its verifiers.
+"""Copies an agent's files out of its sandbox when it is done, and into a fresh sandbox for its verifiers.
 
-The sandbox's processes are ended first. What comes out goes through the limits of a transfer; what a
-verifier does not name stays behind. What is beyond the limits is the agent's outcome, worth 0. The
-fresh sandbox is made from the task's own spec, without network, and a path that the agent removed is
-removed there, too.
+The processes in the sandbox are ended first. Only paths that a verifier names are copied, within the limits of a
+transfer; files beyond the limits are the agent's outcome, worth 0. The fresh sandbox is created from the task's own
+spec, without network. A path that the agent removed is removed there, too.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from agentloop.protocols import Pool, Sandbox
 from agentloop.types import Task
 
 MAX_BYTES = 64 << 20
-"""Of one artifact."""
+"""Maximum size of one artifact."""
 NO_FILES = "its sandbox hands out no files; use docker or bubblewrap, and a suite whose [sandbox] is not read_only"
 
 
 @dataclass
 class Artifacts:
-    """Of one episode."""
+    """The artifacts of one episode."""
 
     files: dict[str, Path] = field(default_factory=dict)
-    """Path in the sandbox -> where it is now; what was not there is not in it."""
+    """Path in the sandbox -> its copy on the host; a path that did not exist is missing."""
     too_much: dict[str, str] = field(default_factory=dict)
-    """Path in the sandbox -> which limit it is beyond, in size, number of files, depth or time."""
+    """Path in the sandbox -> the limit that it exceeds: size, number of files, depth or time."""
     problems: dict[str, str] = field(default_factory=dict)
-    """Path in the sandbox -> why it could not be taken, for reasons that are not the agent's."""
+    """Path in the sandbox -> why it could not be copied, for a reason that the agent did not cause."""
 
 
 def wanted(task: Task) -> list[str]:
@@ -44,21 +43,24 @@ def wanted(task: Task) -> list[str]:
 
 
 async def collect(task: Task, sandbox: Sandbox, folder: Path) -> Artifacts:
-    """Take what verifiers want into the new folder `folder`. Raises SandboxGone."""
+    """Copies the paths that verifiers name into the new folder `folder`. Raises SandboxGone."""
     artifacts = Artifacts()
     paths = wanted(task)
     if not paths:
         return artifacts
     if not isinstance(sandbox, FileSandbox):
         return Artifacts(problems=dict.fromkeys(paths, NO_FILES))
+    # A process that the agent left running could change a file while it is copied.
     sandbox.kill_all()
     for n, path in enumerate(paths):
+        # Two paths may end in the same name.
         local = folder / str(n) / PurePosixPath(path).name
         try:
             await sandbox.download(path, local, max_bytes=MAX_BYTES)
             artifacts.files[path] = local
         except TransferLimit as error:
             artifacts.too_much[path] = str(error)
+        # The path does not exist, so `_put` only removes it in the fresh sandbox.
         except PathError:
             continue
     return artifacts
@@ -85,6 +87,7 @@ def fresh_sandboxes(task: Task, pool: Pool, artifacts: Artifacts, name: str) -> 
 
 async def _put(sandbox: FileSandbox, paths: Sequence[str], files: Mapping[str, Path]) -> None:
     for path in paths:
+        # The image may have its own file or folder there, which the agent may have removed or replaced.
         gone = await sandbox.exec(f"rm -rf -- {shlex.quote(path)}")
         if gone.exit_code:
             raise SandboxError(f"{path} cannot be replaced in a fresh sandbox: {gone.stderr.strip()[:200]}")

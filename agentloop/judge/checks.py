@@ -16,6 +16,7 @@ def check_verifiers(suite: Suite) -> None:
     seen = set()
     for task in suite.tasks:
         for part in task.verifiers:
+            # Most tasks of a suite share their verifiers, and creating one may compile a schema or read a folder.
             if (key := part.model_dump_json()) not in seen:
                 seen.add(key)
                 try:

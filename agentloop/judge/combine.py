@@ -31,10 +31,12 @@ def combine(rule: RewardRule | None, scores: Sequence[Score]) -> tuple[RewardSta
         return RewardState.unscored, None
     if rule.combine == "all":
         return RewardState.scored, 1.0
+    # A gate only opens or closes: in the mean, its 1.0 would raise each reward that passes.
     rest = [score for score in counted if not (rule.combine == "gated" and score.verifier in rule.gates)]
     values = [score.value for score in rest if score.value is not None]
     if rule.combine in {"mean", "weighted"} and max(values) - min(values) > rule.dispute:
         return RewardState.disputed, None
+    # Every verifier is a gate, and `decided` has shown that none is below 1.
     if not values:
         return RewardState.scored, 1.0
     weights = [_weight(rule, score.verifier) for score in rest]
@@ -50,6 +52,7 @@ def decided(rule: RewardRule | None, scores: Sequence[Score]) -> bool:
     if rule is None or rule.combine not in {"gated", "all"}:
         return False
     closing = (score for score in scores if rule.combine == "all" or score.verifier in rule.gates)
+    # A verifier of weight 0 is recorded only, so it closes no gate.
     return any(score.value is not None and score.value < 1.0 and _weight(rule, score.verifier) for score in closing)
 
 

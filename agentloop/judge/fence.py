@@ -1,6 +1,6 @@
 """Presents text from a graded agent to a model as data, not as instructions.
 
-Text between the two marks comes from somebody else. The marks contain a random number that is drawn for each call, so
+Text between the two marks comes from another party. The marks contain a random number that is drawn for each call, so
 nobody can forge them in advance. Every line inside begins with `| `, so no forged mark can start a line. Tags and
 special tokens that a chat template or a reader could take for structure are broken up. A model can still decide to obey
 the text; the fence only guarantees that it knows whose words they are.
@@ -37,6 +37,7 @@ class Fenced(NamedTuple):
 def fence(text: str, mark: str | None = None) -> Fenced:
     """`text` as data. mark: for tests; default: 96 random bits."""
     mark = mark or secrets.token_hex(12)
+    # `splitlines` also breaks at U+2028 and the like, which a model may read as the start of a line without prefix.
     inside = _visible("\n".join(text.splitlines()), mark)
     lines = "\n".join(f"{LINE}{line}" for line in inside.split("\n"))
     return Fenced(f"BEGIN {mark}\n{lines}\nEND {mark}", inside, mark)
@@ -44,6 +45,7 @@ def fence(text: str, mark: str | None = None) -> Fenced:
 
 def quoted(evidence: str, inside: str) -> bool:
     """True if `inside` contains the words of `evidence`, with any spacing and line breaks."""
+    # A model may copy the line prefix into a quote of several lines, although the instructions forbid it.
     words = _squashed("\n".join(line.removeprefix(LINE) for line in evidence.splitlines()))
     return bool(words) and words in _squashed(inside)
 
@@ -59,6 +61,7 @@ def identifies(evidence: str, inside: str) -> bool:
     words = _squashed("\n".join(line.removeprefix(LINE) for line in evidence.splitlines()))
     if len(words) >= MIN_QUOTE:
         return True
+    # `words` has no spaces, and the text has its own between any two of its characters.
     pattern = r"\s*".join(map(re.escape, words))
     if re.match(_SPACED, words[0]):
         pattern = f"(?<!{_SPACED}){pattern}"

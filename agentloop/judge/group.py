@@ -1,7 +1,7 @@
 """Episodes of one task, judged together: for verifiers that compare them with each other.
 
-A verifier with `rank` in place of `score` is shown the group once; its numbers then stand beside
-those of the others, and everything else is as for one episode.
+A verifier with `rank` in place of `score` gets the whole group once. Its numbers are then combined with those of the
+other verifiers, as for one episode.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ async def judge_group(
 ) -> list[Verdict]:
     """A verdict for each of `traces`, in their order; see `judge`.
 
-    grades: of each, what came of the verifiers that tested the agent's own sandbox, by name.
-    A trace that an error ended is not compared. Raises PluginError and ConfigError, as `judge` does.
+    grades: for each trace, the grades of verifiers that tested the agent's own sandbox, by name.
+    A trace that ended with an error is not compared. Raises PluginError and ConfigError, as `judge` does.
     """
     scores_of: list[dict[str, Score]] = [{} for _ in traces]
+    # `grades` is empty where no verifier tests the agent's own sandbox.
     for existing, graded in zip(scores_of, grades, strict=False):
         verifiers = name_verifiers(task) if graded else {}
         existing.update({key: checked(verifiers[key], key, value) for key, value in graded.items()})
@@ -63,7 +64,7 @@ async def judge_group(
 
 
 def _with_tampering(trace: Trace, verdict: Verdict, changed: tuple[str, ...]) -> Verdict:
-    """The verdict of an agent that changed its verifier's files: the cause, where that left no reward."""
+    """The verdict with the failure of an agent that changed its verifier's files; critical if no reward remains."""
     if not changed:
         return verdict
     failure = changed_files(trace, changed)
@@ -75,12 +76,13 @@ def _with_tampering(trace: Trace, verdict: Verdict, changed: tuple[str, ...]) ->
 
 
 async def rank(verifier: GroupVerifier, name: str, traces: Sequence[Trace]) -> list[Score]:
-    """One score a trace; what the verifier raised, or a wrong number of numbers, is no score for any."""
+    """One score for each trace. If the verifier raises or returns another number of values, no trace gets a number."""
     if len(traces) < 2:
         return [no_score(verifier, name, ALONE) for _ in traces]
     try:
         async with asyncio.timeout(time_of(verifier, TIMEOUT_S)):
             values = list(await verifier.rank(traces))
+        # Numbers cannot be assigned to episodes if one is missing, so none of them counts.
         if len(values) != len(traces):
             raise ValueError(f"gave {len(values)} numbers for {len(traces)} episodes")
     except KeyboardInterrupt:

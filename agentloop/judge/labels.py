@@ -50,6 +50,7 @@ class LabelledTrace(NamedTuple):
 def read_labels(path: Path) -> list[Label]:
     """The labels of a file. Raises OSError, and ConfigError with the line for an invalid or repeated label."""
     labels: dict[str, Label] = {}
+    # Bytes are split at line feeds and carriage returns only; text would also be split at a U+2028 in a JSON string.
     for n, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue

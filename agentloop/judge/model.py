@@ -105,6 +105,7 @@ class JudgeModel:
             return before, JudgeCost()
         text, spent = await self._completion(system, user, form, repeat)
         try:
+            # `strict` refuses "true" for true and "1" for 1, which a lenient reader would guess from.
             ruling = form.model_validate_json(only_object(text), strict=True)
         except ValueError:
             raise Unreadable(
@@ -121,6 +122,7 @@ class JudgeModel:
         if policy is None:  # kept, because reading the certificates anew costs 20 ms
             policy = self._policies[form] = self._policy(shape)
         messages = [Message(role="system", content=system), Message(role="user", content=user)]
+        # With one seed for all votes, an endpoint that honours seeds would return one vote several times.
         done = await policy.complete(messages, (), max_tokens=MAX_TOKENS, seed=repeat)
         if done.finish_reason == "context":
             raise PolicyError(f"{self.model} has no room for the trace; lower max_characters")
@@ -149,6 +151,7 @@ class JudgeModel:
             return
         path = self._cache / name[:2] / f"{name}.json"
         make_folder(path.parent)
+        # The rename is atomic, and the process id keeps two writers apart: a reader sees a whole answer or none.
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_text(ruling, encoding="utf-8")
         draft.replace(path)
@@ -180,6 +183,7 @@ def only_object(text: str) -> str:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
+    # `dict` keeps the last of two equal keys, so a quoted `"met": true` could override the verdict.
     if len(value) < len(pairs):
         raise ValueError("a key occurs twice")
     return value

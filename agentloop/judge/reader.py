@@ -60,7 +60,7 @@ class Reader:
         self._limit = max_characters
         self._model = JudgeModel(**model)
         self.name = content_hash([DETECTOR, SYSTEM, self._types, votes, max_characters, self._model.model])
-        """Another one may say something else."""
+        """Identifies the settings: after a change of it, `judge` looks at every trace again."""
 
     async def cause(self, trace: Trace) -> tuple[Failure | None, JudgeCost, str]:
         """(the critical failure, or None without a majority; the cost; the reason why votes were invalid)."""
@@ -96,6 +96,7 @@ class Reader:
         if step is None:
             raise ValueError(f"a vote on step {vote.step}, which is not there")
         parts = list(texts(Trace(id="", messages=(), steps=(step,))))
+        # The evidence is stored as the trace spells it, so that pages and reports can mark it there.
         words = _literal(vote.evidence, parts)
         if not words or not identifies(vote.evidence, "\n".join(parts)):
             problem = f"step {vote.step}: the quote is not in the step, or too short to show which place it is from"
@@ -105,6 +106,7 @@ class Reader:
     def _agreed(self, votes: Sequence[Failure], spent: JudgeCost) -> tuple[Failure | None, JudgeCost]:
         kinds = Counter(vote.type for vote in votes)
         kind, n = max(kinds.items(), key=lambda item: item[1], default=(FailureType.unclassified, 0))
+        # Invalid votes stay in the denominator: two that fail and one that names a type are no majority.
         if kind is FailureType.unclassified or 2 * n <= self._votes:
             return None, spent
         steps = Counter(vote.step for vote in votes if vote.type is kind)
@@ -137,5 +139,6 @@ def _literal(evidence: str, found_in: Iterable[str]) -> str:
     squashed = "".join("".join(line.removeprefix("| ") for line in evidence.splitlines()).split())
     if not squashed:
         return ""
+    # Cut to MAX_QUOTE, because the pattern grows with the quote and a model may quote a whole trace.
     pattern = re.compile(r"\s*".join(map(re.escape, squashed[:MAX_QUOTE])))
     return next((match[0] for text in found_in if (match := pattern.search(text))), "")

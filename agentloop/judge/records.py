@@ -1,4 +1,4 @@
-"""Stored traces as the judge reads them, and the task that a trace without one is taken for."""
+"""Reads stored traces for the judge, and builds a task for a trace whose task is unknown."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from agentloop.store.store import Store
 from agentloop.types import Imported, RewardState, Score, Task, Trace, Verdict
 
 MAX_SPANS = 50_000
-"""Spans of a trace up to which it is read as steps; a run of 10,000 steps has some 20,000."""
+"""Maximum spans of a trace that is read as steps; a run of 10,000 steps has some 20,000."""
 
 
 class TraceRecord(NamedTuple):
-    """A stored trace with what is known of its worth, and as it was imported if it was."""
+    """A stored trace with its verdict, and its imported form if it was imported."""
 
     trace: Trace
     verdict: Verdict
@@ -41,12 +41,12 @@ def read(store: Store, row: Any) -> TraceRecord | None:
 
 
 def is_ours(row: Any) -> bool:
-    """Of an episode that was rolled out here: others' traces, too, may say to which episode they belong."""
+    """True for an episode that was rolled out here. An episode id proves nothing: received traces may have one, too."""
     return row.stage is not None or row.superseded is not None
 
 
 def bare_task(trace: Trace) -> Task:
-    """What is known of the task of a trace that is in no suite here: what was asked."""
+    """A task with the instruction of a trace, for a trace whose task is in no suite here."""
     return Task(id=trace.task_id or "unknown", instruction=instruction(trace))
 
 
@@ -60,7 +60,8 @@ def classified(
     guess: Rule | None = None,
     **more: Any,
 ) -> Verdict:
-    """A verdict whose state and reward are settled, with the failures as they are found today. guess: of `classify`."""
+    """A verdict with this state and reward, and failures from the present detectors. guess: see `classify`."""
+    # A score that waits has no number yet, which is not a failure of its grader.
     final = tuple(score for score in scores if not score.waiting)
     failures = classify(task, trace, state, reward, final, guess=guess)
     return Verdict(
@@ -71,9 +72,9 @@ def classified(
 def classified_imported(
     imported: Imported, state: RewardState, reward: float | None, *, guess: Rule | None = None
 ) -> Verdict:
-    """The same of a trace from elsewhere, with all that its source said: what was expected, how it ended.
+    """Like `classified`, for an imported trace, with what its source recorded: the expected result and the end.
 
-    A reward that is known makes it `scored`.
+    With a reward, the state becomes `scored`.
     """
     reading = read_imported(imported)
     if reading.reward != reward:

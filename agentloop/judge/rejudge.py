@@ -1,10 +1,10 @@
 """Judges stored traces again without running the agent: new labels, and new scores where a verifier can give them.
 
-The history keeps the verdicts so far. A batch is on disk before the next one begins, and a trace that the
-same task, verifiers and taxonomy judged before is skipped: after an interruption, the same command
-continues. A verifier that needs the agent's sandbox or waits for a person keeps its score; so does an
-unchanged judge model, unless the caller names it. A verifier that compares a group sees the whole group,
-but only the episodes that are judged again get a new score.
+The history keeps earlier verdicts. Each batch is on disk before the next one begins, and a trace that the same task,
+verifiers and taxonomy judged before is skipped, so the same command continues after an interruption. A verifier that
+needs the agent's sandbox or waits for a person keeps its score; so does an unchanged judge model, unless the caller
+names it. A verifier that compares a group sees the whole group, but only the episodes that are judged again get a new
+score.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from agentloop.store.verdicts import JUDGE, reward_of
 from agentloop.types import RewardState, Score, Task, Trace, Verdict, content_hash
 
 BATCH = 250
-"""Traces of one transaction."""
+"""Traces in one transaction."""
 N_TOGETHER = 16
-"""Traces that ask a judge model at once."""
+"""Maximum traces that are judged at once; it bounds the parallel calls of a judge model."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class JudgingSummary:
     n_unknown: int = 0
     """Imported or received traces that have no reward after judging: no verifier here covers them."""
     cost_usd: float = 0.0
-    """Of judge models, where a price is known."""
+    """Cost of judge models, as far as prices are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class JudgingOptions:
     only: Collection[str] = ()
     """Verifiers to run, by the names of their scores; default: all."""
     again: bool = False
-    """Judge traces too that nothing has changed for."""
+    """Also judge traces for which nothing has changed."""
     scorer: Scorer | None = None
     """Learned from labels; used where the rules do not explain a failure."""
     reader: Reader | None = None
@@ -98,6 +98,7 @@ async def rejudge(
     options = options or JudgingOptions()
     judging = _Judging(store, tasks, options)
     after = 0
+    # Pages continue after a key, not at an offset: new verdicts change which traces match the filter.
     while batch := store.stored(filter, project=options.project, after=after, limit=BATCH):
         after = batch[-1].row.key
         store.put_verdicts(await judging.judge(batch))
@@ -166,6 +167,7 @@ class _Judging:
             verdict = await _judged(task, record, stored, verifiers, only, account, self._groups, self._guess)
             if self._options.reader is not None and is_open(verdict):
                 verdict = await _read_by(self._options.reader, record.trace, verdict, account)
+            # A verifier may quote a secret from the trace, and the comparison below must see the stored text.
             verdict = self._store.clean(verdict)
             _count(account, stored, verdict.state, verdict.reward)
             _note(account, record.verdict, stored.verdict, verdict)
@@ -254,6 +256,7 @@ def _reusable(
     account: JudgingSummary,
 ) -> Score | None:
     """The score to use without running the verifier; None to run it."""
+    # Such a verifier never has a number of its own, only the one that a person or another system sent.
     if waits(verifier):
         return outside
     if artifacts_of(verifier) or isinstance(verifier, SandboxVerifier):
@@ -284,6 +287,7 @@ class GroupComparisons:
     async def score(self, task: Task, row: Any, name: str, verifier: GroupVerifier) -> Score:
         """The score of the episode of `row` within its group."""
         key = (row.project, row.stage, row.group, row.task_id, name)
+        # The task is stored before it is awaited, so members that are judged at the same time share one comparison.
         if key not in self._rankings:
             self._rankings[key] = asyncio.create_task(self._rank(task, row, name, verifier))
         return (await self._rankings[key]).get(row.id) or no_score(verifier, name, ALONE)

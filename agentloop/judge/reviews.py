@@ -24,12 +24,12 @@ class LabelPlace(Frozen):
 
 
 class Review(Frozen):
-    """What a person says about a trace."""
+    """A person's judgement of a trace."""
 
     reward: float
-    """What it is worth, in [0, 1]."""
+    """The reward, in [0, 1]."""
     why: str
-    """What that rests on."""
+    """The reason for the reward."""
     rejected: tuple[LabelPlace, ...] = ()
     """Labels that are wrong."""
     label: LabelPlace | None = None

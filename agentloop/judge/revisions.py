@@ -1,11 +1,11 @@
-"""What others say of a trace after it was judged: a person who resolves it, an outcome that arrives late.
+"""Changes a verdict after judging: a person resolves it, or an outcome arrives late.
 
 | from | a person resolves | a late number arrives |
 |---|---|---|
 | disputed | scored | disputed: the others still contradict each other |
 | unscored | scored | as the task's rule says of all of them |
 | scored | scored, corrected | scored |
-| infra_failed | refused: nothing was done that could be worth anything | refused |
+| infra_failed | refused: it says nothing about the agent | refused |
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def resolve(
     tasks: Mapping[str, Task] | None = None,
     within: Connection | None = None,
 ) -> Verdict:
-    """A person's verdict on what a trace is worth, in [0, 1]; the same again changes nothing.
+    """Stores a person's reward of a trace, in [0, 1]; the same again changes nothing.
 
-    It supersedes every earlier one, and only another person's supersedes it; the history has both names.
+    It supersedes every earlier verdict, and only another person's supersedes it; the history has both names.
 
-    tasks: by id; with its task the failures are found better. within: an open transaction that it is a part of. Raises
-    NoSuchTrace, StateError for what broke, and ConfigError for a number that is none or a word that nobody stands for.
+    tasks: by id; with its task, detectors find more failures. within: an open transaction that it is a part of. Raises
+    NoSuchTrace, StateError for an infrastructure failure, and ConfigError for an invalid reward, name or reason.
     """
     if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
         raise ConfigError(f"reward {reward} is not a number from 0 to 1")
@@ -50,6 +50,7 @@ def resolve(
     row = store.row(project, trace_id)
     if row.reward_state == RewardState.infra_failed:
         raise StateError(f"trace {trace_id} is infra_failed and cannot become scored: it says nothing about the agent")
+    # A label adds a row to the history, too, but says nothing about the reward.
     past = [each for each in store.history(project, trace_id) if not each.by.startswith(LABELLED)]
     if past and (past[-1].by, past[-1].why, past[-1].verdict.reward) == (by, why, reward):
         return past[-1].verdict
@@ -74,7 +75,7 @@ def check_name(by: str) -> None:
 
 
 def settle(store: Store, project: str, trace_id: str) -> Verdict | None:
-    """Combine anew when a number has arrived that a verdict of ours waits for; None when none has."""
+    """Combines the scores again if a number arrived that a verdict of ours waits for; None if none did."""
     past = [each for each in store.history(project, trace_id) if not each.by.startswith(LABELLED)]
     if not past or not any(score.waiting for score in past[-1].verdict.scores):
         return None
@@ -93,6 +94,6 @@ def settle(store: Store, project: str, trace_id: str) -> Verdict | None:
 
 
 def _arrived(score: Score, arrivals: Mapping[str, Score]) -> Score:
-    """The number that came for a score that waits. One without a value is no number."""
+    """The number that arrived for a waiting score, else the score itself. An arrival without a value is ignored."""
     came = arrivals.get(score.verifier)
     return came if score.waiting and came is not None and came.value is not None else score

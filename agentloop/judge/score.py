@@ -1,7 +1,7 @@
-"""Trace -> Verdict: run the task's verifiers, combine their numbers, say what went wrong.
+"""Trace -> Verdict: runs the task's verifiers, combines their numbers, and classifies the failures.
 
-The state is what keeps training honest. Only `scored` carries a reward; what broke and what could
-not be graded has none, rather than a 0. Nothing here runs the agent or writes to a store.
+The state keeps training honest: only `scored` has a reward. A trace that broke or could not be graded has none, rather
+than a 0. Nothing here runs the agent or writes to a store.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ FreshSandbox = Callable[[Sequence[str]], AbstractAsyncContextManager[Sandbox]]
 """Paths of artifacts -> a fresh sandbox that has them in their places (`artifacts.py`)."""
 
 TIMEOUT_S = 60.0
-"""Wall time of one verifier. It ends what awaits; code that blocks the loop is its author's own to bound."""
+"""Wall time of one verifier. It ends code that awaits; it cannot interrupt code that blocks the event loop."""
 MAX_LOADED = 4096
-"""Verifiers kept between traces; a suite repeats its tasks, and building one costs more than running it."""
+"""Verifiers kept between traces: a suite repeats its tasks, and building a verifier costs more than running it."""
 NOT_OF_SCORES = ("value", "error", "tampered")
-"""What a verifier may give that a score has under another form, or not at all."""
+"""Fields of `Graded` that a score has in another form, or not at all."""
 MAX_WORDS = 500
-"""Characters kept of what a verifier raised: it may quote a whole answer."""
+"""Maximum characters of a verifier's error message, which may quote a whole answer."""
 ENGINE = Path(__file__).parents[1]
 AS = "as"
-"""The option that names a verifier's score. A word that no constructor can have for a parameter."""
+"""The option that names a verifier's score. It is a Python keyword, so no constructor has a parameter of that name."""
 ALONE = "compares the episodes of a group, and there was only one"
 NEEDS_SANDBOX = "needs the agent's sandbox, which is gone; run the task again"
 _loaded: dict[str, Verifier] = {}
 
 
 class TooMuch(Exception):
-    """What an agent left for its verifiers is larger than they take: its outcome, which is worth 0."""
+    """The agent's artifacts exceed a limit of the transfer: its own outcome, worth 0."""
 
 
 async def judge(
@@ -60,13 +60,13 @@ async def judge(
     fresh: FreshSandbox | None = None,
     guess: Rule | None = None,
 ) -> Verdict:
-    """The worth of a finished trace, and why.
+    """The verdict on a finished trace: its state, its reward and its failures.
 
-    verifiers: in place of the task's own, which `load` makes from its parts (installed ones by
-    default, kept between calls). `combine.py` makes the reward from their values, as the task's rule says.
-    existing: scores by verifier; these verifiers are not asked.
-    fresh: makes the sandbox of a verifier that names `artifacts`, which without it gives no number.
-    guess: of `classify`.
+    verifiers: used in place of the task's own, which `load` creates from its parts (default: installed ones, kept
+    between calls). `combine.py` turns their values into the reward by the task's rule.
+    existing: scores by verifier; these verifiers are not run.
+    fresh: creates the sandbox of a verifier that names `artifacts`; without it, such a verifier gives no number.
+    guess: see `classify`.
 
     - `infra_failed`: the infrastructure ended the trace (`faults.py`). Verifiers are not run.
     - `scored` 0, without any scores: the agent ended it with an error. Verifiers are not run either. A timeout of a
@@ -75,8 +75,8 @@ async def judge(
       [0, 1]. One bad verifier is enough: a mean of the others would be another reward. Its score says why.
     - `disputed`: verifiers contradict each other.
 
-    Raises PluginError when a verifier cannot be made, ConfigError for a rule that does not fit: a task's
-    mistake, not a trace's.
+    Raises PluginError if a verifier cannot be created, ConfigError for a rule that does not fit: both are mistakes of
+    the task, not of the trace.
     """
     if fault := fault_in(trace):
         return _verdict(task, trace, *((RewardState.infra_failed, None) if fault.ours else (RewardState.scored, 0.0)))
@@ -89,6 +89,7 @@ async def judge(
             taxonomy=VERSION, rule=task.reward,
         )  # fmt: skip
     scores: dict[str, Score] = {}
+    # Once the reward is settled at 0, the remaining verifiers, which may cost money, cannot change it.
     for name in _in_order(task, named):
         score = existing.get(name)
         if score is None:
@@ -100,7 +101,7 @@ async def judge(
 
 
 def verdict_of(task: Task, trace: Trace, scores: tuple[Score, ...], guess: Rule | None = None) -> Verdict:
-    """The verdict that follows from scores. guess: of `classify`."""
+    """The verdict that follows from scores. guess: see `classify`."""
     return _verdict(task, trace, *combine(task.reward, scores), scores, guess)
 
 
@@ -109,7 +110,7 @@ def name_verifiers(
 ) -> dict[str, Verifier]:
     """A task's verifiers by the names of their scores: `as` of the part, else the verifier's own name.
 
-    A number tells two of one name apart: `regex`, `regex-2`.
+    Verifiers of the same name are numbered: `regex`, `regex-2`.
     """
     names: list[str | None]
     if verifiers is None:
@@ -173,13 +174,14 @@ async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshSandbo
             return no_score(verifier, name, _late(time_s))
         return no_score(verifier, name, raised(error))
     raise_if_cancelled()  # it caught a cancellation that was ours
+    # A verifier that swallows the cancellation of its timeout may still return a number; it is late all the same.
     if limit.expired():
         return no_score(verifier, name, _late(time_s))
     return checked(verifier, name, value)
 
 
 def raise_if_cancelled() -> None:
-    """Raises CancelledError when somebody has cancelled the current task, as Ctrl-C does."""
+    """Raises CancelledError if the current task was cancelled, as Ctrl-C does."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -215,6 +217,7 @@ def plain_float(value: object) -> float | None:
         return float.__float__(value)
     if isinstance(value, int):
         whole = int.__int__(value)
+        # Floats end at 2**1024, and converting a larger integer raises; any such number is outside [0, 1] anyway.
         if whole.bit_length() >= 1000:
             return math.inf
         return float(whole)
@@ -227,6 +230,7 @@ def raised(error: BaseException) -> str:
     """`KeyError: 'x' (verifier.py:12)`: on one line, with the last place in the verifier's file when it is not ours."""
     message = ": ".join(filter(None, (type(error).__name__, words_of(error))))
     frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
+    # The first frame is the `try` of our own caller.
     inside = frames[1:]
     if not inside or inside[0][0].is_relative_to(ENGINE):
         return message
@@ -251,7 +255,7 @@ def _late(time_s: float) -> str:
 
 
 def no_score(verifier: Verifier | GroupVerifier | SandboxVerifier, name: str, why: str) -> Score:
-    """Why a verifier gave no number."""
+    """A score without a number, with the reason."""
     return Score(verifier=name, version=verifier.version, value=None, error=why)
 
 
@@ -287,6 +291,7 @@ def make_verifier(part: Part) -> Verifier:
     verifier: Verifier = load_part("verifiers", part.kind, options)
     names = ("score", "rank", "test")
     score: Any = next((getattr(verifier, one) for one in names if getattr(verifier, one, None)), None)
+    # A decorator may wrap `async def` in a plain function that returns its coroutine.
     if not inspect.iscoroutinefunction(inspect.unwrap(score)):
         has = "has no score" if score is None else "has a score that is not async"
         raise PluginError(f"verifiers {part.kind!r} {has}; give it `async def score(self, trace, sandbox)`")

@@ -49,6 +49,7 @@ class Actions:
         if self._match == "exact":
             return float(len(calls) == len(self._expected) and all(map(_same, calls, self._expected)))
         if self._match == "ordered":
+            # Each search goes on in the same iterator behind the call before, which keeps the order.
             rest = iter(calls)
             return float(all(any(_same(call, wanted) for call in rest) for wanted in self._expected))
         return float(_all_found(calls, self._expected))
@@ -69,6 +70,7 @@ def _same(call: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 def _equal(value: Any, wanted: Any) -> bool:
     """JSON equality: `1` equals `1.0` but not `true`."""
+    # In Python True equals 1.
     if isinstance(value, bool) != isinstance(wanted, bool):
         return False
     if isinstance(value, dict) and isinstance(wanted, dict):
@@ -86,6 +88,7 @@ def _all_found(calls: list[dict[str, Any]], expected: list[Mapping[str, Any]]) -
         for at, call in enumerate(calls):
             if at not in seen and _same(call, expected[n]):
                 seen.add(at)
+                # A taken call is freed if its own action fits another call (augmenting path).
                 if at not in matches or place(matches[at], seen):
                     matches[at] = n
                     return True

@@ -23,7 +23,7 @@ STAMPS = (
 """Checksum, inode and change time of each test. The change time (ctime) follows every change and cannot be set back, so
 a test that was put back shows, too."""
 MAX_STAMPS = 8 << 20
-"""Bytes of them."""
+"""Maximum bytes of stamps: about 50,000 files, with two lines of 80 bytes each."""
 
 
 class CommandVerifier:
@@ -70,11 +70,13 @@ class CommandVerifier:
             created = await sandbox.exec("rm -rf /tests && mkdir -p /tests")
             at = "/tests" if created.exit_code == 0 else "/tmp/tests"  # noqa: S108 - of the sandbox, where / may not be written
             await sandbox.upload(self._tests, at)
+            # Taken before any of the agent's code runs, so it cannot prepare them.
             before = await _stamps(sandbox, at)
             command = f"TESTS={at}; export TESTS; {self._command}"
         else:
             command = self._command
         done = await sandbox.exec(command, timeout_s=self._time_s)
+        # Test runners print their summary last.
         output = " ".join(f"{done.stdout}\n{done.stderr}".split())[-MAX_SAID:]
         if done.timed_out:
             return Graded(value=0.0, why=f"the tests took more than {self._time_s:g} s; they printed: {output}")
@@ -82,6 +84,7 @@ class CommandVerifier:
             return Graded(value=0.0, why=f"the tests ran out of memory; they printed: {output}")
         if done.exit_code in CANNOT_RUN:
             return Graded(value=0.0, why=f"the tests ended with {done.exit_code}, cannot run; they printed: {output}")
+        # Only a pass is worth forging: a changed test that fails gives 0 anyway.
         if done.exit_code == 0 and before:
             sandbox.kill_all()  # what the agent's code left running could put a test back
             try:

@@ -43,6 +43,7 @@ def exact(value: Any) -> Any:
 
 def identity(value: Any) -> Any:
     """A hashable value that is equal for equal JSON values: `1` equals `1.0` but not `true`."""
+    # In Python True equals 1 and has its hash.
     if isinstance(value, bool):
         return ("boolean", value)
     if isinstance(value, dict):
@@ -55,6 +56,7 @@ def _refuse(constant: str) -> None:
 
 
 def _integer(digits: str) -> int:
+    # `int` takes quadratic time in the number of digits.
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
@@ -62,6 +64,7 @@ def _integer(digits: str) -> int:
 
 def _decimal(digits: str) -> Decimal:
     exponent = digits.lower().partition("e")[2]
+    # The length of the exponent comes first: `int` of a long text is slow, and refuses more than 4,300 digits.
     if len(digits) > MAX_DIGITS or len(exponent) > 5 or abs(int(exponent or 0)) > MAX_DIGITS:
         raise ValueError(f"{digits[:40]} has more than {MAX_DIGITS:,} digits")
     return Decimal(digits)

@@ -1,4 +1,4 @@
-"""The verifier for what an agent left behind: files with a content or a hash, or not there at all."""
+"""A verifier for the files that an agent left: their content, their hash, or their absence."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CHECKS = ("content", "contains", "sha256", "absent")
 
 
 class FilesVerifier:
-    """1.0 when every file is as it should be after the episode, else 0.0.
+    """1.0 if every file is as expected after the episode, else 0.0.
 
     expected: path -> one of `{"content": text}` (equal but for outer whitespace), `{"contains": text}`,
     `{"sha256": hex}`, `{"absent": true}`. A path starts at /work unless it is absolute. Read in a fresh sandbox, into
-    which only these files were copied; what is no plain file, or larger than 16 MiB, is not as it should be.
-    Raises ValueError for a check that is none.
+    which only these files were copied; anything but a plain file of at most 16 MiB is wrong.
+    Raises ValueError for an invalid check.
     """
 
     name = "files"
@@ -48,6 +48,8 @@ class FilesVerifier:
 
     async def _is_right(self, sandbox: FileSandbox, path: str, checks: Mapping[str, str]) -> bool:
         if not checks:
+            # `in_sandbox` has refused quotes, `$` and backslashes, so no path ends these quotes. -e follows links,
+            # so a dangling link needs -L.
             return (await sandbox.exec(f'[ ! -e "{path}" ] && [ ! -L "{path}" ]')).exit_code == 0
         try:
             data = await sandbox.read(path, max_bytes=self.max_bytes)
@@ -62,7 +64,7 @@ class FilesVerifier:
 
 
 def in_sandbox(path: str) -> str:
-    """`path` as an absolute one. Raises ValueError for one that leads out, or that no shell takes as it is."""
+    """`path` as an absolute path. Raises ValueError for one with `..`, or with characters that a shell interprets."""
     whole = path if path.startswith("/") else f"/work/{path}"
     if any(part in {"..", ""} for part in whole.split("/")[1:]) or any(sign in whole for sign in '"$`\\\n\0'):
         raise ValueError(f"{path!r} is no path of a file in a sandbox; write it without '..', '//', quotes and '$'")

@@ -51,6 +51,7 @@ class Json:
             except SchemaError as error:
                 raise ValueError(f"json: no JSON schema: {error.message}") from None
             checker = Draft202012Validator.FORMAT_CHECKER
+            # An empty registry resolves no URL: by default jsonschema would fetch references over the network.
             self._validator = _Validator(exact(schema), registry=Registry(), format_checker=checker)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
@@ -104,7 +105,7 @@ def _compile(pattern: str) -> None:
         raise ValueError(f"json: the schema's pattern {pattern!r} is not in RE2's syntax") from None
 
 
-# ---------------------------------------------------------------- keywords that jsonschema does in another way
+# The keywords below replace those of jsonschema, whose patterns may backtrack exponentially and whose arithmetic rounds.
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
@@ -133,12 +134,14 @@ def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> I
 
 
 def _is_integer(checker: Any, instance: Any) -> bool:
+    # Answers have decimals in place of floats, and draft 2020-12 counts 1.0 as an integer.
     if isinstance(instance, Decimal):
         return instance == instance.to_integral_value()
     return isinstance(instance, int) and not isinstance(instance, bool)
 
 
 def _utf8(text: str) -> str:
+    # A JSON string may hold half a surrogate pair, which RE2 cannot take.
     return text.encode(errors="replace").decode()
 
 

@@ -35,6 +35,7 @@ class Numeric:
         reach = _exact("tolerance", tolerance)
         if reach < 0:
             raise ValueError(f"numeric: tolerance must be finite and at least 0, not {tolerance}")
+        # Each number spans at most 2 * MAX_DIGITS digits, so the bounds are exact; the trap would show a rounded one.
         with localcontext(Context(prec=4 * MAX_DIGITS, traps=[Inexact, InvalidOperation])):
             self._low = middle - reach
             self._high = middle + reach

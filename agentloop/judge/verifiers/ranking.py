@@ -54,6 +54,7 @@ class Ranking:
     name = "ranking"
     version = "2"
     paid = True
+    # A group of 16 takes 240 calls one after another, which leaves 7.5 s for each.
     timeout_s = 1800.0
 
     def __init__(
@@ -104,6 +105,7 @@ class Ranking:
 
     async def _compare(self, one: str, other: str) -> tuple[float, JudgeCost]:
         """1.0 if `one` is better, 0.0 if `other` is, 0.5 for a tie."""
+        # Equal transcripts are a tie; asking would cost two calls.
         if one == other:
             return 0.5, JudgeCost()
         there, spent = await self._better(one, other)
@@ -115,6 +117,7 @@ class Ranking:
         one = fence(first)
         two = fence(second)
         system = SYSTEM.format(first=one.mark, second=two.mark, rubric=self._rubric)
+        # Marks are random, so only the text between them can identify a cached answer.
         key = [SYSTEM, self._rubric, one.inside, two.inside]
         preference, spent = await self._model.ask(system, f"{one.text}\n\n{two.text}", Preference, key=key, repeat=0)
         return preference.better, spent

@@ -1,8 +1,8 @@
 """A verifier that asks a model about each criterion and accepts only answers with a quote.
 
 The agent's text reaches the model inside a fence (`fence.py`). A vote is invalid if it calls a criterion met without a
-quote that really is in the trace and identifies its place. If fewer than half of the votes are valid, or they are
-split, there is no score, because a failing grader says nothing about the agent.
+quote that really is in the trace and identifies its place. Without a majority of valid votes, or if these are split,
+there is no score, because a failing grader says nothing about the agent.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Rubric:
         self._model = JudgeModel(**model)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
-        """No score if fewer than half of the votes are valid, or if they are split."""
+        """No score unless more than half of the votes are valid, or if they are split."""
         if self._shows == "trace":
             seen = transcript(trace, self._limit)
         else:
@@ -92,6 +92,7 @@ class Rubric:
             try:
                 ruling, cost = await self._ask(seen, repeat)
                 spent = spent.plus(cost)
+                # This fence has another mark than the model saw, but quotes are checked against the text inside.
                 votes.append(self._checked(ruling, fence(seen)))
             except Unreadable as error:
                 spent = spent.plus(error.spent)
@@ -115,6 +116,7 @@ class Rubric:
         if sorted(by_number) != list(range(1, len(self._criteria) + 1)) or len(by_number) < len(ruling.criteria):
             raise ValueError(f"a vote on criteria {sorted(by_number)}, not on each of {len(self._criteria)}")
         for item in by_number.values():
+            # A criterion that is not met may have nothing to quote, but a quote that it gives must be genuine.
             if (item.met or item.evidence.strip()) and not identifies(item.evidence, fenced.inside):
                 problem = "the quote is not in the trace, or too short to show which place it is from"
                 raise ValueError(f"criterion {item.number}: {problem}: {item.evidence!r:.120}")
