@@ -88,6 +88,7 @@ NOT_FOUND = "agentloop.overlay.not_found"
 SAMPLING = "agentloop.sampling"
 """Sampling settings of an answer: the whole `types.Sampling` as JSON text, without defaults. The conventions have
 attributes for only some of these, and none that says which keys a request lacked."""
+# Columns of the store: a version is a 32-bit integer in PostgreSQL, times and token counts have 64 bits.
 LARGEST_VERSION = 2**31 - 1
 MAX_INT = 2**63 - 1
 
@@ -140,8 +141,10 @@ def kind_of(attributes: dict[str, Any]) -> str:
         return "tool"
     if "gen_ai.prompt.0.role" in attributes or "gen_ai.prompt.0.content" in attributes:
         return "chat"
+    # Calls of a model carry the name of their agent, too.
     if "gen_ai.agent.name" in attributes and "gen_ai.request.model" not in attributes:
         return "agent"
+    # In OpenInference a chain or a retriever may name a model without calling it.
     if "gen_ai.request.model" in attributes and "openinference.span.kind" not in attributes:
         return "chat"
     return "other"
@@ -205,6 +208,7 @@ def _number(value: Any) -> float | None:
 
 def _version(value: Any) -> int | None:
     """A version from a number or from text, since OTEL_RESOURCE_ATTRIBUTES can only hold text."""
+    # Ten digits hold LARGEST_VERSION; `isdigit` alone accepts digits of every script.
     if type(value) is str and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
     if type(value) is int and 0 <= value <= LARGEST_VERSION:
@@ -213,6 +217,7 @@ def _version(value: Any) -> int | None:
 
 
 def _reward(value: Any) -> float | None:
+    # `float(True)` is 1.0, and a flag is no reward.
     if type(value) is bool:
         return None
     number = _number(value)

@@ -153,10 +153,12 @@ def escaped(value: Any, depth: int = 0) -> Any:
     if depth >= MAX_DEPTH:
         raise ValueError(f"a value nests deeper than {MAX_DEPTH} levels")
     if kind is list:
+        # Runs in C, which matters for lists of thousands of token ids.
         if set(map(type, value)) <= _SIMPLE:
             return value
         return [escaped(item, depth + 1) for item in value]
     table = {key: escaped(item, depth + 1) for key, item in value.items()}
+    # A sender's own key may look like one of ours.
     if any(key[:1] == "$" for key in table):
         return {"$map": table}
     return table
@@ -192,7 +194,7 @@ def unescaped(value: Any, bodies: tuple[bytes, ...] = (), *, literal: bool = Fal
 
 def dumped(value: Any) -> bytes:
     """JSON of `value` in a buffer of its exact size: a result of orjson itself occupies at least 4 KiB."""
-    return b"".join((orjson.dumps(value), b""))  # a copy
+    return b"".join((orjson.dumps(value), b""))  # `join` of one item would return the item itself
 
 
 def _add(value: Any, bodies: list[bytes]) -> int:
@@ -219,6 +221,7 @@ def _messages(value: Any, bodies: list[bytes]) -> Any:
             return body_of(value, bodies)
         if len(messages) > MANY and len(value) < SMALL * len(messages):
             return body_of(value, bodies)
+        # Only a style that reproduces the sender's text exactly can be restored from the parsed messages.
         style = next((name for name, written in STYLES.items() if written(document) == value), None)
         if style:
             numbers = [{"$": _add(message, bodies)} for message in messages]
@@ -237,6 +240,7 @@ def _cut(text: str, bodies: list[bytes]) -> Any:
     """JSON text of a list in an unknown style, cut at the items."""
     parts: list[Any] = []
     items: list[bytes] = []
+    # `_messages` has checked that the text is a list, so it begins with a bracket.
     at = start = 1
     while text[at : at + 1] != "]":
         at = _GAP.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too

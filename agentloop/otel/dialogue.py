@@ -21,6 +21,7 @@ CONTENT_EVENTS = {
     "gen_ai.content.completion",
 }
 """Events that hold attributes of their span."""
+# Bounds the recursion of `_listed` for a hostile key of thousands of dots.
 _MAX_NESTED = 16
 
 
@@ -206,6 +207,7 @@ def _unflattened(attributes: dict[str, Any], prefix: str) -> list[dict[str, Any]
                 break
             node = node.setdefault(name, {})
         if isinstance(node, dict):
+            # `a.0` and `a.0.b` may both be present; the one that came first stays.
             node.setdefault(last, value)
     items = _listed(tree)
     if not isinstance(items, list):
@@ -217,5 +219,6 @@ def _listed(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if node and all(name.isascii() and name.isdigit() for name in node):
+        # Orders by value without `int`, which refuses more than 4,300 digits.
         return [_listed(node[name]) for name in sorted(node, key=lambda name: (len(name), name))]
     return {name: _listed(item) for name, item in node.items()}

@@ -34,6 +34,7 @@ OK, ERROR = 1, 2
 """Codes of a span's status; 0 is unset."""
 MAX_ERROR, MAX_EVENTS = 2000, 50
 """Maximum length of a span's error in a row, and maximum events searched for it; the head has all of both."""
+# Finds an id only as the first key, so that the answer, which may be long, need not be parsed.
 _ID = re.compile(r'\{\s*"id"\s*:\s*"([^"\\]+)"')
 EVENT = "event"
 """Kind of a row that is a log record of a span, not a span."""
@@ -76,6 +77,7 @@ def span_of(fields: SpanFields, where: Where) -> Span:
     start = fields.start_ns
     end = fields.end_ns
     attributes = fields.attributes
+    # Nanoseconds are unsigned in OTLP and signed in the store.
     if start > MAX_INT or end > MAX_INT:
         raise ValueError("a time after the year 2262")
     bodies: list[bytes] = []
@@ -124,6 +126,7 @@ def _response_id(get: Callable[[str], Any]) -> str | None:
     response_id = text_of(get, RESPONSE_IDS)
     if response_id is None and get("output.mime_type") == "application/json":
         answer = get("output.value")
+        # Any JSON may begin with an id; only the answer of a model counts tokens.
         if type(answer) is str and '"usage"' in answer and (match := _ID.match(answer)):
             return match[1]
     return response_id
@@ -155,6 +158,7 @@ def event_of(fields: SpanFields, where: Where, nth: int = 0) -> Span:
     head["resource"] = where.resource
     head["scope"] = where.scope
     data = _dumps(head)
+    # OTLP gives log records no id. A hash makes a request that is sent again a repetition, not a second record.
     seed = repr((fields.trace_id, fields.parent_id, fields.name, fields.start_ns, nth)).encode()
     span_id = hashlib.sha256(b"\0".join((seed, data, *bodies))).hexdigest()[:16]
     attributes = fields.attributes
@@ -223,6 +227,7 @@ def _error(fields: SpanFields) -> str | None:
             words.append(": ".join(parts))
     if fields.code != ERROR and not words:
         return None
+    # Exceptions and the status message often repeat each other, in whole or in part.
     words = [word for word in dict.fromkeys([*words, fields.message]) if word]
     summary = ": ".join(w for w in words if not any(w in other and w != other for other in words)) or "error"
     if len(summary) > MAX_ERROR:

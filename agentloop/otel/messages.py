@@ -86,6 +86,7 @@ def message_of(item: dict[str, Any], default: str) -> list[Message]:
         return [message.model_copy(update={"name": message.name or name}) for message in results]
     ids = item.get("token_ids")
     token_ids: tuple[int, ...] = ()
+    # Booleans are integers to `isinstance`.
     if isinstance(ids, list) and {*map(type, ids)} <= {int}:
         token_ids = tuple(ids)
     message = Message(
@@ -96,6 +97,7 @@ def message_of(item: dict[str, Any], default: str) -> list[Message]:
 
 def _parts(item: dict[str, Any]) -> list[Any]:
     held = first_of(item.get, "parts", "content", "contents")
+    # A message may also be a text that is JSON itself; only lists of parts have a type in each item.
     if isinstance(held, str) and held.startswith("[{"):
         parts = parsed(held)
         if isinstance(parts, list) and all(isinstance(part, dict) and "type" in part for part in parts):
@@ -181,6 +183,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     try:
+        # `default`: attributes may be bytes, which JSON lacks.
         return json.dumps(value, ensure_ascii=False, default=repr)
     except (ValueError, RecursionError):
         return repr(value)

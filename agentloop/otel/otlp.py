@@ -48,6 +48,7 @@ def decode_logs(body: bytes, content_type: str) -> OtlpBatch:
     seen: Counter[tuple[str, str]] = Counter()
 
     def make(fields: SpanFields, where: Where) -> Span:
+        # Records have no id. Numbering equal ones stores each of them, and a repeated request gives the same ids.
         key = (fields.trace_id, repr(fields))
         seen[key] += 1
         return event_of(fields, where, nth=seen[key] - 1)

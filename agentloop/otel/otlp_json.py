@@ -180,6 +180,7 @@ def _record(record: dict[str, Any], lost: Lost) -> SpanFields:
     _add(log, "flags", _int(record, "flags", UINT32))
     _add(log, "dropped_attributes_count", counted["dropped_attributes_count"])
     name = log.get("event_name") or str(counted["attributes"].get("event.name") or "")
+    # The protocol allows 0 for an unknown time, and then recommends the observed one.
     time = _int(record, "timeUnixNano", UINT64) or observed
     return SpanFields(
         trace_id, "", _id(record, "spanId", 8), name, time, time, counted["attributes"], [], [], 0, "", log
@@ -200,6 +201,7 @@ def _attributes(pairs: list[Any], lost: Lost, depth: int = 0) -> tuple[dict[str,
         key = _text(pair, "key")
         if len(key) > MAX_KEY:
             continue
+        # The most frequent kind, read without the general path of `_value`.
         text = value.get("stringValue") if type(value) is dict else None
         if type(text) is str and len(text) <= MAX_VALUE:
             attributes[key] = text
@@ -207,6 +209,7 @@ def _attributes(pairs: list[Any], lost: Lost, depth: int = 0) -> tuple[dict[str,
             attributes[key] = None
         else:
             attributes[key] = _value(value, lost, depth)
+    # Duplicates of a key are dropped, too: the last one stays.
     if n_dropped := len(pairs) - len(attributes):
         lost.n["attributes"] += n_dropped
     return attributes, n_dropped
@@ -295,6 +298,7 @@ def _int(holder: dict[str, Any], key: str, limits: tuple[int, int]) -> int:
     if value is None:
         return 0
     try:
+        # 2**64 - 1 and -2**63 have 20 characters. `int` alone also takes underscores and digits of every script.
         if (type(value) is str and len(value) <= 20 and value.isascii() and "_" not in value) or (
             type(value) is float and value.is_integer()
         ):
@@ -337,6 +341,7 @@ def _id(holder: dict[str, Any], key: str, n_bytes: int) -> str | None:
     if not text:
         return None
     try:
+        # The length tells them apart: 16 bytes are 32 characters in hex and at most 24 in base64, 8 bytes 16 and 12.
         data = bytes.fromhex(text) if len(text) == 2 * n_bytes else _base64(text, key)
     except ValueError:
         data = b""
@@ -350,6 +355,7 @@ def _id(holder: dict[str, Any], key: str, n_bytes: int) -> str | None:
 def _base64(value: Any, key: str) -> bytes:
     try:
         if type(value) is str:
+            # Accepts the URL-safe alphabet and missing padding, which protobuf's JSON allows.
             padded = value.rstrip("=") + "=" * (-len(value.rstrip("=")) % 4)
             return base64.b64decode(padded.replace("-", "+").replace("_", "/"), validate=True)
     except (binascii.Error, ValueError):

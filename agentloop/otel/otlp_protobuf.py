@@ -154,6 +154,7 @@ def _record(record: Any, lost: Lost) -> SpanFields:
     _add(log, "flags", record.flags)
     _add(log, "dropped_attributes_count", dropped(record.dropped_attributes_count, n_dropped))
     name = record.event_name or str(attributes.get("event.name") or "")
+    # The protocol allows 0 for an unknown time, and then recommends the observed one.
     time = record.time_unix_nano or record.observed_time_unix_nano
     return SpanFields(trace_id.hex(), "", _parent(span_id), name, time, time, attributes, [], [], 0, "", log)
 
@@ -229,6 +230,7 @@ def _one_by_one(body: bytes, lost: Lost) -> Items:
         request = _lenient().FromString(body)
     except DecodeError as error:
         raise FormatError(f"not OTLP traces: {error}") from None
+    # Random bytes can be a valid message without any span.
     if not any(of_scope.spans for of_resource in request.resource_spans for of_scope in of_resource.scope_spans):
         raise FormatError("not OTLP traces: no span in it can be read")
     return _parsed(request, lost)
@@ -240,6 +242,7 @@ def _parsed(request: Any, lost: Lost) -> Items:
         try:
             group.resource.CopyFrom(resource_pb2.Resource.FromString(of_resource.resource))
         except DecodeError:
+            # How many attributes were lost is unknown; 1 records that some were.
             group.resource.dropped_attributes_count = 1
         for of_scope in of_resource.scope_spans:
             if not (n := lost.room(len(of_scope.spans))):
@@ -282,6 +285,7 @@ def _lenient() -> Any:
             entry.type = {None: field.TYPE_BYTES, "text": field.TYPE_STRING}.get(kind, field.TYPE_MESSAGE)
             if entry.type == field.TYPE_MESSAGE:
                 entry.type_name = f".agentloop.{kind}"
+    # A pool of its own: the default one is shared with every library of the process, which may clash by name.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("agentloop.Request"))

@@ -65,6 +65,7 @@ def _encode(message: trace_pb2.Span, span: Span, fields: dict[str, Any]) -> None
     message.parent_span_id = bytes.fromhex(span.parent_id or "")
     message.name = span.name
     message.start_time_unix_nano = span.start_ns
+    # The head has the end that was sent, if it was before the start (`genai.span_of`).
     message.end_time_unix_nano = fields.get("end_time_unix_nano", span.end_ns)
     message.kind = fields.get("kind", 0)
     message.flags = fields.get("flags", 0)
@@ -108,6 +109,7 @@ def _value(value: Any) -> common_pb2.AnyValue:
     match value:
         case None:
             return common_pb2.AnyValue()
+        # Before `int`, of which `bool` is a subclass.
         case bool():
             return common_pb2.AnyValue(bool_value=value)
         case int():

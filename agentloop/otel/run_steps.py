@@ -142,12 +142,14 @@ class RunSteps:
             "spanned": True,
         }
         step = attributes.get("agentloop.step")
+        # Only our own export names the step, so nothing need be guessed.
         if type(step) is int and 0 <= step < len(self._steps):
             call_id = str(attributes.get("gen_ai.tool.call.id", ""))
             exact = {"call_id": call_id, "name": str(attributes.get("gen_ai.tool.name", name)), "told": True}
             self._steps[step]["results"].append({**result, **exact})
             return call_id
         pending = self._pending(use.call_id, name, "spanned", use.arguments)
+        # Some libraries give the tool's span an id that no answer has.
         if pending is None and use.call_id not in self._calls:
             pending = self._pending(None, name, "spanned", use.arguments)
         if pending is None:
@@ -186,12 +188,14 @@ class RunSteps:
         if chat.outputs and is_answered:
             context = context + Counter([key_of(merged(chat.outputs))])
         for key, n in context.items():
+            # The maximum, not the sum: each context repeats the whole conversation before it.
             self._seen[key] = max(self._seen[key], n)
         return heard, compacted
 
     def _recognised(self, call: ToolCall) -> str:
         """The id of a call in a context. If an answer has the same call under another id, this id becomes an alias."""
         if call.id and call.id not in self._calls and call.id not in self._strange:
+            # Some libraries give a call a new id when they repeat it in a later context.
             n, calls = self._last_asked()
             match = next(
                 (
@@ -266,6 +270,7 @@ class RunSteps:
             last, calls = self._last_asked()
             steps = iter([(last, [call for call in calls if name in (None, call.name)])])
         for n, calls in steps:
+            # Parallel calls of one tool end in any order; the arguments tell them apart.
             if arguments is not None and len(calls) > 1:
                 calls.sort(key=lambda call: canonical(call.arguments) != canonical(arguments))
             for call in calls:
@@ -288,6 +293,7 @@ class RunSteps:
             self._add(Message(role="assistant"), node.span, bare=True, completion={"finish_reason": "tool_calls"})
             self._steps[-1]["duration_s"] = 0.0
         n = len(self._steps) - 1
+        # Only an answer that was not recorded can have made a call that no recorded one has.
         if self._steps[n]["bare"]:
             self._steps[n]["calls"].append(call)
             self._calls.setdefault(call.id, []).append((n, call))
@@ -308,6 +314,7 @@ def at(ns: int) -> datetime | None:
     """A time from nanoseconds since 1970; None for 0, which means unknown."""
     if not ns:
         return None
+    # In whole microseconds: a float of the seconds since 1970 is only accurate to 0.24 microseconds.
     return EPOCH + timedelta(microseconds=ns // 1000)
 
 

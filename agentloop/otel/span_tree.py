@@ -57,6 +57,7 @@ class Node:
 
     def mark(self, key: str) -> Any:
         """A short attribute of our own; None if it is missing."""
+        # Most heads lack the key, and searching bytes is much cheaper than parsing them.
         if f'"{key}"'.encode() not in self.span.head:
             return None
         return orjson.loads(self.span.head).get("attributes", {}).get(key)
@@ -104,6 +105,7 @@ def _cut_cycles(nodes: Sequence[Node]) -> None:
         if at is not None and id(at) in here:
             ring = path[path.index(at) :]
             min(ring, key=lambda n: (n.span.start_ns, n.span.span_id)).parent = None
+        # Each node is walked once, so a long chain costs linear time.
         done |= here
 
 
@@ -111,6 +113,7 @@ def _hear(nodes: dict[str, Node], logs: Sequence[Span]) -> None:
     """Attach log records to their span. Records of a span that never arrived get an empty span as parent."""
     heard: set[str] = set()
     for log in logs:
+        # A record's id is a hash of its content, so an equal id is the same record stored twice.
         if log.span_id in heard:
             continue
         heard.add(log.span_id)

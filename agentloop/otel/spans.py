@@ -77,6 +77,7 @@ def own_calls(nodes: Sequence[Node], is_answered: Callable[[Node], bool]) -> lis
 def _main(tops: Sequence[Node]) -> Node | None:
     """The agent that all other agents belong to; None if several agents have no common one."""
     first = min(tops, key=lambda node: (node.span.start_ns, node.position), default=None)
+    # Its parent is missing, and so may be an agent above all of them.
     if first is not None and len(tops) > 1 and first.span.parent_id is not None:
         return None
     return first
@@ -123,6 +124,7 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
         error = main.span.error
         spans.insert(0, main.span)
         if is_ours:
+            # Our export writes the facts of the run to its agent's span.
             spans = [main.span]
     error = error or steps.error
     get = fields["attributes"].get
@@ -194,8 +196,10 @@ def _child(
     step: int | None,
     call: str | None,
 ) -> SubTrace:
+    # Derived, so that every reading of the trace gives the child the same id.
     child_id = hashlib.sha256(f"{trace_id}:{node.span.span_id}".encode()).hexdigest()[:32]
     trace = _run(node, members, child_id)
+    # Our own export names the place of a child; other spans only show it by their tree.
     if node.mark("agentloop.trace.id") is not None:
         attributes = node.fields()["attributes"]
         step = whole(attributes.get("agentloop.step"))

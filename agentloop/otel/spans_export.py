@@ -14,6 +14,7 @@ from agentloop.otel.genai import ERROR, SpanFields, span_of, where_of
 from agentloop.store.token_ids import REDACTED
 from agentloop.types import Message, Sampling, Span, Step, ToolCall, ToolResult, Trace
 
+# Repeating the context makes the export quadratic in the number of messages.
 MAX_CONTEXT = 256
 """Up to this many messages, each call of a model repeats its whole context; a longer run has only new messages."""
 WHERE = where_of(
@@ -33,6 +34,7 @@ def spans_of(trace: Trace, reward: float | None = None) -> list[Span]:
     calls and tokens); and an answer's tokens are the completion's. The ids derive from the trace's id.
     """
     trace_id = trace.id
+    # OTLP ids have 16 bytes and are not all zero.
     if not re.fullmatch("[0-9a-f]{32}", trace.id) or not trace.id.strip("0"):
         trace_id = _hash(trace.id, 32)
     return _agent(trace, trace_id, None, {REWARD: reward})
@@ -71,6 +73,7 @@ def _agent(trace: Trace, trace_id: str, parent_id: str | None, more: dict[str, A
 
 
 def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> list[Span]:
+    # In place, because the caller passes the same list to the next step.
     context[:] = step.context or [*context, *step.heard]
     completion = step.completion
     message = completion.message
@@ -87,6 +90,7 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
         started = _ns(step.started_at) + round(step.duration_s * 1e9)
     for n, result in enumerate(step.results):
         same = calls.get(result.call_id, [])
+        # Calls with the same id get the results in turn, the last call all that remain.
         own = same.pop(0) if len(same) > 1 else next(iter(same), None)
         tool_attributes = _tool_attributes(step, result, own)
         error = None
@@ -111,6 +115,7 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
 def _chat_attributes(step: Step, messages: Sequence[Message]) -> dict[str, Any]:
     completion = step.completion
     output = {**_message(completion.message), "finish_reason": completion.finish_reason}
+    # Written once, as `agentloop.token_ids.completion`.
     output.pop("token_ids", None)
     return {
         "gen_ai.operation.name": "chat",

@@ -32,20 +32,20 @@ class StoredTrace:
 
     @cached_property
     def trace(self) -> Trace:
-        """See `Stored`. Its id is the store's id, whatever its spans say."""
+        """See `ExportedTrace`. Its id is the store's id, whatever its spans contain."""
         if self._imported is not None:
             return self._imported.trace
         return trace_of(list(self.spans())).model_copy(update={"id": self.row.id})
 
     @property
     def raw(self) -> Mapping[str, Any]:
-        """See `Stored`."""
+        """See `ExportedTrace`."""
         if self._imported is None:
             return {}
         return self._imported.raw
 
     def spans(self) -> Iterator[Span]:
-        """See `Stored`."""
+        """See `ExportedTrace`."""
         cursor: str | None = None
         while self.row.n_spans:
             page = self._store.spans(self.row.project, self.row.id, after=cursor, limit=PAGE)

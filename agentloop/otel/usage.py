@@ -26,6 +26,7 @@ def usage_of(spans: Sequence[Span], attributes: dict[str, Any], finish: str | No
 
     spans: those of the call; the first span that has a number counts. attributes: those of the first span.
     """
+    # Our own export must be read back with its reason unchanged.
     is_ours = "agentloop.step" in attributes
     return {
         "finish_reason": finish if is_ours or finish is None else FINISHES.get(finish, finish),

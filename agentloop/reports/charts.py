@@ -47,7 +47,7 @@ class Chart:
 
 
 def evidence(suite: SuiteResult, settings: Settings) -> Chart | None:
-    """Both e-processes over candidate trials, on a logarithmic axis, with the bounds at which they decide."""
+    """Both e-processes over candidate attempts, on a logarithmic axis, with the bounds at which they decide."""
     looks = thinned(suite.looks)
     if not looks:
         return None
@@ -55,6 +55,7 @@ def evidence(suite: SuiteResult, settings: Settings) -> Chart | None:
     passing = passing_bound(suite, settings)
     values = [value for look in looks for value in (look.e_fail, look.e_pass)]
     low = max(LOWEST, math.floor(min(values, default=0.0)))
+    # At most two powers of ten above the bounds; a higher axis would flatten the part where the gate decides.
     high = max(fail, passing, min(max(values), max(fail, passing) + 2)) + 0.2
 
     def y(value: float) -> float:
@@ -87,7 +88,9 @@ def difference(suite: SuiteResult, settings: Settings) -> Chart | None:
     def y(value: float) -> float:
         return TOP + (reach - min(reach, max(-reach, value))) / (2 * reach) * HEIGHT
 
+    # At most four lines of the grid on each side of 0.
     step = next((step for step in STEPS if reach / step <= 4), 0.5)
+    # In floats, 0.3 / 0.1 is just below 3.
     n_steps = math.floor(reach / step + 1e-9)
     grid = [Mark(y(n * step), f"{n * step * 100:+g}" if n else "0") for n in range(-n_steps, n_steps + 1)]
     band = [(look.n, y(look.high)) for look in looks] + [(look.n, y(look.low)) for look in reversed(looks)]

@@ -56,6 +56,7 @@ def write_summary(result: GateResult, environ: Environ, report: str | None = Non
     if not path:
         return False
     with Path(path).open("a", encoding="utf-8", newline="\n") as file:
+        # The limit is for the whole file, to which other commands of the same CI step write, too.
         file.write(markdown(result, max(0, SUMMARY_LIMIT - file.tell()), report=report, url=_run_url(environ)))
     return True
 
@@ -80,6 +81,7 @@ def marker(result: GateResult) -> str:
 async def _comment(mark: str, text: str, forge: Forge) -> None:
     body = {"body": f"{mark}\n{text}"}
     limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    # `trust_env`: CI runners may reach the forge only through a proxy.
     async with aiohttp.ClientSession(headers=forge.headers, timeout=limit, trust_env=True) as session:
         ours = await _ours(session, forge, mark)
         if not ours or not await _request(session, forge, forge.update, f"{forge.one}/{ours[0]}", body):
@@ -95,6 +97,7 @@ async def _ours(session: aiohttp.ClientSession, forge: Forge, mark: str) -> list
         async with session.get(forge.all, params={"per_page": "100", "page": str(page)}) as response:
             await _check(response, forge)
             rows = await response.json()
+            # GitHub pages by the header Link, GitLab by X-Next-Page.
             more = "next" in response.links or response.headers.get("x-next-page")
         ids += [int(row["id"]) for row in rows if (row.get("body") or "").startswith(mark) and _may_be_ours(row)]
         if not more:
@@ -104,6 +107,7 @@ async def _ours(session: aiohttp.ClientSession, forge: Forge, mark: str) -> list
 
 def _may_be_ours(row: Mapping[str, Any]) -> bool:
     user = row.get("user")
+    # GitLab names an `author` in place of `user`, and no association.
     return user is None or user.get("type") == "Bot" or row.get("author_association") in TRUSTED
 
 
@@ -123,13 +127,11 @@ async def _check(response: aiohttp.ClientResponse, forge: Forge) -> None:
         return
     text = clean((await response.text())[:200])
     hint = "run the gate again; its outcomes are kept"
+    # GitHub answers 404 for what a token may not see.
     if response.status in (401, 403, 404):
         hint = forge.remedy
     where = f"{response.method} {response.url.path}"
     raise _NoComment(f"{where} answered {response.status} {' '.join(text.split())}; {hint}")
-
-
-# ------------------------------------------------------------------------------------ where we are
 
 
 def _forge(environ: Environ) -> Forge:
@@ -185,6 +187,7 @@ def _pull_request(environ: Environ) -> int:
             pass  # the ref may have the number
     candidates = [event.get("pull_request"), *((event.get("workflow_run") or {}).get("pull_requests") or [])]
     issue = event.get("issue") or {}
+    # GitHub sends comments on pull requests as events of an issue.
     if "pull_request" in issue:
         candidates.append(issue)
     numbers = [one["number"] for one in candidates if one and isinstance(one.get("number"), int)]

@@ -86,6 +86,7 @@ def render(result: GateResult, evidence: ReportEvidence | None = None) -> str:
     template = templates.get_template("gate.html.j2")
     all_pairs = list(pairs(result, evidence.attempts))
     html = ""
+    # The size of a trace in HTML is only known after rendering, so smaller reports are tried in turn.
     for n_pairs, n_rows in SIZES:
         listed_pairs = all_pairs[:n_pairs]
         html = template.render(

@@ -21,6 +21,7 @@ from agentloop.reports.loop import clip
 VERDICT = "verdict"
 """Name of the gate's own test case."""
 MAX_MESSAGE = 2_000
+# The only characters that XML 1.0 forbids and `clean` leaves in place.
 _NOT_XML = re.compile("[\ufffe\uffff]")
 
 

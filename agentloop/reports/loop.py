@@ -163,6 +163,7 @@ def environment(own_types: Mapping[str, str]) -> Environment:
     templates = Environment(
         loader=PackageLoader("agentloop.reports", "."),
         autoescape=True,
+        # A misspelt name in a template raises, rather than leaving a hole in a report.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

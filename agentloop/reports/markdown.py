@@ -74,6 +74,7 @@ def code(text: str) -> str:
     """
     line = clip(" ".join(clean(text).split()), MAX_CELL).replace("\n", " ").replace("|", "¦") or "(nothing)"
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
+    # A code span ends at the first run of backticks as long as its fence.
     fence = "`" * (longest + 1)
     pad = ""
     # Markdown drops one space at each end; without it, the backtick would join the fence.

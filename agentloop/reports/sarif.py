@@ -72,6 +72,7 @@ def _result(task: TaskLine, place: Place, rules: list[str]) -> dict[str, Any]:
         "level": "error",
         "message": {"text": clip(clean(text))},
         "locations": [{"physicalLocation": where}],
+        # Identifies the case across runs, although its line moves.
         "partialFingerprints": {"caseHash/v1": content_hash([task.suite, task.task_id])},
         "properties": {"traces": list(task.trace_ids)},
     }

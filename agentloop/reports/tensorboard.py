@@ -65,6 +65,7 @@ class EventFiles:
         if version not in self._writers:
             folder = self.folder / f"v{version}"
             for old in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
+                # TensorBoard merges all event files of a folder, so an older export would be drawn, too.
                 old.unlink()
             self._writers[version] = self._make(str(folder), filename_suffix=SUFFIX)
         return self._writers[version]

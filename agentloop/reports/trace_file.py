@@ -49,8 +49,10 @@ def page_of(traces: list[ExportedTrace]) -> str:
     """The document of one trace, or of two side by side. Raises ConfigError if not even one item fits into it."""
     templates = environment({})
     style = "".join((files("agentloop.reports") / name).read_text() for name in STYLES)
+    # A hash, because a nonce that never changes would allow any style that repeats it.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     template = templates.get_template("trace_file.html.j2")
+    # The size in HTML is only known after rendering, so smaller excerpts are tried in turn.
     for n_items, limit in SIZES:
         values: dict[str, object] = {"excerpt": None, "comparison": None}
         if len(traces) == 1:

@@ -105,7 +105,7 @@ def _compile(pattern: str) -> None:
         raise ValueError(f"json: the schema's pattern {pattern!r} is not in RE2's syntax") from None
 
 
-# The keywords below replace those of jsonschema, whose patterns may backtrack exponentially and whose arithmetic rounds.
+# These keywords replace those of jsonschema, whose patterns may backtrack exponentially and whose arithmetic rounds.
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
