@@ -81,6 +81,7 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        # First, because a call that is cut off still records its spans through `commits`.
         if calls is not None:
             await calls.close()
         commits.close()
@@ -99,6 +100,7 @@ def make_app(
     app.include_router(health(readiness, metrics))
     _explain_errors(app)
     describe(app)
+    # The guard is outside of the body limit and the gateway, so a refused request costs no reading of its body.
     inner: ASGIApp = BodyLimit(app)
     token = LocalToken(token_file(store.path)) if store.path else None
     if calls:

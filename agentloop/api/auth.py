@@ -62,6 +62,7 @@ SCOPES = {
 }
 READING = ("GET", "HEAD")
 """Methods that change nothing."""
+# Names, not addresses: a page whose host name resolves to 127.0.0.1 (DNS rebinding) still sends that name.
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN = {"/healthz", "/readyz", "/openapi.json", *OPEN_PAGES}
 """Paths that need no key: health checks, signing in, and the documentation of the API. They show no data."""
@@ -125,6 +126,7 @@ class AccessGuard:
         self._sessions = sessions
         self._cache: dict[str, tuple[float, Key | None]] = {}
         self._is_closed = False
+        # `time.monotonic` may be near 0 after a boot, and the first request must look.
         self._checked_at = -FRESH_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -249,6 +251,7 @@ class AccessGuard:
         page = read_token(await to_thread(self._keys.link_secret), token)
         if page is None or not page.shows(scope) or page.has_ended:
             return False
+        # The form token is random and never sent, so no form of a shared page is accepted.
         self._admit(scope, BrowserSession(page.project, "a read-only link", (), form_token=secrets.token_hex()))
         return True
 
@@ -287,6 +290,7 @@ class AccessGuard:
     def _check_user(self, scope: Scope, is_local: bool) -> Response | None:
         if not is_local:
             return refusal(scope, 403, FOREIGN_HOST)
+        # `Connection` has looked the user up once for all requests; other servers leave it to each request.
         state = scope.get("state", {})
         uid = state[PEER_UID] if PEER_UID in state else self._uid_of(scope)
         if uid == os.geteuid():
@@ -300,6 +304,7 @@ class AccessGuard:
         """Whether a key opens the service. Only a printed token opens one whose sessions are the only way."""
         if self._sessions is not None and self._sessions.is_only_way:
             return False
+        # Once a key has existed the service stays closed, so the answer is only looked up until then.
         if not self._is_closed and self._clock() - self._checked_at >= FRESH_S:
             self._is_closed = await to_thread(self._keys.needs_key)
             self._checked_at = self._clock()
@@ -308,6 +313,7 @@ class AccessGuard:
     async def _find(self, words: str) -> Key | None:
         match = KEY.fullmatch(words)
         key = match and await self._key_of(match[1])
+        # In constant time, so that answers do not reveal how much of a hash is right.
         if key and hmac.compare_digest(key.sha256, _digest(words)):
             return key
         return None
@@ -317,6 +323,7 @@ class AccessGuard:
         looked_up, key = self._cache.get(key_id, (-FRESH_S, None))
         if self._clock() - looked_up < FRESH_S:
             return key
+        # Before the look-up: budgets then count a call that ends during it twice, not never (`gateway/budgets.py`).
         read_at = time.monotonic()
         key = await to_thread(self._keys.key, key_id)  # in a thread, so a slow store delays only this request
         if len(self._cache) > 10_000:  # invented ids must not fill the memory

@@ -43,8 +43,10 @@ class BodyLimit:
 
         async def bounded() -> Message:
             nonlocal n, ends_at, more
+            # After the body only a disconnect can come, for which a streamed answer may wait for hours.
             if not more:
                 return await receive()
+            # Cut to 20 digits, because `int` refuses more than 4,300.
             if declared.isdecimal() and int(declared[:20]) > cap:
                 raise HTTPException(413, f"a body of {declared[:20]} bytes; send at most {cap:,}")
             ends_at = ends_at or asyncio.get_running_loop().time() + BODY_S

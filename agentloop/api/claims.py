@@ -39,6 +39,7 @@ def without_claims(batch: OtlpBatch) -> OtlpBatch:
 
 
 def _claimed(span: Span) -> Span:
+    # The mark may also occur inside a text, which stays as it is: only keys are renamed.
     head: dict[str, Any] = orjson.loads(span.head)
     for place in (head, head["resource"], head["scope"]):
         attributes = place["attributes"]

@@ -36,6 +36,7 @@ class Connection(HttpToolsProtocol):
         uid = uid_of(self.client, (self.server[0], self.server[1])) if is_tcp else None  # type: ignore[arg-type, index]
         self.app_state = {**self.app_state, PEER_UID: uid}
         self._due_since = self.loop.time()
+        # One timer for the whole connection: `_check` arms it again only when it is due.
         self._timer = self.loop.call_later(HEADERS_S, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -65,6 +66,7 @@ class Connection(HttpToolsProtocol):
         if left > 0:
             self._timer = self.loop.call_later(left, self._check)
             return
+        # A client that has sent nothing expects no answer.
         if self._has_begun:
             self.transport.write(LATE)
         self.transport.close()

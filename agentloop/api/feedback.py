@@ -105,6 +105,7 @@ def person(detector: str) -> str | None:
     """The person who gave the label; None for a program's label. Raises ConfigError for an invalid name of a person."""
     if not detector.casefold().startswith(PERSON):
         return None
+    # `Human:` would pass for a program, and its label would escape the check of the name.
     if not detector.startswith(PERSON):
         raise ConfigError(f"detector {detector!r}: write human:NAME for a person's label, with `human` in lower case")
     by = detector.removeprefix(PERSON)

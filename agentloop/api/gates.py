@@ -67,6 +67,7 @@ class RunStores:
         """(name of the folder, its store), the newest run first; without those that cannot be opened."""
         for path in self._paths():
             try:
+                # Routes run in several threads, and two would open the same store twice.
                 with self._guard:
                     if path not in self._stores:
                         self._stores[path] = Store(path, project=self._project, create=False, upgrade=False)
@@ -88,6 +89,7 @@ def gate_routes(store: Store, folder: Path | None) -> APIRouter:
     runs = RunStores(folder, store.project)
 
     def runs_of(project: str) -> RunStores:
+        # The folder belongs to one project; another tenant must not see its runs.
         return runs if project == store.project else RunStores(None)
 
     @routes.get("/gates")

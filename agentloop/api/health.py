@@ -49,6 +49,7 @@ class Readiness:
         if self._check_task is None or (self._check_task.done() and now - self._checked_at > BELIEVED_S):
             self._check_task = asyncio.create_task(asyncio.to_thread(self._try))
             self._checked_at = now
+        # `wait` does not cancel the check, whose thread could not be stopped; later requests share its result.
         done, _ = await asyncio.wait({self._check_task}, timeout=READY_S)
         if done:
             return self._check_task.result()

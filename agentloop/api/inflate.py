@@ -51,6 +51,7 @@ def inflate(sent: bytes, encoding: str) -> bytes:
             try:
                 return _members(sent, -zlib.MAX_WBITS)
             except zlib.error:
+                # The first error is reported, since it is about the form that HTTP defines.
                 pass
         raise Broken(f"the body is not {name}: {error}") from None
 
@@ -63,6 +64,7 @@ def _members(sent: bytes, wbits: int) -> bytes:
         stream = zlib.decompressobj(wbits)
         while not stream.eof:
             window = sent[at : at + WINDOW]
+            # Bounded, because one window may inflate a thousandfold.
             piece = stream.decompress(window, PIECE)
             body += piece
             at += len(window) - len(stream.unconsumed_tail) - len(stream.unused_data)
@@ -73,5 +75,6 @@ def _members(sent: bytes, wbits: int) -> bytes:
                 raise TooLarge(f"the body inflates to more than {MAX_RATIO} times its size; send it uncompressed")
             if not piece and not window:
                 raise zlib.error("it is cut short")
+        # Zeros may pad the end of a member, as `gzip -d` accepts, too.
         at = _ZEROS.match(sent, at).end()  # type: ignore[union-attr]  # it matches nothing, too
     return bytes(body)

@@ -1,8 +1,8 @@
 """`POST /v1/traces` and `/v1/logs`: OTLP over HTTP, answered once it is on disk.
 
-The routes are plain ASGI handlers of Starlette, because they are called thousands of times a
-second and their bodies are not JSON models. Status codes follow the OTLP specification: clients must
-not retry 400, 413 and 415, and retry 429 and 503 after `Retry-After`.
+The routes are plain ASGI handlers of Starlette, because they are called thousands of times a second and their bodies
+are not JSON models. Status codes follow the OTLP specification: clients must not retry 400, 413 and 415, and retry 429
+and 503 after `Retry-After`.
 """
 
 from __future__ import annotations
@@ -100,18 +100,21 @@ class Ingest:
         try:
             async for piece in request.stream():
                 n_sent += len(piece)
+                # Counted as bytes arrive: a declared length may be missing, and many slow bodies add up.
                 self._n_reading += len(piece)
                 if self._n_reading > MAX_READING:
                     raise Busy(f"{self._n_reading >> 20} MiB of bodies are being read; retry later")
                 pieces.append(piece)
             encoding = request.headers.get("content-encoding", "")
             sent = b"".join(pieces)
+            # Frees the pieces before the body is decoded, which takes the most memory.
             pieces.clear()
 
             def decoded() -> tuple[otlp.OtlpBatch, int]:
                 body = inflate(sent, encoding)
                 return decode(body, kind), len(body)
 
+            # 4 KiB compressed may inflate to LARGE and beyond.
             if len(sent) > LARGE or (encoding and len(sent) > LARGE // 16):
                 async with self._large:
                     batch, n_bytes = await asyncio.to_thread(decoded)
@@ -122,6 +125,7 @@ class Ingest:
         if not request.state.may_judge:
             batch = without_claims(batch)
         try:
+            # Only the wait ends: the commit goes on, and the exporter's retry of the same spans changes nothing.
             async with asyncio.timeout(ANSWER_S):
                 key = getattr(request.state, "key", None)
                 sender = key and key.id
@@ -150,6 +154,7 @@ def _answer(signal: str, batch: otlp.OtlpBatch, kind: str) -> bytes:
         name = "rejectedSpans" if signal == "traces" else "rejectedLogRecords"
         if not batch.problem:
             return b"{}"
+        # As text, because protobuf's JSON writes 64-bit integers so.
         return json.dumps({"partialSuccess": {name: str(batch.n_rejected), "errorMessage": batch.problem}}).encode()
     if signal == "traces":
         traces = ExportTraceServiceResponse()

@@ -59,6 +59,7 @@ class SharedPage(NamedTuple):
         """Whether a request is for this page, or for a part of it."""
         wanted = dict(parse_qsl(urlsplit(self.target).query))
         sent = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        # Exactly once each: of a repeated parameter the route would read the last value, which nobody has signed.
         is_query = all([value for name, value in sent if name == key] == [only] for key, only in wanted.items())
         path: str = scope["path"]
         return is_query and (path == self.path or path.startswith(f"{self.path}/"))
@@ -74,6 +75,7 @@ def sign(secret: bytes, page: SharedPage) -> str:
 
 def read_token(secret: bytes, token: str) -> SharedPage | None:
     """The page of a token, which may have expired; None for a token with a wrong signature."""
+    # Nothing of a token is parsed before its signature is verified.
     body, _, signature = token.partition(".")
     if len(token) > _MAX_TOKEN or not hmac.compare_digest(signature.encode(), _signature(secret, body).encode()):
         return None
@@ -87,6 +89,7 @@ def link_cookie_name(scope: Scope) -> str:
     """The name of the cookie that holds a link's token."""
     if scope["scheme"] == "https":
         return "__Secure-agentloop-link"
+    # Browsers send a cookie to every port of a host, so the name has the port.
     server = scope.get("server")
     return f"agentloop-link-{server[1] if server else 0}"
 
@@ -97,6 +100,7 @@ def link_cookie(scope: Scope) -> str | None:
 
 
 def _signature(secret: bytes, body: str) -> str:
+    # The prefix keeps a signature for any other use of this secret from being a link.
     return _encode(hmac.digest(secret, b"link:" + body.encode(), hashlib.sha256))
 
 

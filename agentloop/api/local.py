@@ -23,7 +23,9 @@ def token_file(store: Path) -> Path:
 def rotate(path: Path) -> None:
     """Create or replace the token. Raises OSError."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
+    # A killed process with the same id may have left one.
     draft.unlink(missing_ok=True)
+    # Created with this mode: after a later chmod, others could have opened the file in between.
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(f"al_local_{secrets.token_urlsafe(32)}\n")
     draft.replace(path)

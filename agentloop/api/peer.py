@@ -57,6 +57,7 @@ class _Ends:
     """Both ends of a connection; an IPv4 address in IPv6 form counts as IPv4."""
 
     def __init__(self, client: Address, server: Address) -> None:
+        # A link-local IPv6 address has its interface behind a percent sign.
         addresses = [ip_address(host.partition("%")[0]) for host, _ in (client, server)]
         plain = [(a.ipv4_mapped or a) if isinstance(a, IPv6Address) else a for a in addresses]
         self.is_loopback = all(address.is_loopback for address in plain)
@@ -71,6 +72,7 @@ def _by_netlink(ends: _Ends) -> int | None:
     ports = (port.to_bytes(2, "big") for port in ends.ports)
     addresses = (address.ljust(16, b"\0") for address in (ends.client, ends.server))
     header = (_QUESTION.size, BY_FAMILY, REQUEST, 1, 0)
+    # The bit mask takes sockets in all states; a cookie of ones matches any (INET_DIAG_NOCOOKIE).
     body = (family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF, *ports, *addresses, 0, 0xFFFFFFFF, 0xFFFFFFFF)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG) as netlink:
         netlink.sendto(_QUESTION.pack(*header, *body), (0, 0))
@@ -88,6 +90,7 @@ def _by_netlink(ends: _Ends) -> int | None:
 
 def _by_table(ends: _Ends) -> int | None:
     """The user from the files that show the table."""
+    # A server that listens on IPv6 for both kinds sees an IPv4 client as ::ffff:127.0.0.1.
     wanted = {_row(ends, mapped=False), _row(ends, mapped=True)}
     for path in TABLES:
         try:

@@ -41,6 +41,7 @@ def refusal(scope: Scope, code: int, why: str, *, retry_s: int | None = None) ->
         headers["WWW-Authenticate"] = "Bearer"
     if code == 408:
         headers["Connection"] = "close"  # otherwise the server would read the rest of a slow body for ever
+    # The reason may quote half a surrogate pair from the request, which no encoding can send.
     why = why.encode(errors="replace").decode()
     if (dialect := dialect_of(scope)) is not None:
         return JSONResponse(dialect.error(code, why), code, headers)

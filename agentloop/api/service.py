@@ -78,6 +78,7 @@ def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[s
         sessions=sessions,
     )
     server = UvicornServer(app, options.host, options.port, say)
+    # Bound before the address is printed, because with port 0 the system chooses the port.
     with listening(options.host, options.port) as sock:
         at = f"http://{options.shown_host}:{sock.getsockname()[1]}"
         models = f"models: {at}/v1 and {at}/e/EPISODE/v1  " if routes else ""
@@ -89,7 +90,9 @@ def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[s
         check = partial(check_version, project=project)
         with pruning(store, options.limits, say), watching(store, canary, say, check=check):
             if routes:
+                # In a thread, because an upstream that does not answer would delay the start.
                 Thread(target=_warn, args=(routes, say), daemon=True).start()
+            # Last before serving, when all that lives as long as the process is loaded.
             _exempt_from_collection()
             server.run(sockets=[sock])
 

@@ -100,6 +100,7 @@ class BrowserSessions:
 
     def enter(self, token: str) -> str | None:
         """The cookie of a new session for a one-time token; None for any other text."""
+        # Hashes are compared, so the time it takes reveals nothing about a token.
         if _digest(token) not in self._tokens:
             return None
         self._tokens.discard(_digest(token))
@@ -126,6 +127,7 @@ class BrowserSessions:
         no key, any other only while its key is.
         """
         digest = _digest(cookie)
+        # Not the stored hash of the cookie: whoever reads the store must not be able to send forms.
         form_token = _digest(f"form:{cookie}")
         if find_key is None:
             used_at = self._memory.get(digest)
@@ -186,6 +188,7 @@ def has_foreign_origin(scope: Scope) -> bool:
 
 def is_same_site(scope: Scope) -> bool:
     """Whether a page of this service sent the request, as far as the browser reports it."""
+    # Older browsers lack this header; the origin and the form token protect them.
     site = Headers(scope=scope).get("sec-fetch-site", "same-origin")
     return not has_foreign_origin(scope) and site in ("same-origin", "none")
 

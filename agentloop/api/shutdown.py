@@ -72,6 +72,7 @@ class UvicornServer(uvicorn.Server):
                 await self._again.wait()
         if tasks:
             self._say(f"shutting down: cancelled {counted(len(tasks), 'request')}")
+        # A copy, because tasks that end leave the set.
         for task in list(tasks):
             task.cancel()
 

@@ -40,6 +40,7 @@ def feedback_routes(store: Store, trust: Collection[str]) -> APIRouter:
     def put_score(project: Project, request: Request, trace_id: TraceId, verifier: Name, body: GivenScore) -> Verdict:
         """Attach a verifier's number. The same one again changes nothing; another one replaces what its source said."""
         refuse_own_word(store, trust, project, trace_id, key_id_of(request))
+        # Scores from these sources count as agentloop's own, so a client could pass for a verifier.
         if body.source in (JUDGE, IMPORT):
             raise ConfigError(f"source {body.source!r} is what agentloop itself says; name who gives this score")
         if (body.value is None) == (body.error is None):

@@ -97,6 +97,7 @@ class ViewedFiles:
             self._problem = error
         finally:
             gc.enable()
+            # After an error, too: `wait` must return to report it.
             self._is_imported.set()
 
     def _put(self, items: Sequence[Imported]) -> int:
@@ -119,11 +120,13 @@ def viewed_files(paths: Sequence[Path], project: Path) -> Iterator[tuple[Store, 
         store = Store(Path(folder) / "store.db", secrets=known_secrets(project))
         files = ViewedFiles(paths, store)
         files.start()
+        # The default action would end the process at once and leave the temporary store.
         before = signal.signal(signal.SIGTERM, _end)
         try:
             yield store, files
         finally:
             signal.signal(signal.SIGTERM, before)
+            # Before the store closes, to which the thread writes.
             files.stop()
             store.close()
 
@@ -143,5 +146,6 @@ def first_page(store: Store, files: ViewedFiles, trace: str, say: Callable[[str]
         return f"/traces/{store.named(trace).id}"
     if not is_imported:
         say(files.notice())
+    # Two are enough to know whether one is the only one.
     traces = store.find(limit=2).traces
     return f"/traces/{traces[0].id}" if len(traces) == 1 and is_imported else "/traces"

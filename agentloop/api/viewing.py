@@ -48,6 +48,7 @@ def view(
     with listening(HOST, 0) as sock:
         at = f"http://{HOST}:{sock.getsockname()[1]}"
         address = f"{at}{entry(sessions, target)}"
+        # The socket listens already, so the browser's first request waits until the server runs.
         if not opens or not webbrowser.open(address):
             say(f"open {address}")
         say("the address works once; Ctrl-C ends the pages")

@@ -24,6 +24,7 @@ def record_visit(request: Request, store: Store, *trace_ids: str) -> None:
     Every route that sends the content of a trace calls this. A reader does not wait for a busy store, and can read one
     that cannot be written: then the visit is a line of the log.
     """
+    # `ReadOnly` sets it: `agentloop view` must leave the store as it is.
     if getattr(request.state, "is_read_only", False):
         return
     by = person_of(request) or local_user()  # without keys, only this user is answered

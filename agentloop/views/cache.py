@@ -26,6 +26,7 @@ class SizedCache(Generic[Value]):
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key]
+        # Without the lock: a read may take seconds, and other threads would wait for values that are here.
         value = read()
         with self._lock:
             self._values[key] = value

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from agentloop.types import Frozen
 
 MAX_WORDS = 2000
-"""Words of a line beyond which it is shown as changed as a whole."""
+"""Maximum words of the old and the new line together; in longer ones no words are marked."""
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
 
@@ -69,6 +69,7 @@ def _compared(old: str | None, new: str | None) -> tuple[tuple[WordSpan, ...], t
         return _whole(old), _whole(new)
     first: list[WordSpan] = []
     second: list[WordSpan] = []
+    # `autojunk` would ignore words that make up more than 1% of a line of 200 words.
     for tag, a, b, c, d in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if b > a:
             first.append(WordSpan(text="".join(before[a:b]), is_changed=tag != "equal"))

@@ -54,9 +54,11 @@ def asset_routes(assets: dict[str, Asset]) -> APIRouter:
 
 
 def _sender(asset: Asset) -> Callable[[Request], Awaitable[Response]]:
+    # `mtime=0` leaves out the time, so equal content gives equal bytes.
     compressed = gzip.compress(asset.content, mtime=0)
 
     async def send(request: Request) -> Response:
+        # A cache must not give the compressed form to a client that cannot read it.
         headers = {"Vary": "Accept-Encoding"}
         if "gzip" not in request.headers.get("accept-encoding", ""):
             return Response(asset.content, media_type=asset.media_type, headers=headers)

@@ -54,5 +54,6 @@ def _others(store: Store, project: str, one: TraceSummary) -> list[TraceSummary]
     """The newest other attempts at the same task."""
     if not one.task_id:
         return []
+    # One more, because the trace itself may be among them.
     page = store.find(task_filter(one.task_id), project=project, limit=MAX_OTHERS + 1)
     return [each for each in page.traces if each.id != one.id][:MAX_OTHERS]

@@ -209,6 +209,7 @@ def _example(
     if method != "get":
         lines[0] = lines[0].replace("curl", f"curl -X {method.upper()}", 1)
     if schema:
+        # A single quote ends the quotes of the shell, is written escaped, and begins them again.
         body = json.dumps(_sample(document, schema, 0)).replace("'", "'\\''")
         lines += ["  -H 'Content-Type: application/json'", f"  -d '{body}'"]
     return " \\\n".join(lines)

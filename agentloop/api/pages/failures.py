@@ -36,6 +36,7 @@ def failure_pages(site: PageSite) -> APIRouter:
         request: Request, project: Project, filter: Filter = "", by: By = "type", since: SinceField = None
     ) -> Response:
         state = {"filter": filter, "by": by, "since": "" if since is None else since}
+        # The cases of the folder belong to one project, and another tenant must not see them.
         folder = site.folder if project == site.store.project else None
         stamp = (site.store.newest_key(project), site.store.newest_verdict(), tuple(case_folders(folder)))
 

@@ -37,6 +37,7 @@ def seconds(duration_s: float | None) -> str:
     """A duration: 85 ms, 3.2 s, 4 min 10 s, 2 h 5 min."""
     if duration_s is None:
         return UNKNOWN
+    # From 0.9995 s on, milliseconds would round to 1000.
     if duration_s < 0.9995:
         return f"{duration_s * 1000:.0f} ms"
     if duration_s < 60:

@@ -18,6 +18,7 @@ from agentloop.store.store import Store
 from agentloop.views.gates import GateDocument
 from agentloop.views.runs import TraceVerdict
 
+# htmx leaves the page as it is at this status.
 NOTHING_NEW = 204
 N_ROWS = 200
 """Most rows of one table."""
@@ -97,6 +98,7 @@ def _pair(store: Store, result: GateResult, task_id: str) -> tuple[Pair | None, 
     task = next((line for line in result.tasks if line.task_id == task_id), None)
     if task is None:
         return None, []
+    # The means are compared by cross-multiplication, because a side may have no outcome yet.
     worse = sum(task.candidate) * len(task.baseline) <= sum(task.baseline) * len(task.candidate)
     attempts: dict[str, TraceVerdict] = {}
     for ids, passes in ((task.trace_ids, not worse), (task.baseline_trace_ids, worse)):

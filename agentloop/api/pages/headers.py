@@ -47,6 +47,7 @@ class PageHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                # The page to sign in sets its own (`signing_in.py`).
                 policy = headers.get("Referrer-Policy", "no-referrer")
                 headers.update(_HEADERS)
                 headers["Content-Security-Policy"] = API_POLICY if is_api else CONTENT_POLICY

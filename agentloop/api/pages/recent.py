@@ -7,8 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 FRESH_S = 10.0
-"""Seconds for which a view is shown again although something may have changed that its stamp does
-not tell."""
+"""Seconds for which a view is shown again, although something that its stamp does not cover may have changed."""
 MAX_VIEWS = 100
 
 View = TypeVar("View")
@@ -29,6 +28,7 @@ class RecentViews(Generic[View]):
         """
         view = self.peek(parameters, stamp)
         if view is None:
+            # Before the view is built, because it shows what was stored then.
             now = self._clock()
             view = build()
             if len(self._views) >= MAX_VIEWS:  # filters that somebody invents must not fill the memory

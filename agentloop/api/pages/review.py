@@ -62,8 +62,10 @@ def review_pages(site: PageSite) -> APIRouter:
     def answer(request: Request, viewer: Viewer, trace_id: TraceId, form: Form, sample: Sample = SAMPLE) -> Response:
         refuse_own_word(store, site.trust, viewer.project, trace_id, viewer.key_id)
         item = review_item(store, viewer.project, trace_id, viewer.by, site.taxonomy)
+        # Read before the answer takes the trace out of it, so that the next one is the one behind.
         queue = store.review_queue(viewer.project, viewer.by, sample=sample)
         try:
+            # The reservation of the page may have expired meanwhile, and another person may have the trace.
             held = store.reserve(viewer.project, trace_id, viewer.by)
             if held.by != viewer.by:
                 raise StateError(f"your ten minutes were over and {held.by} reviews this trace now; nothing was stored")
@@ -163,6 +165,7 @@ def _confirmed(item: ReviewItem, form: dict[str, str]) -> LabelPlace | None:
 
 def _reward(item: ReviewItem, form: dict[str, str]) -> float:
     """What the trace is worth: a number, or yes or no to the question, or to the reward that it has."""
+    # Many people write decimals with a comma.
     words = form.get("worth", "").strip().replace(",", ".")
     if words:
         try:

@@ -18,6 +18,7 @@ from agentloop.views.loop_progress import loop_cost, loop_document
 from agentloop.views.queue import RunLine, run_line, run_list
 from agentloop.views.units import unit_list
 
+# After a 303, reloading the page repeats no move. htmx leaves the page as it is at 204.
 SEE_OTHER, NOTHING_NEW = 303, 204
 MAX_RUNS, MAX_DEAD = 50, 20
 Seen = Annotated[str, Query(max_length=100)]
@@ -92,4 +93,5 @@ def run_mark(run: RunLine) -> str:
     """What changes whenever a page of the run shows something else."""
     counts = [(line.ready, line.leased, line.done, line.dead, line.cancelled, len(line.waits)) for line in run.kinds]
     now = run.progress.get("now") or []
+    # The page sends it back as `seen`, which has at most 100 characters.
     return f"{run.state}.{int(run.is_asked)}.{counts}.{run.progress.get('n', 0)}.{now[2] if len(now) > 2 else ''}"[:100]

@@ -27,6 +27,7 @@ def sharing_pages(site: PageSite) -> APIRouter:
         if hours not in map(str, HOURS):
             raise ConfigError(f"hours {hours[:20]!r}: choose one of {', '.join(map(str, HOURS))}")
         page = SharedPage(viewer.project, target, int(time.time()) + int(hours) * 3600)
+        # Nobody may sign a link to a trace of another project.
         for trace_id in _traces(target):
             store.row(viewer.project, trace_id)  # raises NoSuchTrace
         token = sign(store.link_secret(), page)
@@ -47,6 +48,7 @@ def sharing_pages(site: PageSite) -> APIRouter:
             link_cookie_name(request.scope),
             token,
             max_age=max(0, page.ends_at - int(time.time())),
+            # The browser sends the token to this page only.
             path=page.path,
             httponly=True,
             samesite="lax",  # a link is opened from other sites, and shows one page to whoever has it

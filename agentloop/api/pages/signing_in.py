@@ -70,6 +70,7 @@ def sign_in_routes(site: PageSite, sessions: BrowserSessions) -> APIRouter:
         fields = await read_form(request)
         target = _local(fields.get("next", "/"))
         address = request.client.host if request.client else ""
+        # Before the look-up, so that a wrong key cannot be told from a right one once the tries are used up.
         if not sessions.may_try(address):
             page = await form(request, target, 429, "Too many tries. Wait a minute and try again.")
             page.headers["Retry-After"] = str(int(SIGN_IN_S))
@@ -108,5 +109,6 @@ def _enter(request: Request, cookie: str, target: str) -> Response:
 
 def _local(target: str) -> str:
     """`target` if it is a path of this service, else its first page: no link may lead elsewhere after a sign-in."""
+    # Browsers read `//host` and `/\host` as the address of another site.
     is_path = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
     return target if is_path else "/"

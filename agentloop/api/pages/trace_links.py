@@ -70,6 +70,7 @@ def trace_link_routes(site: PageSite) -> APIRouter:
         if text is None:
             raise NoSuchTrace(f"part {at!r} of trace {trace_id!r} has no text {part!r}; its page lists what it has")
         record_visit(request, site.store, trace_id)
+        # Stored JSON may hold half a surrogate pair, which UTF-8 cannot encode.
         return _attachment(text.encode(errors="replace"), f"trace-{position}-{part}.txt")
 
     @routes.get("/traces/{trace_id}/raw")

@@ -85,6 +85,7 @@ def trace_list_pages(site: PageSite) -> APIRouter:
     @routes.get("/list/new")
     def new(request: Request, project: Project, after: After, filter: Filter = "", seen: int = 0) -> Response:
         n = 0
+        # The newest key is one look into an index. Most polls of the page end here, without evaluating the filter.
         if site.store.newest_key(project) > key_of(after):
             n = site.store.n_newer(filter, project=project, after=after)
         if n == seen:
@@ -163,6 +164,7 @@ def _facet_links(state: Mapping[str, Any], key: str, facets: FacetList) -> Itera
         chosen = next((one for one in terms if not one.negated and one.key == key and one.value == value), None)
         words = [state["filter"], term(key, value)]
         if chosen is not None:
+            # `at` counts characters from 1. A term ends where the next one begins.
             starts = [*(one.at - 1 for one in terms), len(state["filter"])]
             at = starts.index(chosen.at - 1)
             words = [state["filter"][: starts[at]], state["filter"][starts[at + 1] :]]

@@ -41,6 +41,7 @@ def version_pages(site: PageSite) -> APIRouter:
         try:
             detail = version_detail(store, number)
         except NoSuchVersion:
+            # The loop trains a version before it registers it, and its attempts are stored meanwhile.
             if loop_state(store) is None or str(number) not in store.values_of("version", project=store.project):
                 raise
             why = IN_TRAINING.format(number=number)
