@@ -81,7 +81,7 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        # First, because a call that is cut off still records its spans through `commits`.
+        # First, because calls store their spans through `commits`.
         if calls is not None:
             await calls.close()
         commits.close()

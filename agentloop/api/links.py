@@ -32,7 +32,7 @@ _MAX_TOKEN = 1000
 
 
 class SharedPage(NamedTuple):
-    """What a link shows."""
+    """The page that a link shows."""
 
     project: str
     target: str
@@ -47,7 +47,7 @@ class SharedPage(NamedTuple):
 
     @property
     def why_ended(self) -> str:
-        """Why a link that has expired shows nothing."""
+        """The message for a link that has expired."""
         return f"this link expired at {datetime.fromtimestamp(self.ends_at, UTC):%Y-%m-%d %H:%M} UTC; ask for a new one"
 
     @property

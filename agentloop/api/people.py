@@ -1,4 +1,4 @@
-"""Under which name a request speaks as a person."""
+"""The name under which a request speaks as a person."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class BrowserSession(NamedTuple):
     """The name under which this person judges and decides."""
     scopes: tuple[str, ...]
     form_token: str
-    """What each form of this session sends, so that no other site can send one in its name."""
+    """A token that each form of this session sends, so that no other site can send a form in its name."""
     key_id: str | None = None
     """None if it began with the token that the service printed."""
 

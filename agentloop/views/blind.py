@@ -1,4 +1,4 @@
-"""What a person sees of the worth of a trace while they give a second opinion on it: nothing that others said."""
+"""Hides the opinions of others on a trace from a person who gives a second opinion on it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def persons_of(verdict: Verdict) -> set[str]:
 
 def before_persons(verdict: Verdict, history: Sequence[Past], row: TraceRow) -> Verdict:
     """The verdict without what people said and what that changed. history: without the lines of labels."""
+    # The verdict before the first person's is the last one that no person has influenced.
     first = next((n for n, past in enumerate(history) if past.by not in PROGRAMS), 0)
     before = history[first - 1].verdict if first else imported_verdict(row)
     scores = tuple(score for score in verdict.scores if score.verifier != HUMAN or score.waiting)

@@ -1,4 +1,4 @@
-"""A cache of what is slow to read, bounded by its size in all."""
+"""A cache of values that are slow to read, bounded by their total size."""
 
 from __future__ import annotations
 

@@ -134,6 +134,7 @@ class ComparedSide:
     @property
     def view(self) -> ComparedTrace:
         """Its facts."""
+        # The task is in the first item of a trace with steps, and in the first call of one of spans.
         positions = sorted({0, *self.positions[:1]} if self.outline.items else set())
         task = next(filter(None, map(first_words, self._read(positions))), "")
         return ComparedTrace(
@@ -150,6 +151,7 @@ def compare(
     """
     rows = [store.row(project, trace_id) for trace_id in (a, b)]
     first, second = (_stored_side(store, row) for row in rows)
+    # A trace that gets more spans has another `stored_at`, so its old alignment is never used again.
     state = (store.name, *((row.key, row.stored_at) for row in rows))
     alignment = ALIGNMENTS.get(state, lambda: align(first, second))
     return compare_sides(first, second, alignment, start=start, opened=opened, n_rows=MAX_ROWS)
@@ -265,6 +267,7 @@ def _aligned(a: ComparedSide, b: ComparedSide, n_equal: int) -> Iterator[_Pair]:
     for n in range(n_equal):
         yield _Pair(SAME, a.positions[n], b.positions[n])
     end = n_equal + MAX_ALIGNED
+    # `autojunk` would treat frequent actions of a long trace as noise. The matcher takes quadratic time at worst.
     matcher = SequenceMatcher(None, a.actions[n_equal:end], b.actions[n_equal:end], autojunk=False)
     for tag, from_a, to_a, from_b, to_b in matcher.get_opcodes():
         mine = range(n_equal + from_a, n_equal + to_a)

@@ -1,4 +1,4 @@
-"""What traces cost by version, task, model or day, as the page of costs shows it. Unknown is never 0."""
+"""Costs of traces by version, task, model or day, as the page of costs shows them. An unknown cost is never 0."""
 
 from __future__ import annotations
 

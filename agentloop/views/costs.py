@@ -41,6 +41,7 @@ def stored_costs(store: Store, filter: str, project: str | None, progress: Progr
 def _costs(store: Store, usage: TraceUsage, energy: Mapping[str, float]) -> Iterator[EpisodeCost]:
     """The costs of one trace; none if it was removed meanwhile."""
     if usage.document is None:
+        # A trace of spans has no stored document; its answers are found by rebuilding its steps.
         for stored in read_each(store, store.summaries_of([usage.row.key])):
             yield spent(stored.trace, stored.verdict, energy)
         return

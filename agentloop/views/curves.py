@@ -65,6 +65,7 @@ def read_curves(
     """
     first, last = version_range(versions)
     rows = store.figures(first, last, names=names, after=after)
+    # A later read without new rows says nothing about the names.
     if not rows and names and after == START:
         _refuse_unknown(store, names)
     return TrainingCurves(steps=tuple(_step(row) for row in rows))
@@ -87,6 +88,7 @@ def follow_curves(store: Store, versions: str = "", names: Sequence[str] = ()) -
 def version_range(text: str) -> tuple[int | None, int | None]:
     """`v2..v6`, `v2..`, `..v6` or `v2` as (first, last) version; '' is all. Raises ConfigError."""
     match = _RANGE.fullmatch(text)
+    # The pattern also takes `v`, `..` and `v2v6`, which name no version or range.
     if match is None or (text and not (match[1] or match[3])) or (match[3] and not match[2]):
         raise ConfigError(f"no versions {text!r}; write one as v2, or a range as v2..v6")
     first = int(match[1]) if match[1] else None

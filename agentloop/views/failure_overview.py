@@ -1,5 +1,5 @@
-"""What fails most, as the page of failures shows it: the survey of the newest failures, and what became of each
-cluster."""
+"""The most frequent failures, as the page of failures shows them: a survey of the newest ones, and the cases and
+versions that each cluster led to."""
 
 from __future__ import annotations
 
@@ -98,6 +98,7 @@ def failure_overview(
             finding=FOUND.get(cluster.detector, ""),
             remedy=remedy(cluster.type),
         )
+    # The oldest version has no earlier one to compare with.
     return FailureOverview(survey=result, fates=fates, is_bounded=begin > 0, versions=tuple(sorted(versions)[1:]))
 
 

@@ -112,7 +112,7 @@ def _in_state(versions: Sequence[PolicyVersion], state: PolicyState) -> int | No
 
 
 def new_failures(clusters: NewClusters | None) -> Iterator[Concern]:
-    """The concern that these clusters are, if there are any."""
+    """The concern about new clusters of failures, if there are any."""
     if clusters is not None and clusters.n_clusters:
         kinds = counted(clusters.n_clusters, "cluster")
         traces = counted(clusters.n_traces, "trace")

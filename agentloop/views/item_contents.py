@@ -1,4 +1,4 @@
-"""What items of an outline contain: their messages, calls and results, read for those items alone."""
+"""The contents of an outline's items: their messages, calls and results, read for those items alone."""
 
 from __future__ import annotations
 
@@ -128,6 +128,7 @@ class TraceContents:
                 before += step["heard"]
             if step is not run["steps"][item.n]:
                 before += [step["completion"]["message"], *step["results"]]
+        # Cut before `resolve`, which reads the body of each message.
         part = {"messages": before[-MAX_CONTEXT:], "steps": [], "children": []}
         self.head.resolve(part)
         return [_as_message(each) for each in part["messages"]], max(len(before) - MAX_CONTEXT, 0)
@@ -148,8 +149,10 @@ class TraceContents:
             earlier = before.get(position)
             previous = None if earlier is None else headed.get(items[earlier].id)
             if previous is not None:
+                # A context only grows, unless the agent shortens it.
                 if _n_inputs(head) < _n_inputs(orjson.loads(previous.span.head)):
                     compactions.add(position)
+                # Equal messages are stored once, so a body of the call before is one that the model had then, too.
                 seen = frozenset(previous.keys)
                 _leave_out(head, one.keys, lambda key, seen=seen: key not in seen)  # type: ignore[misc]
             heads[position] = head
@@ -197,8 +200,10 @@ def step_contents(head: TraceHead, outline: Outline, positions: Sequence[int]) -
             heard[n] = (len(messages), len(messages) + min(len(own), MAX_HEARD), max(len(own) - MAX_HEARD, 0))
             messages += own[:MAX_HEARD]
         elif item.kind == STEP:
+            # Copies, because `resolve` replaces references in place and the head serves further windows.
             step = dict(run_at(head, item.sub)["steps"][item.n])
             step["n_context"] = len(step.get("context", ()))
+            # Only their number is shown, so their bodies are not read.
             step["context"] = []
             step["n_more"] = max(len(step["heard"]) - MAX_HEARD, 0)
             step["heard"] = step["heard"][-MAX_HEARD:]
@@ -224,6 +229,7 @@ def step_contents(head: TraceHead, outline: Outline, positions: Sequence[int]) -
 def _step_content(step: dict[str, Any], before: OutlineItem | None) -> ItemContent:
     completion = step["completion"]
     marks: tuple[str, ...] = ()
+    # The first step of its own after copied ones is where a fork begins.
     if not step.get("copied") and before is not None and "copied" in before.marks:
         marks = (FORK,)
     message = completion["message"]
@@ -261,6 +267,7 @@ def _leave_out(head: dict[str, Any], keys: Sequence[int], keep: Keep) -> None:
     """Take out of a head the messages of the context that `keep` refuses."""
     attributes = head.get("attributes", {})
     for name, value in attributes.items():
+        # An answer is shown even if an earlier call gave the same one.
         if not any(word in name for word in _OUTPUTS):
             attributes[name] = _without(value, keys, keep)
     for prefix, parts in head.get("flat", {}).items():

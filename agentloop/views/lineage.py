@@ -76,6 +76,7 @@ def version_tree(store: Store, suite_hash: str | None = None) -> VersionTree:
     for line in newest_lines:
         report = reports.get(line.number)
         measured = None
+        # Without a scored attempt there is no success to show.
         if report is not None and any(report.rewards.values()):
             measured = VersionRow(
                 number=line.number,

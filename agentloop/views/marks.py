@@ -75,6 +75,7 @@ class EditedText(NamedTuple):
     def _at(self, position: int, *, is_end: bool) -> int:
         starts = [start for start, _, _ in self.edits]
         shifts = list(accumulate((new - (end - start) for start, end, new in self.edits), initial=0))
+        # An end is the position after a range, so an edit that begins there does not move it.
         n = bisect_right(starts, position - 1 if is_end else position)
         if n and position < self.edits[n - 1][1]:  # inside of what was replaced
             start, _, new = self.edits[n - 1]
@@ -90,6 +91,7 @@ def places(text: str, quote: str) -> list[TextRange]:
     exact = _exact(text, words)
     if exact:
         return exact
+    # With its bars first: a quoted table has bars of its own, which are no frame.
     for variant in dict.fromkeys((words, _FENCE.sub("", words))):
         squashed = _DROPPED.sub("", variant)
         if squashed and squashed in (dense := _DROPPED.sub("", text)):
@@ -117,6 +119,7 @@ def readable(text: str) -> EditedText:
     if text.lstrip()[:1] not in ("{", "[") or (single is None and len(text) <= ONE_LINE):
         return EditedText(text, ())
     try:
+        # Only to check it: writing the parsed value would change numbers and drop repeated keys.
         json.loads(text)
     except (ValueError, RecursionError):
         return EditedText(text, ())
@@ -146,6 +149,7 @@ def view_of(text: str, quotes: Iterable[tuple[str, str]], limit: int, *, is_json
 def _marks(text: str, words: str, kind: str) -> list[TextRange]:
     """Where words stand; what a reader searches, whatever its case."""
     lower = text.lower() if kind == HIT else text
+    # Some characters have a longer lower case, such as İ, which would shift the places.
     if kind == HIT and len(lower) == len(text):
         return places(lower, words.lower())
     return places(text, words)
@@ -193,6 +197,7 @@ def _unescaped(text: str, value: TextRange) -> EditedText:
     half = None
     for match in _ESCAPE.finditer(raw):
         start, end = (value.start + position for position in match.span())
+        # JSON writes a character beyond U+FFFF as two escapes, which become one character of the text.
         if half is not None and start == half[1] and match[0][1:3].lower() in ("ud", "uD"):
             edits[-1] = (half[0], end, 1)  # two escapes of one character
             half = None

@@ -1,7 +1,7 @@
 """Parts of a trace without text: images, sound and files, embedded or by address, wherever a source keeps them.
 
 A trace stores them as they came: in the attributes of a span, or in `Imported.raw`, because a step has no place for
-them. Known are the parts of OpenAI, Anthropic, Gemini, MCP, Inspect, OpenInference and the OpenTelemetry conventions.
+them. The search knows the parts of OpenAI, Anthropic, Gemini, MCP, Inspect, OpenInference and the GenAI conventions.
 Nothing is fetched, decoded or drawn here.
 """
 
@@ -90,6 +90,7 @@ class MediaPart(NamedTuple):
     @property
     def suffix(self) -> str:
         """Of a file with its bytes, by those alone; `.bin` for an unknown kind."""
+        # The source's own type is not trusted: a file that it calls HTML would run in a browser.
         return next((suffix for magic, _, suffix in _MAGIC if self.beginning.startswith(magic)), ".bin")
 
     @property
@@ -150,6 +151,7 @@ class _Search:
     def parts(self, value: Any, where: str, key: str, depth: int = 0) -> Iterator[MediaPart]:
         """The parts below a value. key: the last name of its path."""
         self._n_left -= 1
+        # The bounds hold for values that a sender nests or repeats to make a page slow.
         if self._n_left < 0 or depth > MAX_DEPTH:
             return
         if isinstance(value, str):
@@ -169,6 +171,7 @@ class _Search:
         if match:
             media_type = match["type"] or ""
             yield _data_part(where, key, media_type, text[match.end() :], is_base64=match["base64"] is not None)
+        # Other URLs, such as the arguments of a browser tool, are no parts of a message.
         elif key in ADDRESSES and text.startswith(("http://", "https://")) and _names_media(where):
             yield MediaPart(where, _kind_of("", where), "", "", False, text)
         elif text[:1] in ("[", "{") and may_have_media(text.encode(errors="replace")):
@@ -185,6 +188,7 @@ class _Search:
                 yield part._replace(kind=kind)
         for start, kind in types.items():
             is_part = re.split(r"[.\[]", re.sub(r"\[\d+\]$", "", start))[-1] in CONTENTS
+            # A part without bytes and address is listed, too, so that a reader knows of it.
             if is_part and not any(path.startswith(start) for path in paths):
                 yield MediaPart(start, kind, "", "", False, "")
 

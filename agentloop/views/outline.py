@@ -198,6 +198,7 @@ def _number(outline: Outline, document: Mapping[str, Any]) -> None:
             step = run["steps"][item.n]
             own = step["completion"]["message"]["$"]
             outline.answers[own] = position
+            # The bodies of a step begin with its first heard message; without one, with its own message.
             outline.numbers[next((each["$"] for each in (*step["heard"], *step.get("context", ()))), own)] = position
         elif item.kind in (START, AGENT) and run["messages"]:
             outline.numbers[run["messages"][0]["$"]] = position
@@ -252,6 +253,7 @@ def _run_items(trace: Mapping[str, Any], sub: str, depth: int, began: float | No
     children: dict[int | None, list[int]] = {}
     indices = {step["index"] for step in trace["steps"]}
     for n, child in enumerate(trace["children"]):
+        # A sub-agent of a step that is not there is listed after all steps.
         at = child.get("step") if child.get("step") in indices else None
         children.setdefault(at, []).append(n)
     clock = 0.0
@@ -259,6 +261,7 @@ def _run_items(trace: Mapping[str, Any], sub: str, depth: int, began: float | No
         inside = children.get(step["index"], ())
         item = _step_item(step, prefix, sub, n, depth, _since(step.get("started_at"), began, clock))
         yield item._replace(is_parent=bool(inside))
+        # Where no times are recorded, steps follow each other without gaps.
         clock += item.duration_s
         for number in inside:
             yield from _child_items(trace, number, sub, depth + 1, began)
@@ -359,6 +362,7 @@ def _answered(store: Store, row: TraceRow, span_ids: Sequence[str]) -> frozenset
 
 def _preorder(nodes: Sequence[Node]) -> Iterator[tuple[Node, int]]:
     """The nodes with their depths, each before what is inside of it, by time."""
+    # A stack in place of recursion, because senders decide how deep spans are nested.
     waiting = [(node, 0) for node in sorted((n for n in nodes if n.parent is None), key=_by_time, reverse=True)]
     while waiting:
         node, depth = waiting.pop()
@@ -367,6 +371,7 @@ def _preorder(nodes: Sequence[Node]) -> Iterator[tuple[Node, int]]:
 
 
 def _by_time(node: Node) -> tuple[int, int, int, int]:
+    # Our own exports number the steps; a step and its tools may begin at the same time.
     step = node.mark("agentloop.step")
     rank = {CHAT: 0, TOOL: 1}.get(node.span.kind, 2)
     return node.span.start_ns, step if type(step) is int else 0, rank if step is not None else 0, node.position

@@ -27,6 +27,7 @@ def unused_components(store: Store, version: PolicyVersion) -> list[str]:
             if span.kind == "chat" and span.policy_version == version.number:
                 n_calls += 1
                 absent.update(json.loads(span.head)["attributes"].get(NOT_FOUND, ()))
+    # Agents may send different prompts, so one call with the original text is enough.
     return [_line(name, n_calls) for name, n in sorted(absent.items()) if n == n_calls]
 
 

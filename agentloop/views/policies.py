@@ -54,6 +54,7 @@ def version_lines(registry: Registry) -> list[VersionLine]:
     moves = registry.moves()
     versions = registry.all()
     canary_share = next((_share(moves, v) for v in versions if v.state is PolicyState.canary), 0.0)
+    # A shadow serves no episode, so the live version keeps all of them.
     if is_in_shadow(moves):
         canary_share = 0.0
     proofs = registry.newest_proofs()
@@ -74,6 +75,7 @@ def _line(version: PolicyVersion, proof: Proof | None, moves: Sequence[Move], ca
     elif version.state is PolicyState.canary:
         share = canary_share
     since = own[-1].at if own else version.created_at
+    # The first version is live from its registration (`before` is None), which is no promotion.
     promotions = [move for move in own if move.after is PolicyState.live and move.before is not None]
     is_override = bool(promotions) and promotions[-1].is_override
     return VersionLine(

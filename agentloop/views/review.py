@@ -1,4 +1,4 @@
-"""What a person is asked about: the queue with the agreement so far, and one trace with what speaks for its verdict.
+"""The review queue with the agreement so far, and one trace with the evidence for its verdict.
 
 A second opinion is blind: whoever gives it does not see what the first person said, nor what that changed.
 """
@@ -303,6 +303,7 @@ def _verifier_lines(opinions: Sequence[Opinions]) -> Iterator[AgreementLine]:
     pairs: dict[tuple[str, str], list[Pair]] = {}
     for each in opinions:
         for verifier, version, value in each.scores:
+            # A later person's verdict supersedes the earlier ones.
             pairs.setdefault((verifier, version), []).append((value, each.persons[-1][1]))
     for (verifier, version), values in sorted(pairs.items()):
         yield _line(verifier, version, values)

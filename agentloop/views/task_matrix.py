@@ -232,6 +232,7 @@ def _compared(
     versions: Sequence[int | None], before: int | None, after: int | None, live: int | None
 ) -> tuple[int | None, int | None]:
     """The two versions as asked for, as far as they have attempts; else the live one and the newest."""
+    # Neither attempts without a version (None) nor the control arm (0).
     numbered = [number for number in versions if number]
     if after is None or after not in versions:
         after = next((number for number in reversed(numbered) if number != before), None)

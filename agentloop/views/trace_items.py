@@ -184,6 +184,7 @@ def fair_limit(lengths: Sequence[int]) -> int:
     rest = BUDGET
     ordered = sorted(lengths)
     for n, length in enumerate(ordered):
+        # From the shortest text on: characters that a short one does not need are shared by the longer ones.
         share = rest // (len(ordered) - n)
         if length > share:
             return min(max(share, MIN_TEXT), MAX_TEXT)
@@ -318,6 +319,7 @@ def file_change(arguments: str, written: dict[str, str]) -> tuple[str | None, tu
 
     written: path -> what earlier calls wrote there; a call that writes a whole file adds to it.
     """
+    # Most calls change no file, and searching the text is cheaper than parsing it.
     if len(arguments) > MAX_EDITED or not any(f'"{name}"' in arguments for name in PATHS):
         return None, ()
     try:
@@ -350,6 +352,7 @@ def _cut_lines(diff: Sequence[str], limit: int) -> tuple[str, ...]:
     for line in diff[:MAX_DIFF]:
         shown = line if len(line) <= MAX_DIFF_LINE else f"{line[:MAX_DIFF_LINE]}…"
         rest -= len(shown) + LINE_MARKUP
+        # The first line is shown in any case, so that no change looks empty.
         if rest < 0 and lines:
             break
         lines.append(shown)
@@ -365,6 +368,7 @@ def _paired(
         free.setdefault(result.call_id, []).append(n)
     pairs: list[tuple[ToolCall, int | None]] = []
     for call in calls:
+        # Ids may repeat within a step, so equal ones get the results in turn.
         own = free.get(call.id)
         pairs.append((call, own.pop(0) if own else None))
     return pairs, sorted(n for rest in free.values() for n in rest)

@@ -123,6 +123,7 @@ def trace_list(
     limit: int = 50,
 ) -> TraceList:
     """A part of the list. sort: sorts what one look finds, of which `start` rows are skipped. Raises ConfigError."""
+    # Before the look: a trace that is stored in between then counts as new, rather than never.
     newest = store.newest_key(project)
     look = store.look(filter, project=project, cursor=cursor, sort=sort, start=start, limit=limit)
     return TraceList(
@@ -222,6 +223,8 @@ def _lines(rows: Sequence[Any]) -> tuple[TraceLine, ...]:
 
 def _line(row: Any) -> TraceLine:
     values = {name: row[name] for name in LIGHT if name in TraceLine.model_fields}
+    # Nobody counted them if both are 0, because every call has a prompt.
     values["n_tokens"] = row["n_prompt_tokens"] + row["n_completion_tokens"] or None
     values["duration_s"] = row["duration_s"] or None
+    # Without validation, because the values come from typed columns and a page has many rows.
     return TraceLine.model_construct(**values)

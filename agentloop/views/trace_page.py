@@ -210,6 +210,7 @@ def trace_view(store: Store, project: str, trace_id: str, place: TracePlace, by:
     reader = FailureReader(outline, contents.read, verdict.failures, verdict.scores)
     window = _window(outline, reader, trace_id, place)
     read = contents.read(list(window.positions))
+    # The tree alone shows no contents, so it fits.
     if place.limit <= MAX_ITEMS:
         window, read = _fitting(window, read)
     listed = [(position, outline.items[position]) for position in window.positions]
@@ -299,6 +300,7 @@ def trace_excerpt(stored: ExportedTrace, n_items: int, limit: int) -> TraceExcer
 
 
 def _blind_summary(row: TraceRow, verdict: Verdict) -> TraceSummary:
+    # The columns of the row hold what others said.
     failure = verdict.critical.type.value if verdict.critical else None
     worth = {"reward": verdict.reward, "reward_state": verdict.state.value, "failure": failure}
     return summary_of(row).model_copy(update=worth)
@@ -339,9 +341,11 @@ class FailureReader:
             return failure.position
         near = list(self._scope(failure))
         pairs = list(zip(near, self._read(near), strict=True))
+        # A failure of the whole trace mostly shows at its end.
         for position, content in pairs if failure.position is not None else reversed(pairs):
             if is_quoted(content, words):
                 return position
+        # Words that a verifier wrote are in no item, so the trace is not searched for them.
         if failure.position is not None or any(places(text, words) for text in _said(self._scores)):
             return failure.position
         return self._anywhere(words)
@@ -414,6 +418,7 @@ class FailureReader:
     def _anywhere(self, words: str) -> int | None:
         """The last item with these words."""
         items = self._outline.items
+        # Window by window from the end, so that few items of a long trace are read.
         for end in range(len(items), 0, -MAX_ROWS):
             positions = list(range(max(end - MAX_ROWS, 0), end))
             contents = self._read(positions)
@@ -452,6 +457,7 @@ def _window(outline: Outline, reader: FailureReader, trace_id: str, place: Trace
         target = outline.position(place.at, trace_id)
     start = place.start or 0
     if target is not None:
+        # Near the end, the window begins earlier, so that it is full.
         start = min(target - BEFORE, n - place.limit)
     start = max(min(start, n - 1), 0)
     return _Window(range(start, min(start + place.limit, n)), target)

@@ -106,6 +106,7 @@ def positions_of_errors(store: Store, row: TraceRow, outline: Outline, contents:
     def is_failed(value: Any) -> bool:
         return value.get("ok") is False or value.get("timed_out") is True
 
+    # Bodies are written by orjson, without spaces.
     marks = [b'"ok":false', b'"timed_out":true']
     return sorted({*failed, *_positions(store, row, outline, contents, is_failed, marks)})
 
@@ -183,6 +184,7 @@ def _positions(
     numbers = [n for n, key in enumerate(unpack_keys(row.bodies)) if key in keys]
     if answers_only:
         return sorted({outline.answers[n] for n in numbers if n in outline.answers})
+    # The bodies of an item follow each other, so a body belongs to the last item that begins at or before it.
     firsts = sorted(outline.numbers)
     return sorted({outline.numbers[firsts[bisect_right(firsts, n) - 1]] for n in numbers})
 
@@ -193,7 +195,9 @@ def _in_bytes(needles: Sequence[bytes], matches: Matches) -> Callable[[bytes], b
     is_ascii = all(needle.isascii() for needle in needles)
 
     def is_in(data: bytes) -> bool:
+        # `bytes.lower` changes ASCII only, but decodes nothing, and most bodies do not match.
         small = data.lower() if is_ascii else data.decode(errors="replace").lower().encode()
+        # The bytes may also match in a key or an id, so the parsed value decides.
         return any(needle in small for needle in lowered) and matches(orjson.loads(data))
 
     return is_in

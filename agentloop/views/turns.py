@@ -92,6 +92,7 @@ class Turns:
         n = 0
         for row in self.stages:
             if "validation" in row.metrics:
+                # The warm start is validated, too, but trains on demonstrations.
                 if row.kind == StageKind.turn:
                     n += row.n_episodes
                 points.append((n, row.metrics["validation"]))

@@ -89,6 +89,7 @@ def unit_list(store: UnitRows, state: UnitState, *, run: int | None = None, limi
     """The first `limit` units in one state; with `run`, those of one run."""
     units = store.units(run, state=state, limit=limit)
     n = len(units)
+    # Only a full list can have left out any, so a shorter one needs no count.
     if n == limit:
         n = max(n, store.n_units(run, state=state))
     return UnitList(units=tuple(UnitLine(**_fields(unit)) for unit in units), n_left_out=n - len(units))
@@ -111,6 +112,7 @@ def drain_worker(store: UnitRows, id: str) -> str:
     Raises NoSuchWork if there is none or more than one, and StateError if it is not up.
     """
     workers = [worker for worker in worker_lines(store) if id and worker.id.startswith(id)]
+    # An id may be the beginning of another one.
     exact = [worker for worker in workers if worker.id == id]
     if len(workers) > 1 and not exact:
         raise NoSuchWork(f"several workers begin with {id!r}, such as {workers[0].id} and {workers[1].id}; write more")

@@ -202,6 +202,7 @@ def _files(before: Path | None, after: Path | None) -> Iterator[TextChange]:
 def _file_paths(folder: Path | None) -> dict[str, Path]:
     if folder is None or not folder.is_dir():
         return {}
+    # A link may lead to any file of the machine, which a page must not show.
     paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return {path.relative_to(folder).as_posix(): path for path in paths}
 
@@ -296,6 +297,7 @@ def _per_call(attempts: Sequence[VersionAttempt]) -> PerCall | None:
     if not n_calls:
         return None
     paid = [attempt for attempt in attempts if attempt.cost_usd is not None]
+    # The mean is over priced calls alone, because an unknown price is not 0.
     n_paid = sum(attempt.n_steps for attempt in paid)
     return PerCall(
         n_calls=n_calls,

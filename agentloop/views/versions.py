@@ -43,6 +43,7 @@ class Versions:
                 "project, or look at attempts of other commands with `agentloop traces ls`"
             )
         live = [version for version in self.all if version.state is PolicyState.live]
+        # The live version may have no result on this suite; the first one then stands in for it.
         self.live: PolicyVersion = [self.first, *live][-1]
 
     @property

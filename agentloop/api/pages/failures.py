@@ -1,4 +1,4 @@
-"""The page of failures: what fails most, in clusters, and what became of each."""
+"""The page of failures: the most frequent ones in clusters, with the cases and versions that each led to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How pages write amounts. What is unknown is a dash, never 0."""
+"""Formats amounts for pages. An unknown amount is a dash, never 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which paths are pages, and which of them anybody may open."""
+"""The paths that are pages, and those of them that anybody may open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views that cost more than a page may, kept for a few seconds."""
+"""Keeps views that take longer to build than a page may, for a few seconds."""
 
 from __future__ import annotations
 

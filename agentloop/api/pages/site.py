@@ -1,4 +1,4 @@
-"""What the pages share: the store, the templates, the navigation, and who looks."""
+"""The parts that all pages share: the store, the templates, the navigation, and the viewer."""
 
 from __future__ import annotations
 

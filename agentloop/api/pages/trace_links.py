@@ -1,4 +1,4 @@
-"""What the page of a trace links to: the next error or call of a tool, whole texts, raw steps and spans, exports.
+"""The links of the page of a trace: the next error or call of a tool, whole texts, raw steps and spans, exports.
 
 Everything that a trace contains is sent as an attachment of plain text, which no browser shows as a page.
 """
