@@ -86,6 +86,7 @@ def make_app(
             await calls.close()
         commits.close()
 
+    # `docs_url`: FastAPI's own pages load scripts from a CDN; `pages/documentation.py` draws /docs without any.
     app = FastAPI(
         title="agentloop", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, responses=REFUSALS
     )
@@ -135,6 +136,7 @@ def _explain_errors(app: FastAPI) -> None:
 
 def _engine_error(request: Request, error: Exception) -> Response:
     """The engine's error as one line; the status says whether the client, an operator or a retry can solve it."""
+    # NoSuchTrace is a StoreError, too, but a retry does not find the trace.
     if isinstance(error, StoreError) and not isinstance(error, NoSuchTrace):
         return refusal(request.scope, 503, str(error), retry_s=RETRY_S)
     codes = {NoSuchTrace: 404, NoSuchVersion: 404, NoSuchWork: 404, ConfigError: 400, StateError: 409}
@@ -145,6 +147,7 @@ def _engine_error(request: Request, error: Exception) -> Response:
 def _validation_error(request: Request, error: Exception) -> Response:
     """422: the parameter or field and the reason. Omits the value, which may be a secret or not JSON."""
     errors = cast(RequestValidationError, error).errors()
+    # pydantic puts `Value error, ` before the message of a validator.
     why = "; ".join(f"{_place(each['loc'])}: {each['msg'].removeprefix('Value error, ')}" for each in errors)
     if any(each["loc"][0] == "body" for each in errors) and not content_type(request.headers).endswith("json"):
         why = f"body: send JSON with the header `content-type: {JSON}`"

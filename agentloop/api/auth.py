@@ -62,7 +62,7 @@ SCOPES = {
 }
 READING = ("GET", "HEAD")
 """Methods that change nothing."""
-# Names, not addresses: a page whose host name resolves to 127.0.0.1 (DNS rebinding) still sends that name.
+# The Host header must be one of these: a page whose own name resolves to 127.0.0.1 (DNS rebinding) sends that name.
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN = {"/healthz", "/readyz", "/openapi.json", *OPEN_PAGES}
 """Paths that need no key: health checks, signing in, and the documentation of the API. They show no data."""
@@ -134,6 +134,7 @@ class AccessGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        # The pages to sign in look up keys and sessions through it.
         scope.setdefault("state", {})["guard"] = self
         is_open = scope["path"] in OPEN or is_open_page(scope["path"])
         if is_open and (self._sessions is None or not is_page(scope["path"])):
@@ -366,6 +367,7 @@ def _guarded_change(scope: Scope, needed: str) -> str | None:
 
 
 def _words(headers: Headers) -> str | None:
+    # A client whose URL is fixed may name its episode behind the key: `al_..._.../e/EPISODE`.
     words = words_of(headers)
     return words and words.partition(EPISODE)[0]
 

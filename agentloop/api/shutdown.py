@@ -39,6 +39,7 @@ class UvicornServer(uvicorn.Server):
                 log_config=None,  # the command line prints what is logged
                 log_level="warning",
                 access_log=False,
+                # uvicorn drops what is left only after our wait and the time to record cancelled calls.
                 timeout_graceful_shutdown=ENDING_S + CUT_S,
             )
         )

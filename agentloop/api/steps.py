@@ -33,6 +33,7 @@ def step_routes(store: Store) -> APIRouter:
     ) -> StepPage:
         """Some steps of a trace in their order, or of a sub-agent in it."""
         row = store.row(project, trace_id)
+        # Only stored steps can be read one by one; those of spans exist once the whole trace is rebuilt.
         if row.body is not None:
             page = store.steps(row, start=start, limit=limit, sub=sub)
             record_visit(request, store, trace_id)

@@ -105,7 +105,7 @@ class JudgeModel:
             return before, JudgeCost()
         text, spent = await self._completion(system, user, form, repeat)
         try:
-            # `strict` refuses "true" for true and "1" for 1, which a lenient reader would guess from.
+            # A strict reader takes no "true" for true and no "1" for 1, so no part of a ruling is guessed.
             ruling = form.model_validate_json(only_object(text), strict=True)
         except ValueError:
             raise Unreadable(

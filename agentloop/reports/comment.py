@@ -79,6 +79,7 @@ def marker(result: GateResult) -> str:
 
 
 async def _comment(mark: str, text: str, forge: Forge) -> None:
+    # The marker comes first: text further down may quote the marker of another comment.
     body = {"body": f"{mark}\n{text}"}
     limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
     # `trust_env`: CI runners may reach the forge only through a proxy.

@@ -65,6 +65,7 @@ def _verdict_case(gate: ElementTree.Element, result: GateResult) -> None:
     case = ElementTree.SubElement(gate, "testcase", {"classname": "agentloop.gate", "name": VERDICT})
     _properties(case, {"verdict": result.verdict.value, "trials": result.n_rollouts, "lost": result.n_lost})
     if result.verdict is not GateVerdict.passed:
+        # INCONCLUSIVE and INFRA show nothing about the candidate, so they are errors.
         tag = "failure" if result.verdict is GateVerdict.failed else "error"
         reasons = "\n".join((*result.reasons, next_move(result)))
         _outcome(case, tag, result.verdict.value, f"{result.verdict.value}: {headline(result)}", reasons)

@@ -65,6 +65,7 @@ def _result(task: TaskLine, place: Place, rules: list[str]) -> dict[str, Any]:
     text = f"{task.task_id}: passed {tally(task.candidate)} (baseline {tally(task.baseline)})."
     if task.why:
         text += f" {task.why}"
+    # SARIF wants a URI, in which spaces and `#` of a path are escaped.
     where = {"artifactLocation": {"uri": quote(path.as_posix())}, "region": {"startLine": line}}
     return {
         "ruleId": kind,

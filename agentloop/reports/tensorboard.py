@@ -59,6 +59,7 @@ class EventFiles:
                     if value is not None:
                         writer.add_scalar(name, value, step.step, walltime=step.at.timestamp())
             for writer in self._writers.values():
+                # tensorboardX itself flushes only every 120 s.
                 writer.flush()
 
     def _writer(self, version: int) -> Any:

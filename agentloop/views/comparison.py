@@ -299,6 +299,7 @@ def _folded(pairs: Iterable[_Pair], opened: set[int]) -> Iterator[_Pair]:
     """Rows in which a run of equal pairs is one fold, unless the position of its first step is in `opened`."""
     for is_same, run in groupby(pairs, lambda pair: pair.kind == SAME):
         same = list(run)
+        # A fold of one pair would take as much room as the pair.
         if is_same and len(same) > 1 and same[0].a not in opened:
             yield same[0]._replace(kind=FOLD, n=len(same))
         else:

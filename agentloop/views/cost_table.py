@@ -68,6 +68,7 @@ def _total(sums: list[CostSum]) -> CostSum:
 
 def _line(one: CostSum) -> CostLine:
     is_counted = one.n_uncounted < one.n
+    # A sum without its unknown part would be read as the whole cost.
     usd = one.usd if not one.n_unknown and one.n else None
     return CostLine(
         value=None if one.value is None else str(one.value),

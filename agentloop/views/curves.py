@@ -44,6 +44,7 @@ class TrainingCurves(Frozen):
     @property
     def versions(self) -> dict[int, tuple[TrainingStep, ...]]:
         """Version -> its steps."""
+        # `groupby` joins neighbours only, which suffices because steps are ordered by version.
         return {number: tuple(steps) for number, steps in groupby(self.steps, key=lambda step: step.version)}
 
     def since(self, version: int) -> TrainingCurves:

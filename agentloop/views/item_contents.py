@@ -173,6 +173,7 @@ class TraceContents:
         """The call of a model before another one, at the same depth and within the same span."""
         items = self._outline.items
         for n in range(position - 1, max(position - LOOK_BACK, -1), -1):
+            # The span around both calls begins here; calls before it belong to another conversation.
             if items[n].depth < items[position].depth:
                 return None
             if items[n].depth == items[position].depth and items[n].kind == CHAT:

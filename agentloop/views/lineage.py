@@ -69,6 +69,7 @@ def version_tree(store: Store, suite_hash: str | None = None) -> VersionTree:
         suite_hash = next(iter(hashes), None)
     reports = store.reports(suite_hash) if suite_hash is not None else {}
     decisions = store.decisions()
+    # Over all versions, so that no lane moves when older versions drop out of the page.
     lanes = _lanes(lines)
     newest_lines = lines[-MAX_VERSIONS:]
     places = {line.number: place for place, line in enumerate(newest_lines)}

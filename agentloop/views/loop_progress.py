@@ -144,7 +144,7 @@ def _state(store: Store, turns: Turns, under_way: UnderWay | None) -> LoopActivi
         names.append(under_way.name)
     if not any(name.startswith(OF_LOOPS) for name in names):
         return None
-    # A loop holds the lock of its project, which the kernel releases when its process ends, however it ends.
+    # A loop holds the lock of its project. If it is killed, a file lock ends at once and a lease in PostgreSQL in time.
     if store.is_locked():
         return LoopActivity.running
     return LoopActivity.finished if under_way is None else LoopActivity.stopped

@@ -141,6 +141,7 @@ def view_of(text: str, quotes: Iterable[tuple[str, str]], limit: int, *, is_json
     for words, kind in marks:
         here = _marks(clean_text.text, clean(words), kind)
         if not here:
+            # The quote may be of the JSON as it was written, which the text that is shown no longer contains.
             here = [clean_text.place(readable_text.place(place)) for place in places(text, words)]
         at += [(place, kind) for place in here]
     return tuple(_cut(clean_text.text, at, limit, is_clean=True))

@@ -181,6 +181,7 @@ def outline_of(head: TraceHead) -> Outline:
     timed = [item for item in items if item.start_s is not None]
     last = max((item.start_s + item.duration_s for item in timed if item.start_s is not None), default=0.0)
     outline = Outline(items, max(last, document.get("duration_s") or 0.0), is_spans=False)
+    # A trace in memory has its messages in place, and no bodies to number.
     if head.keys is not None:
         _number(outline, document)
     return outline
@@ -342,6 +343,7 @@ def _span_outline(store: Store, row: TraceRow) -> Outline:
     answered = _answered(store, row, failed) if failed else frozenset()
     calls = own_calls(nodes, lambda node: node.span.span_id in answered)
     steps = {node.span.span_id: n for n, node in enumerate(calls)}
+    # 0 stands for an unknown time.
     starts = [span.start_ns for span in spans if span.start_ns]
     began = min(starts, default=0)
     items = [_span_item(node, depth, steps, began) for node, depth in _preorder(nodes)]

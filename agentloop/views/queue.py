@@ -101,6 +101,7 @@ def run_number(store: UnitRows, ref: str) -> int:
 
 def _lines(store: UnitRows, runs: Sequence[RunFacts]) -> tuple[RunLine, ...]:
     queues = store.queues([run.number for run in runs])
+    # A worker that died counts as up until another one notices that it is silent.
     workers = [worker for worker in store.workers() if worker.state == "up" and not worker.is_silent]
     asked = askers(store)
     by_run = {number: list(own) for number, own in groupby(queues, key=attrgetter("run"))}

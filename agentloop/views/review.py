@@ -244,6 +244,7 @@ def _reason(verdict: Verdict, others: set[str], is_blind: bool) -> str:
 
 def _question(why: str, scores: Iterable[Score]) -> str:
     """The question of the verifier that waits for a person, or that of the reason."""
+    # `verifiers/human.py` puts these words before its question.
     marker = "a person is asked: "
     errors = [score.error or "" for score in scores if score.waiting and why in ("waiting", "second")]
     return next((error.partition(marker)[2] for error in errors if marker in error), QUESTIONS[why])

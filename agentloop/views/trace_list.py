@@ -191,6 +191,7 @@ def unknown_failures(store: Store, filter: str, taxonomy: Taxonomy, *, project: 
 
 def _is_open(head: str) -> bool:
     """Whether no quoted text is still open at the end of `head`."""
+    # An escaped quote begins and ends no quoted text.
     return head.replace('\\"', "").count('"') % 2 == 0
 
 

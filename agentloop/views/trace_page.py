@@ -362,6 +362,7 @@ class FailureReader:
         for failure in self.failures:
             is_asked = failure.number == place.failure
             beside = failure.position
+            # A failure of the whole trace has no place, so the margin shows it beside the item with its words.
             if is_asked and beside is None:
                 beside = target
             if beside in numbers:

@@ -124,6 +124,7 @@ def _positions_with_text(
         for n, item in enumerate(outline.items)
         if any(_at(each, variants) is not None for each in (item.label, item.error, item.tool) if each)
     }
+    # Without their quotes, because the text may stand anywhere within a JSON string.
     needles = [orjson.dumps(variant)[1:-1] for variant in variants]
     if outline.is_spans:
         keys = store.bodies_with(row, _in_bytes(needles, has_text))
@@ -242,6 +243,7 @@ def _snippet(texts: Iterable[tuple[str, str]], words: str) -> tuple[str, tuple[T
         if place is not None:
             at, length = place
             near = text[max(at - SNIPPET // 2, 0) : at + length + SNIPPET // 2]
+            # With a limit above its length, the snippet is not cut a second time.
             return part, view_of(near, [(text[at : at + length], HIT)], 2 * len(near) + 1)
     return first
 

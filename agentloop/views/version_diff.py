@@ -129,6 +129,7 @@ def version_diff(store: Store, project: Path, before: str, after: str) -> Versio
     folder."""
     contents = content_diff(store, project, before, after)
     attempts = [store.version_attempts(number) for number in (contents.before, contents.after)]
+    # Tasks that only one version attempted say nothing about the change.
     shared = {attempt.task_id for attempt in attempts[0]} & {attempt.task_id for attempt in attempts[1]}
     old, new = ([attempt for attempt in each if attempt.task_id in shared] for each in attempts)
     return VersionDiff(

@@ -28,6 +28,7 @@ def cost_pages(site: PageSite) -> APIRouter:
         values: dict[str, Any] = {"filter": filter, "by": by, "problem": "", "at_character": None, "table": None}
         values["dimensions"] = [(one, f"/costs?{urlencode({'filter': filter, 'by': one})}") for one in get_args(CostBy)]
         try:
+            # A late verdict changes which traces are solved, without a new trace.
             stamp = (site.store.newest_key(project), site.store.newest_verdict())
             build = partial(cost_table, site.store, filter, project=project, by=by)
             table = recent.get((project, filter, by), stamp, build)

@@ -56,7 +56,7 @@ def _refuse(constant: str) -> None:
 
 
 def _integer(digits: str) -> int:
-    # `int` takes quadratic time in the number of digits.
+    # `int` itself refuses only texts of more than 4,300 digits.
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
