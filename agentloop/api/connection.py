@@ -32,6 +32,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
         super().connection_made(transport)
+        # uvicorn has set both ends above. A unix socket has no port.
         is_tcp = self.client is not None and self.server is not None and self.server[1] is not None
         uid = uid_of(self.client, (self.server[0], self.server[1])) if is_tcp else None  # type: ignore[arg-type, index]
         self.app_state = {**self.app_state, PEER_UID: uid}

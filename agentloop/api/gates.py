@@ -136,6 +136,7 @@ def list_all(store: Store, runs: RunStores, *, before: datetime | None = None, l
         lines += [line.model_copy(update={"folder": folder}) for line in listed.gates]
         n_all += listed.n_all
     lines.sort(key=lambda line: line.started_at, reverse=True)
+    # Each store gave its newest `limit`, so the newest of all are among them.
     return GateList(gates=tuple(lines[:limit]), n_all=n_all)
 
 

@@ -11,6 +11,7 @@ from agentloop.api.parameters import Project
 from agentloop.store.store import Store
 from agentloop.views.task_matrix import TaskDocument, TaskMatrix, task_document, trial_matrix, version_matrix
 
+# A version is a 32-bit integer in PostgreSQL, which refuses larger parameters.
 MAX_NUMBER = 2**31
 TaskId = Annotated[str, PathParameter(min_length=1, max_length=500)]
 OfVersion = Annotated[int | None, Query(ge=0, lt=MAX_NUMBER, description="Number of a version; 0: the control arm.")]

@@ -17,6 +17,7 @@ from agentloop.views.queue import RunLine, RunList, run_line, run_list
 from agentloop.views.units import UnitList, unit_list
 from agentloop.views.work_summary import WorkerSlots, WorkSummary, work_summary, worker_slots
 
+# Keys have 64 bits, but JavaScript reads JSON numbers exactly only up to 2**53.
 Number = Annotated[int, PathParameter(ge=1, lt=2**53, description="Of a run.")]
 
 

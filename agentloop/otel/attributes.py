@@ -54,6 +54,7 @@ SESSIONS = (
     "ai.telemetry.metadata.sessionId",
 )
 AGENTS = ("gen_ai.agent.name", "agent.name", "gen_ai.workflow.name", "traceloop.workflow.name")
+# The model that answered comes first: the name in a request may be an alias.
 MODELS = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "ai.response.model", "ai.model.id")
 TOOLS = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
 PROMPT_TOKENS = (

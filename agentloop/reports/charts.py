@@ -13,6 +13,7 @@ from itertools import pairwise
 from agentloop.gate.findings import bound, passing_bound
 from agentloop.gate.outcomes import Look, Settings, SuiteResult
 
+# In units of the viewBox of `gate_charts.html.j2`, 620 by 284, which has room for labels on the right.
 LEFT = 52
 RIGHT = 500
 TOP = 16

@@ -24,6 +24,7 @@ from agentloop.reports.markdown import COMMENT_LIMIT, SUMMARY_LIMIT, markdown
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 TIMEOUT_S = 30.0
+# 10,000 comments, at 100 on a page.
 MAX_PAGES = 100
 TRUSTED = ("OWNER", "MEMBER", "COLLABORATOR")
 """Authors whose marked comment is updated. Anybody can write the marker, so other comments are never edited."""

@@ -10,6 +10,7 @@ from statistics import fmean
 from agentloop.train.figures import ABOUT, family
 from agentloop.views.curves import TrainingCurves, shown_number
 
+# The size of the viewBox in `charts.html.j2`.
 WIDTH, HEIGHT, MARGIN = 240.0, 48.0, 3.0
 MAX_POINTS = 240
 """Maximum points per curve. If there are more steps, each point is the mean of several."""

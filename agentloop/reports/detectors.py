@@ -31,6 +31,7 @@ def rule_rows(labels: Path | None, project: str | None, open_store: OpenStore) -
     if labels is not None and labels.is_dir():
         return [_of_rule(row) for row in measure(read_folder(labels))]
     traces = [each.to_measure for each in labelled_traces(labels, project, open_store)]
+    # People can label every type; AgentRx labels, as in a folder, can express only some.
     return [_of_rule(row) for row in measure(traces, sayable=frozenset(FailureType))]
 
 

@@ -30,6 +30,8 @@ LINE_MARKUP = 30
 """Characters of HTML around a line, which count as well."""
 MAX_EDITED = 64 * 1024
 """Characters of arguments up to which a call is looked at for a change of a file."""
+# Names that editing tools use, such as Anthropic's text editor (`old_str`, `file_text`), Claude Code (`old_string`,
+# `file_path`) and Cursor (`target_file`).
 PATHS = ("path", "file_path", "filename", "file", "target_file", "filepath")
 EDITS = (("old_str", "new_str"), ("old_string", "new_string"), ("old", "new"), ("search", "replace"))
 CONTENTS = ("content", "file_text", "contents", "new_content")

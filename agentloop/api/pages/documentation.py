@@ -88,6 +88,7 @@ def documentation_pages(site: PageSite) -> APIRouter:
 
     @routes.get(DOCS)
     async def show(request: Request) -> Response:
+        # The guard looks up no session for an open page, but the navigation depends on it.
         request.state.session = await request.state.guard.session(request.scope)
         document = request.app.openapi()
         values = {"sections": sections(request.app), "info": document["info"]}

@@ -53,6 +53,7 @@ def failure_pages(site: PageSite) -> APIRouter:
             values = {"problem": str(error), "at_character": error.at, "versions": choices()}
             return site.draw(request, "failures.html.j2", status=400, state=state, **values)
         except ConfigError as error:
+            # The engine names the option of the command line.
             problem = f"{error}; choose another version, or change the filter".replace("--since: no", "No")
             values = {"problem": problem, "at_character": None, "versions": choices()}
             return site.draw(request, "failures.html.j2", status=400, state=state, **values)

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentloop.api.pages.paths import ASSETS, is_page
 from agentloop.api.pages.site import PageSite
 
+# No inline styles either: templates draw widths and positions as attributes of SVG.
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

@@ -56,6 +56,7 @@ def home_pages(site: PageSite) -> APIRouter:
 def _place(concern: Concern, *, may_review: bool) -> tuple[str, str]:
     """The name of a concern's kind, and its page."""
     name, path = _PLACES[concern.kind]
+    # Without the scope `judge`, the pages of reviews are refused.
     if concern.kind is ConcernKind.disputed and not may_review:
         path = "/traces?filter=state%3Adisputed"
     return name, path.format(quote(concern.subject, safe=""))

@@ -22,6 +22,7 @@ from agentloop.store.query import parse
 from agentloop.views.trace_list import FacetList, TraceList, completions, facet_list, term, trace_list, unknown_failures
 
 LIMIT = 50
+# So many ids of 32 characters fit into a filter, which has at most 4,000 (`parameters.py`).
 MAX_SELECTED = 100
 MAX_VALUE = 200
 """Maximum characters of a value that a facet offers."""

@@ -30,6 +30,7 @@ with the one JSON object and nothing else.
 What counts: {rubric}"""
 PRIOR = 0.5
 """Wins and losses against an average opponent that every episode starts with, so no strength becomes infinite."""
+# Change of the logarithm of a strength. A probability then changes by at most a quarter of it.
 CONVERGED = 1e-12
 Wins = Mapping[tuple[int, int], float]
 """(i, j) -> number of comparisons that i won against j; a tie counts as half a win for each."""
