@@ -146,7 +146,7 @@ def _so_far(
                 name=part.name,
                 hash=part.hash,
                 verdict=GateVerdict.inconclusive,
-                # Divided as `gate/evidence.py` does it.
+                # The suites share alpha by weight, as in `gate/evidence.py`.
                 alpha=header.settings.alpha * part.weight / total,
                 looks=looks.get(part.name, ()),
                 n_cases=len(part.must_pass),

@@ -139,7 +139,6 @@ async def read_form(request: Request) -> dict[str, str]:
         if len(body) > MAX_FORM:
             raise HTTPException(413, f"the form has more than {MAX_FORM:,} bytes; shorten the text")
     try:
-        # An empty form is valid, which strict parsing denies.
         return dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=100))
     except (ValueError, UnicodeDecodeError):
         raise HTTPException(422, "this is not a form; open the page again and send it from there") from None
