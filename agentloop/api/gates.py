@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -79,8 +80,11 @@ class RunStores:
     def _paths(self) -> list[Path]:
         if self._folder is None:
             return []
-        paths = [path for path in (self._folder / RUNS).glob(f"gate-*/{STORE}") if path.is_file()]
-        return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_RUNS]
+        changed_at: dict[Path, float] = {}
+        for path in (self._folder / RUNS).glob(f"gate-*/{STORE}"):
+            with suppress(FileNotFoundError):  # a run that is being removed
+                changed_at[path] = path.stat().st_mtime
+        return sorted(changed_at, key=changed_at.__getitem__, reverse=True)[:MAX_RUNS]
 
 
 def gate_routes(store: Store, folder: Path | None) -> APIRouter:

@@ -153,11 +153,13 @@ class BrowserSessions:
     def may_try(self, address: str) -> bool:
         """Whether another try to sign in from this address is allowed now; counts it."""
         now = self._clock()
-        tries = self._tries.setdefault(address, deque())
+        tries = self._tries.pop(address, deque())
         while tries and now - tries[0] > SIGN_IN_S:
             tries.popleft()
-        if len(self._tries) > MAX_ADDRESSES:
-            self._tries.clear()  # invented addresses must not fill the memory
+        # Put back at the end, so that the first address is the one whose last try is the oldest.
+        self._tries[address] = tries
+        if len(self._tries) > MAX_ADDRESSES:  # invented addresses must not fill the memory
+            del self._tries[next(iter(self._tries))]
         if len(tries) >= MAX_SIGN_INS:
             return False
         tries.append(now)

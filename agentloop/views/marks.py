@@ -199,7 +199,7 @@ def _unescaped(text: str, value: TextRange) -> EditedText:
     for match in _ESCAPE.finditer(raw):
         start, end = (value.start + position for position in match.span())
         # JSON writes a character beyond U+FFFF as two escapes, which become one character of the text.
-        if half is not None and start == half[1] and match[0][1:3].lower() in ("ud", "uD"):
+        if half is not None and start == half[1] and match[0][1:3].lower() == "ud":
             edits[-1] = (half[0], end, 1)  # two escapes of one character
             half = None
             continue

@@ -26,7 +26,7 @@ UNITS = "[work]\nshared = true\n"
 Moments = tuple[tuple[str | None, float, signal.Signals], ...]
 MOMENTS: Moments = (
     (None, 4.0, signal.SIGKILL),
-    ("demonstrations ", 5.0, signal.SIGKILL),
+    ("demonstrations ", 1.0, signal.SIGKILL),
     ("measure: v1 on held-out", 0.5, signal.SIGKILL),
     ("v2: ", 0.3, signal.SIGINT),
 )

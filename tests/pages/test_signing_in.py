@@ -220,7 +220,12 @@ def test_tries_of_many_addresses_do_not_fill_the_memory() -> None:
     sessions = BrowserSessions(None, "default", clock=lambda: now[0])  # type: ignore[arg-type]
     for n in range(25_000):
         sessions.may_try(str(n))
+        if n == 20_000:
+            allowed = [sessions.may_try("one that tries on") for _ in range(50)]
     assert len(sessions._tries) <= 10_001
+    assert True in allowed
+    assert allowed[-1] is False
+    assert not sessions.may_try("one that tries on"), "tries from other addresses must not reset a limit"
 
 
 def _digest(cookie: str) -> str:
