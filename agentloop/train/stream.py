@@ -128,6 +128,7 @@ class GroupStream(Generic[G]):
         while len(self.consumed) + len(self._ready) + len(self._running) < n_most:
             if self._max_running is not None and len(self._running) >= self._max_running:
                 return
+            # After a restart, groups that were used or dropped are not rolled out again.
             while self._next in self.consumed or self._next in self.dropped:
                 self._next += 1
             number = self._next

@@ -23,6 +23,7 @@ def follows_trees(actor: ScoringModel, model: Any, n_vocab: int, tolerance: floa
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    # Without `layer_types`, a window applies to every layer.
     has_window = getattr(config, "sliding_window", None) is not None and not getattr(config, "layer_types", None)
     if kinds != {"full_attention"} or has_window:
         return False
@@ -33,6 +34,7 @@ def follows_trees(actor: ScoringModel, model: Any, n_vocab: int, tolerance: floa
     try:
         padded = actor(padded_layout(batch)).logprobs_N
         packed = actor(tree_layout(batch)).logprobs_N
+    # Models refuse segments in many ways; all of them train on padded rows.
     except (RuntimeError, TypeError, ValueError, KeyError, IndexError):
         return False
     return torch.allclose(padded, packed, atol=tolerance)

@@ -70,6 +70,7 @@ class Plan:
         self._rates = rates
         self._rng = rng
         self._n = learning.n_tasks
+        # A group may start so many rounds ahead of its own, when later rates are not known.
         self._ahead = learning.max_lag + -(-learning.over_commit // learning.n_tasks)
 
     def tasks(self, step: int) -> list[Task]:
@@ -178,6 +179,7 @@ class Stream:
                 raise
             return version, []
         self._n_broken = 0
+        # The oldest attempt decides whether the group is too old.
         return min((sampled_by(attempt, version, self._name) for attempt in attempts), default=version), attempts
 
 

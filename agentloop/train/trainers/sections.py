@@ -96,6 +96,7 @@ def _lasting(prompt: Prompt) -> Iterator[list[str]]:
 def _shared(run: Sequence[str], sentences: Sequence[str]) -> Iterator[Sequence[str]]:
     """The parts of `run` that are also adjacent in `sentences`, with the same white space between them."""
     texts, others = ([each.strip() for each in side] for side in (run, sentences))
+    # Without `autojunk=False`, difflib ignores frequent sentences in prompts of 200 or more.
     for a, b, size in SequenceMatcher(None, texts, others, autojunk=False).get_matching_blocks():
         start = a
         for n in range(size):
