@@ -102,6 +102,7 @@ def _answer(
 ) -> SampledAnswer | Exclusion:
     message = step.completion.message
     reason = admission.refusal_of_turn(step)
+    # A mark in the context is only read; one in the answer would be learned.
     if reason is None and has_mark((message,)):
         reason = Exclusion.redacted
     if reason is not None:
