@@ -122,6 +122,7 @@ class Trainable:
         self._can_share = use_segments(self.base)
         self.model: Any = self.base
         if lora is not None:
+            # The base does not change, so it needs no fp32; peft keeps the adapter in fp32.
             self.base.to(self.dtype)
             self.model = with_adapter(self.base, lora.rank, lora.alpha, adapter, seed)
         scalar = nn.Linear(self.base.config.get_text_config().hidden_size, 1, bias=False) if head else None

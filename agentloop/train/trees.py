@@ -28,6 +28,7 @@ def follows_trees(actor: ScoringModel, model: Any, n_vocab: int, tolerance: floa
     if kinds != {"full_attention"} or has_window:
         return False
     ids = np.arange(2 * N_TOKENS, dtype=np.int32).reshape(2, N_TOKENS) * 5 % n_vocab
+    # Two rows with four common tokens: a stem and two branches.
     ids[1, :4] = ids[0, :4]
     device = model.get_output_embeddings().weight.device
     batch = make_batch([(_row(ids[0]),), (_row(ids[1]),)], {}, Shapes(device))

@@ -117,7 +117,7 @@ def _answered(prompt_of: Row, answer_of: Row, longest: int) -> Row:
     prompt = prompt_of.token_ids[: _start(prompt_of)]
     answer = answer_of.token_ids[_start(answer_of) :]
     mask = np.concatenate([np.zeros(len(prompt), dtype=np.bool_), answer_of.action_mask[_start(answer_of) :]])
-    # The model reads each of the units, so it also reads a row of this length.
+    # A row of `longest` tokens fits into the model, because one of the units has as many.
     token_ids = np.concatenate([prompt, answer])[:longest]
     return replace(answer_of, token_ids=token_ids, action_mask=mask[:longest], logprobs=None, turns=())
 

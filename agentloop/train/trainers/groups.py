@@ -100,6 +100,7 @@ class Rounds:
         tasks = self._plan.tasks(step)
         attempts = await self._experience.attempts(tasks, policy=self._policy, part=step, group_size=self._group_size)
         members = [list(group) for _, group in groupby(attempts, key=lambda attempt: attempt.episode.group)]
+        # Groups that were lost are missing, so the position comes from the episode.
         return [Group(step * self._n + position_of(group[0].episode), 0, group) for group in members]
 
     async def drop_before(self, step: int) -> None:

@@ -100,6 +100,7 @@ class RolledTurn:
             (learning.steps_per_turn - state.n_steps) * learning.n_tasks * learning.group_size,
         )
         if not self.training.is_resumed:
+            # An alarm in the first steps goes back to this one.
             self.training.checkpoint()
             self._updates.save_first()
         # Updates of a turn that was killed still take slots of the server.
@@ -170,6 +171,7 @@ class RolledTurn:
         state.n_steps = step + 1
         state.consumed += [group.number for group in taken]
         state.discarded = sorted(groups.discarded)
+        # A step without rows keeps the sample: to `Host.publish`, an empty one means that nothing was trained.
         state.sample = [row.token_ids.tolist() for row in cut.rows[:N_SAMPLE]] or state.sample
         state.episodes += [attempt.episode.id for attempt in attempts]
         state.rates.append(self._curriculum.rates)

@@ -119,6 +119,7 @@ class OverlaySearch:
         if not tasks:
             rewards = self._wait(self._evaluations.validate(overlay, [item for item in batch if isinstance(item, int)]))
             return EvaluationBatch(outputs=rewards, scores=rewards, trajectories=[])
+        # gepa may draw a task twice into one batch.
         differing = list({task.id: task for task in tasks}.values())
         by_id = {attempt.task.id: attempt for attempt in self._wait(self._evaluations.try_tasks(overlay, differing))}
         chosen = [by_id[task.id] for task in tasks]

@@ -60,6 +60,7 @@ def sections_of(prompts: Sequence[Prompt], apart: Collection[str] = ()) -> list[
     """
     written = [prompt for prompt in prompts if prompt.text.strip()]
     runs: list[Sequence[str]] = list(_lasting(written[0])) if written else []
+    # A single prompt that mentions no moment is one section, with its white space.
     if len(written) == len(runs) == 1 and not apart:
         return [written[0].text]
     for prompt in written[1:]:
