@@ -102,7 +102,6 @@ class LiteLLMPolicy:
         problem: PolicyError = UpstreamUnavailable(f"model {self.model}")
         for attempt in range(RETRIES):
             if attempt:
-                # 1 s, then 2 s.
                 await asyncio.sleep(2.0**attempt / 2)
             try:
                 # Retries are made here. `_skip_mcp_handler`: with tools it would import what none of its extras needs

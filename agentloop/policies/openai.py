@@ -111,7 +111,6 @@ class OpenAIPolicy:
         problem: PolicyError = UpstreamUnavailable(url)
         for attempt in range(RETRIES):
             if attempt:
-                # 1 s, then 2 s.
                 await asyncio.sleep(2.0**attempt / 2)
             try:
                 answer = await self._connections.post(url, data)
