@@ -1,7 +1,7 @@
 """Measures this machine's joules and GPU-seconds: CPUs by RAPL through the kernel's powercap files, GPUs by NVML.
 
 It measures whole packages and whole GPUs with everything that runs on them. So on a shared machine a figure is an upper
-bound, and the energy of a model server on another machine is not included. Counters that cannot be read are left out
+bound, and the energy of a model server on another machine is not included. Counters that cannot be read are omitted,
 and `missing` gives the reason; nothing is ever estimated.
 Source: https://docs.kernel.org/power/powercap/powercap.html; NVML API reference, `nvmlDeviceGetTotalEnergyConsumption`.
 """
@@ -99,7 +99,8 @@ class Meter:
             self._thread.join()
 
     def read(self) -> Used:
-        """Consumption since the start. A counter that failed once has no total any more."""
+        """Consumption since the start, without counters that have failed once."""
+        # The thread and the caller both read; two reads at once would count the same joules twice.
         with self._lock:
             now = time.monotonic()
             elapsed_s = now - self._read_at
@@ -110,7 +111,7 @@ class Meter:
             busy_s = None
             if busy:
                 busy_s = sum(busy)
-            # A counter that failed once has no total from then on.
+            # A total that lacks an interval would look complete and be too low.
             if self._total is not None:
                 before = self._total
                 joules = {name: total + joules[name] for name, total in before.joules.items() if name in joules}
@@ -142,6 +143,7 @@ class Rapl:
             try:
                 now = _number(zone / "energy_uj")
             except (OSError, ValueError):
+                # After a gap the counter may have wrapped twice, so its difference is unknown for good.
                 del self._zones[name]
                 continue
             joules[name] = microjoules(self._last[name], now, self._range[name]) / 1e6
@@ -180,6 +182,7 @@ class Nvml:
                 busy_s = None
             else:
                 if busy_s is not None:
+                    # NVML counts joules, but no busy time: its percentage covers at most the last second.
                     busy_s += percent / 100 * elapsed_s
         return Used(joules, busy_s)
 
@@ -204,6 +207,7 @@ def _rapl(powercap: Path) -> tuple[Rapl | None, str | None]:
                     name = f"{name}-{path.name.split(':')[1]}"
                 zones[name] = path
         return Rapl(zones), None
+    # Linux lets root alone read these counters, because they reveal secrets of other processes (CVE-2020-8694).
     except PermissionError as error:
         return None, f"not available: {error.filename} is for root alone; run as root, or let your group read it"
     except (OSError, ValueError) as error:

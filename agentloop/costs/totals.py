@@ -37,6 +37,7 @@ def price(own: Sequence[PriceSection], listed: Price = nobody_knows) -> Price:
     """The first of these that applies: the user's own tables, the cost recorded with the answer, `listed`."""
 
     def cost(completion: Completion) -> float | None:
+        # A table has no price for an answer without tokens, and one unknown price makes the episode's cost unknown.
         if is_refused(completion):
             return 0.0
         table = next((each for each in own if fnmatchcase(completion.model or "", each.model)), None)
@@ -53,6 +54,7 @@ def priced(completion: Completion, model: str, price: Price) -> Completion:
     """The completion with its cost, by the model's name in the answer or otherwise in the request."""
     cost = price(completion)
     if cost is None:
+        # An endpoint may answer with a longer name than it was asked for, such as one with a date.
         cost = price(completion.model_copy(update={"model": model}))
     return completion.model_copy(update={"cost_usd": cost})
 
@@ -75,6 +77,7 @@ def by_table(table: PriceSection, completion: Completion) -> float | None:
     """Cost in USD; None for an answer without token counts."""
     if not completion.n_prompt_tokens + completion.n_completion_tokens:
         return None
+    # A server that counts more cached than prompt tokens must not make a price negative.
     cached = min(completion.n_cached_tokens, completion.n_prompt_tokens)
     cached_rate = table.cached
     if cached_rate is None:
@@ -179,6 +182,7 @@ def tabulate(episodes: Iterable[EpisodeCost], by: str, price: Price) -> dict[str
     sums: dict[Any, Sum] = defaultdict(Sum)
     for episode in episodes:
         if by == "model":
+            # An episode without answers counts, too, under `-`.
             models = {answer.model for answer in episode.answers} or {None}
             parts = {name: [answer for answer in episode.answers if answer.model == name] for name in models}
         else:

@@ -42,6 +42,7 @@ async def serve_customers(folder: Path, store: Store, first: int, n: int) -> Non
 
     folder: the demo's project. first: number of the first customer. Each has an order that no task of the suite has.
     """
+    # Tasks of a world repeat, so a customer has the same order after a restart.
     orders = World.of(DEMO_WORLD).tasks(Split.train, first + n, prefix="customer")
     room = asyncio.Semaphore(N_AT_ONCE)
 
@@ -84,4 +85,5 @@ async def _gateway(folder: Path, store: Store) -> AsyncIterator[str]:
             yield url
     finally:
         await calls.close()
+        # Last, because calls that are closed still write their spans.
         commits.close()

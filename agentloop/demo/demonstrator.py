@@ -41,6 +41,7 @@ def demonstrator(tasks: Sequence[Task]) -> ScriptedPolicy:
         operation, file = _operation_of(messages[0].content)
         n_turns = sum(m.role == "assistant" for m in messages)
         last = messages[-1]
+        # Results of failed calls begin with one of these.
         if last.role == "tool" and not last.content.startswith(("error:", "exit code")) and last.content:
             wrong = rng.random() < P_SLIP
             return call_message("submit", answer=str(rng.randint(1, 99)) if wrong else last.content)
@@ -56,6 +57,7 @@ def _command(operation: Operation, file: str, rng: random.Random) -> Message:
     if rng.random() < P_SLIP:
         file = f"z{rng.randint(0, 9)}"
     command = operation.command.format(file=file)
+    # One draw, so at most one of these three slips happens.
     slip = rng.random()
     if slip < P_SLIP:
         broken = f'{{"name": "shell", "arguments": {{"command": "{command}"'

@@ -76,7 +76,9 @@ def make_project(folder: Path, fill: Callable[[Path], None]) -> None:
         raise ConfigError(f"{folder} is a file; name a folder that is not there yet")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and holds no agentloop project; name another folder, new or empty")
+    # `.` has no name to derive the draft's from.
     folder = folder.resolve()
+    # Beside the folder, so the rename stays on one file system and is atomic.
     draft = folder.with_name(f".{folder.name}.draft-{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -56,6 +56,7 @@ SENTENCES = (
     "{kind} orders need {parameter}={value}.",
     "When an order is {kind}, {parameter} must be {value}.",
 )
+# `re.escape` also escapes the braces, which `format` needs.
 TOLD = tuple(
     re.compile(re.escape(sentence).replace(r"\{", "{").replace(r"\}", "}").format(
         kind=r"(?P<kind>\w+)", parameter=r"(?P<parameter>\w+)", value=r"(?P<value>\w+)"
@@ -108,6 +109,7 @@ class World:
 
     def tasks(self, split: Split, n: int, prefix: str = "order") -> list[Task]:
         """Tasks of a split. One in four needs no convention; the others need one to three."""
+        # A generator for each split: more tasks in one leave the others unchanged.
         rng = random.Random(f"{self.seed}/{split}")
         tasks: list[Task] = []
         for i in range(n):
@@ -144,6 +146,7 @@ class World:
 
 def receipt(number: str) -> str:
     """The result of `close` if all steps followed the conventions."""
+    # Nobody can tell it from the instruction, so only a call of `close` gives it.
     return hashlib.sha256(f"receipt {number}".encode()).hexdigest()[:10]
 
 
@@ -170,6 +173,7 @@ class Shop:
     async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
         """See `agents/tools/toolset.Toolset`."""
         number = _number(place.task.instruction)
+        # A task that continues from a prefix took these steps in another episode.
         done = {step.completion.message.tool_calls[0].name for step in place.task.prefix if step.results[0].ok}
 
         async def run(call: ToolCall, arguments: dict[str, str]) -> str:
@@ -268,6 +272,7 @@ class ShopRewriter:
     def answer(self, request: str, seed: int) -> str:
         """The request's text with a sentence for each convention that the request has evidence of."""
         self.n_calls += 1
+        # `hash` of a text differs between processes, and a killed turn that continues must get the same answer.
         rng = random.Random(f"{seed}/{hashlib.sha256(request.encode()).hexdigest()}")
         before = FENCED.search(request)
         lines = (before[1] if before else "").splitlines()

@@ -35,6 +35,7 @@ def _shortened(component: Component) -> Component:
     """The component without half of the lines that it has beyond its original."""
     lines = component.text.splitlines()
     n_learned = max(0, len(lines) - len(component.original.splitlines()))
+    # Rounded up, so that a text with one learned line loses it.
     n_kept = len(lines) - (n_learned + 1) // 2
     return component.model_copy(update={"text": "\n".join(lines[:n_kept])})
 

@@ -54,6 +54,7 @@ def shorten(folder: Path, backend: SandboxBackend, progress: Progress) -> bool:
     overrides: dict[str, Any] = {"train": {"kind": SHORTER, "options": {}, "max_turns": n_turns + 1}}
     with open_project(folder, backend, progress, is_gated=False, **overrides) as project:
         newest = project.registry.newest()
+        # Version 1 and one version for each turn come from the loop; a later one is the candidate of an earlier call.
         if newest is not None and newest.number <= n_turns + 1:
             newest = asyncio.run(train_once(project, make_trainer(project)))
         return newest is not None and newest.number > n_turns + 1
@@ -81,6 +82,7 @@ class Story:
     @property
     def rollback(self) -> list[Move]:
         """The moves that rolled the candidate back."""
+        # A rollback retires the live version and makes the one before live again.
         return self._moves.registry.moves()[-2:]
 
     def ask_without_proof(self) -> str:
@@ -143,6 +145,7 @@ class Story:
         return moves[n].at, moves[n + 1].at
 
     def _serve(self, n: int) -> None:
+        # Customers are numbered on from those before, since an episode id may not occur twice.
         versions = self._moves.registry.all()
         earlier = self._store.traffic([version.number for version in versions], versions[0].created_at)
         asyncio.run(serve_customers(self._folder, self._store, len(earlier), n))

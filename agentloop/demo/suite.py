@@ -73,6 +73,7 @@ def make_tasks(folder: Path, seed: int) -> list[Task]:
     splits = dict.fromkeys(names, Split.train)
     splits.update(dict.fromkeys(names[:N_HELDOUT_FILES], Split.heldout))
     splits.update(dict.fromkeys(names[N_HELDOUT_FILES : N_HELDOUT_FILES + N_VALIDATION_FILES], Split.validation))
+    # A generator of its own, used in the order of NAMES: a file's numbers do not depend on the splits.
     rng = random.Random(f"files {seed}")
     return [task for name in NAMES for task in _tasks_on(folder, name, splits[name], make_numbers(rng))]
 

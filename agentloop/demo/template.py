@@ -178,6 +178,7 @@ def prepare_template(folder: Path) -> None:
         (draft / ".gitignore").write_text(IGNORED)
         write_suite(suite, "notes", make_tasks(files))
         head = suite / HEAD
+        # `write_suite` writes no comments.
         head.write_text(head.read_text().replace("[limits]\n", LIMITS))
 
     make_project(folder, fill)

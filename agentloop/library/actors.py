@@ -1,4 +1,4 @@
-"""From a user's options to who works on a suite: a REF, an endpoint with an agent, or an agent without a policy."""
+"""Turns a user's options into the actor for a suite: a REF, an endpoint with an agent, or an agent without a policy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ActorOptions:
     project: Path = Path()
 
     def actor(self, suite: EvalSuite) -> Actor:
-        """The actor that they name for `suite`.
+        """The actor for `suite` that the options name.
 
         Raises ConfigError for an agent that is not installed and for options that do not go together.
         """
@@ -66,6 +66,7 @@ class ActorOptions:
         agent = self._agent_section()
         kind = self.policy or ENDPOINTS[0]
         is_litellm = kind == "litellm"
+        # litellm knows the addresses of its providers.
         if not self.model or not (self.base_url or is_litellm):
             needed = "--base-url and --model"
             if is_litellm:
@@ -75,6 +76,7 @@ class ActorOptions:
                 f"settings is used only with --policy {CONFIG_FILE}; --agent oracle and nop need no model"
             )
         section = PolicySection.model_validate({"kind": kind, "base_url": self.base_url, "model": self.model})
+        # An option would show the key to other users in the list of processes.
         if key := from_environment("${AGENTLOOP_POLICY__API_KEY:-}"):
             section = section.model_copy(update={"api_key": SecretStr(key)})
         prices = load_prices(self.project)
@@ -105,7 +107,7 @@ class ActorOptions:
             raise ConfigError(f"no agent {self.agent!r} (installed: {', '.join(names)}){hint}")
 
     def _agent_section(self) -> AgentSection:
-        """The options before the settings of the project before the defaults."""
+        """The options take precedence over the project's settings, and these over the defaults."""
         before = load_agent(self.project, {})
         if self.agent is not None and self.agent not in AgentSection.built_in:
             return self._outside_agent(self.agent, before)
@@ -122,11 +124,11 @@ class ActorOptions:
             "files": self.files and self.files.resolve(),
         }
         chosen = {key: value for key, value in options.items() if value}
-        if kind == COMMAND and before.kind != kind:  # which has no use for the tools of another kind
+        if kind == COMMAND and before.kind != kind:  # a program does not use the tools of another kind
             chosen = {"kind": kind, "tools": ("shell",), "mcp": (), "compaction": "none", **chosen}
         elif kind != before.kind:
             chosen |= {"kind": TOOL_LOOP, "command": None, "files": None}
-        if kind != before.kind and not before.is_built_in:  # whose options mean nothing to another kind
+        if kind != before.kind and not before.is_built_in:  # its options mean nothing to another kind
             return agent_of(chosen)
         return load_agent(self.project, chosen)
 
@@ -150,7 +152,7 @@ class ActorOptions:
 
 
 def _nobody() -> Actor:
-    """Does nothing: a task that scores more than 0 with it checks nothing."""
+    """An actor that does nothing: a task that it solves checks nothing."""
     silent = ScriptedPolicy(lambda messages, rng: Message(role="assistant", content=""), name=NOBODY)
     return Actor(NOBODY, ToolLoop(), silent, identity({"policy": Value({"kind": NOBODY})}))
 

@@ -1,4 +1,4 @@
-"""Coroutines run to their end from ordinary code, also where an event loop is running already, as in Jupyter."""
+"""Runs coroutines to their end from ordinary code, even inside a running event loop such as Jupyter's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 POLL_S = 0.1
-"""How late a cancellation may be noticed."""
+"""Maximum delay in seconds before a cancellation is noticed."""
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
@@ -23,7 +23,7 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """The same beside the loop that runs in this thread, which waits."""
+    """The result from a loop in another thread; this thread has one already, and waits."""
     result: Future[T] = Future()
     running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
 
@@ -36,7 +36,7 @@ def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     def target() -> None:
         try:
             result.set_result(asyncio.run(noted()))
-        except BaseException as error:  # handed to the thread that waits, whatever it is
+        except BaseException as error:  # the waiting thread raises it
             result.set_exception(error)
 
     thread = threading.Thread(target=target, name="agentloop")
@@ -44,6 +44,7 @@ def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     try:
         _wait(result, asyncio.current_task())
     except BaseException:
+        # This waits for the thread's first moment, so that even an early Ctrl-C cancels the work.
         loop, task = running.result()
         loop.call_soon_threadsafe(task.cancel)
         raise
@@ -53,7 +54,7 @@ def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _wait(result: Future[Any], waiting: asyncio.Task[Any] | None) -> None:
-    """Until there is a result. Raises KeyboardInterrupt, and CancelledError when `waiting` is cancelled meanwhile.
+    """Waits for a result. Raises KeyboardInterrupt, and CancelledError if `waiting` is cancelled meanwhile.
 
     `asyncio.run` answers Ctrl-C by cancelling its task, which cannot notice while this thread waits here.
     """

@@ -1,4 +1,4 @@
-"""Functions that share their source and differ by the values that they hold."""
+"""Distinguishes functions that share their source by the values that they hold."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ _OBJECTS: list[object] = []
 
 
 def held(function: FunctionType) -> list[object]:
-    """Values of the function's free variables and defaults; of an object that is no text or number {object: number}."""
+    """Values of the function's free variables and defaults; {"object": number} for one that is no text or number."""
     values = [_content(cell) for cell in function.__closure__ or ()]
     values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     return [one if isinstance(one, str | int | float | None) else {"object": number(one)} for one in values]
 
 
 def number(part: object) -> int:
-    """Name of an object, in this process alone. It stays in memory, so that no other gets its number."""
+    """Number of an object in this process. The object stays in memory, so that no other gets its number."""
+    # By identity: equal objects may act differently, and some cannot be compared.
     n = next((n for n, other in enumerate(_OBJECTS) if other is part), len(_OBJECTS))
     if n == len(_OBJECTS):
         _OBJECTS.append(part)

@@ -1,4 +1,4 @@
-"""Gates from Python: a bank of a baseline's attempts, and whether a candidate is worse."""
+"""Gates from Python: fill a bank with a baseline's attempts, and test whether a candidate is worse."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def gate(
 
 
 def _baseline_actor(acting: Sequence[Any], suite: Suite) -> Actor | None:
-    """acting: nothing, or the policy, or the policy and the agent."""
+    """acting: empty, (policy,) or (policy, agent)."""
     if not acting:
         return None
     policy, agent = (*acting, None)[:2]

@@ -13,8 +13,8 @@ from agentloop.types import Attempt, Task, Trace, Verdict
 def judge(trace: Trace | Attempt, task: Task | None = None, *, verifiers: Sequence[Any] = ()) -> Verdict:
     """Judges `trace`: its reward, and why it failed if it did. Stores nothing.
 
-    task: whose verifiers are asked; None is the attempt's own, or one with `verifiers`: kinds, parts, or functions
-    under `al.verifier`. A verifier that looks into a sandbox has none to look into.
+    task: its verifiers judge; default: the attempt's own task. verifiers: kinds, parts, or functions under
+    `al.verifier`, which judge instead. No verifier gets a sandbox.
     """
     if isinstance(trace, Attempt):
         task = task or trace.task

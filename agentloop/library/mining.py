@@ -30,11 +30,12 @@ def mine(
 ) -> list[Mined]:
     """Turn failed traces for which `filter` holds into must-pass cases, and admit those that hold.
 
-    policy, fixed: REF of who failed, and of who passes. out: folder of the cases; None is `evals/regressions` of
-    `project`. store: None is that of `project`. Returns every case that was tried; `folder` is None for one that was
-    not admitted, and `why` says the reason.
+    policy, fixed: REF of the version that failed, and of one that passes. out: folder of the cases; default:
+    `evals/regressions` of `project`. store: default: that of `project`. Returns every case that was tried; `folder` is
+    None for one that was not admitted, and `why` has the reason.
     """
     folder = Path(project)
+    # A store that the caller opened stays open.
     own = nullcontext(store) if isinstance(store, Store) else closing(_open(store, folder))
     with own as source:
         cases = Path(out or folder / REGRESSIONS)
@@ -47,6 +48,6 @@ def mine(
 
 
 def _open(store: str | Path | None, project: Path) -> Store:
-    """The store that is named, or that of `project`."""
+    """The store `store`; default: that of `project`."""
     where = None if store is None else str(store)
     return open_store(where, project=project, create=False, secrets=known_secrets(project))

@@ -38,7 +38,7 @@ from agentloop.protocols import Sandbox
 from agentloop.types import Graded, Part, ToolCall, ToolSpec, Trace
 
 SANDBOX = "sandbox"
-"""The parameter that gets the sandbox, in a verifier the second one."""
+"""Name of the parameter that gets the sandbox; in a verifier, the second one."""
 
 
 class FunctionVerifier:
@@ -50,12 +50,12 @@ class FunctionVerifier:
     function: ClassVar[Callable[..., Any]]
 
     def __init__(self, **options: Any) -> None:
-        """options: the function's parameters that have a name only."""
+        """options: values of the function's keyword-only parameters."""
         self._options = options
 
     @classmethod
     def part(cls, **options: Any) -> Part:
-        """A verifier as a task names it; a class alone stands for the part without options."""
+        """The verifier with options, as a task names it; the class itself stands for the part without options."""
         return Part(kind=cls.kind, options=options)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float | Graded:
@@ -86,6 +86,7 @@ def verifier(function: Callable[..., Any]) -> type[FunctionVerifier]:
         {
             "__doc__": function.__doc__,
             "__module__": function.__module__,
+            # `plugins.py` checks the options of a part against its signature.
             "__signature__": inspect.Signature(options),
             "name": function.__name__,
             "kind": _kind(function),
@@ -144,7 +145,7 @@ def _caller(function: Callable[..., Any], place: Place) -> Callable[[ToolCall, d
         if inspect.iscoroutinefunction(function):
             value = await function(**arguments, **extra)
         else:
-            value = await asyncio.to_thread(function, **arguments, **extra)  # it may take its time
+            value = await asyncio.to_thread(function, **arguments, **extra)  # may block
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
     return call
@@ -152,6 +153,7 @@ def _caller(function: Callable[..., Any], place: Place) -> Callable[[ToolCall, d
 
 def _schema(function: Callable[..., Any]) -> dict[str, Any]:
     """The JSON schema of its parameters. Raises ConfigError for a parameter without an annotation."""
+    # Annotations are texts in a module with `from __future__ import annotations`.
     hints = typing.get_type_hints(function)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -168,14 +170,16 @@ def _schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _kind(function: Callable[..., Any]) -> str:
-    """`FILE.py:NAME` for a function in a file, which another process finds; else its name, with a hash of its code."""
+    """`FILE.py:NAME` for a function in a file, where any process finds it; else NAME@HASH, with a hash of its code."""
     module = sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
+    # A function inside a function is no attribute of its module, so its file cannot give it to another process.
     if file and file.endswith(".py") and "." not in function.__qualname__:
         return f"{Path(file).resolve()}:{function.__name__}"
     try:
         source = inspect.getsource(function).encode()
     except (OSError, TypeError):
+        # A function that was typed into the interpreter has no source.
         source = function.__code__.co_code
     source += repr(held(cast("FunctionType", function))).encode()
     return f"{function.__name__}@{hashlib.sha256(source).hexdigest()[:12]}"

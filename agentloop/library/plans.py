@@ -1,4 +1,4 @@
-"""`agentloop plan` and `agentloop collect`: a run of suites that other schedulers do between the two."""
+"""`agentloop plan` and `agentloop collect`: between the two, another scheduler executes a run of suites."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from agentloop.work.stored import is_usable, read_attempts, sort_stored
 from agentloop.work.work import Ask
 
 MAX_NAMED = 8
-"""Shards that a message names one by one."""
+"""Maximum number of shards that a message names one by one."""
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Which tasks, who acts, how often, and for how many machines."""
+    """The tasks, the actor, the number of attempts and the number of machines."""
 
     folders: Sequence[Path]
     """Suites in the project."""
@@ -68,10 +68,10 @@ class PlanOptions:
 
 
 def plan_suites(options: PlanOptions, note: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Write down what `agentloop run` would make, and return the document of `--json`.
+    """Write the attempts that `agentloop run` would make as a plan, and return the document of `--json`.
 
-    note: gets remarks on tasks. Raises ConfigError for what other machines cannot have, and where `out` has another
-    plan; NothingToDo where all attempts are stored.
+    note: gets remarks on tasks. Raises ConfigError for files that other machines cannot have and if `out` has
+    another plan; NothingToDo if all attempts are stored.
     """
     load_config(options.project)
     suites = [checked_evals(suite) for suite in load_suites(options.folders)]
@@ -178,6 +178,7 @@ class _Planning:
     def _add_unit(self, ask: Ask, cohort: Ask, portable: PortableAsk, *, is_stored: bool) -> None:
         key = rollout_key(cohort, 0)
         unit = rollout_unit(key, cohort, plan_hash(ask), self._n_seats, portable.needs, portable.asks(cohort))
+        # Shards take the missing units in turn, so they stay even if some attempts are stored.
         shard = None if is_stored else self._n_missing % self._options.n_shards
         self._n_missing += not is_stored
         tasks = tuple(dict.fromkeys(task.id for task, _ in cohort.planned))
@@ -197,16 +198,13 @@ class _Planning:
         return suite.suite.folder.resolve().relative_to(self._options.project.resolve()).as_posix()
 
 
-# ---------------------------------------------------------------------- collect
-
-
 class Collected(NamedTuple):
     """A plan whose attempts are all in the store."""
 
     document: dict[str, Any]
     """That of `agentloop run --json`."""
     failed_shards: list[int]
-    """Shards with an attempt that infrastructure ended, or that has no reward."""
+    """Shards with an attempt that was lost to the infrastructure or has no reward."""
 
 
 def collect_plan(folder: Path, project: Path) -> Collected:
@@ -251,7 +249,7 @@ def _opened(folder: Path, scratch: Path) -> Iterator[PlanFolder]:
 
 
 class _Collecting:
-    """The attempts of a plan: what is stored, and what has to be."""
+    """The attempts of a plan: those in the store, and those to store."""
 
     def __init__(self, plan: PlanFolder, store: Store) -> None:
         """Raises StateError for a unit without a result."""
@@ -265,11 +263,14 @@ class _Collecting:
         missing: list[PlannedUnit] = []
         for unit in plan.units:
             if self._is_usable(unit, before):
+                # A usable unit that has a shard was stored by an earlier `collect` of this plan, which continues
+                # nothing.
                 self.n_continued += len(self._planned[unit.key]) if unit.shard is None else 0
             elif (attempts := self._attempts(unit)) is None:
                 missing.append(unit)
             else:
                 self._place(unit, attempts, before)
+        # Checked for all units before anything is stored: a plan is collected as a whole or not at all.
         if missing:
             raise StateError(_why_missing(plan, missing))
 
@@ -336,7 +337,7 @@ def _why_missing(plan: PlanFolder, missing: Sequence[PlannedUnit]) -> str:
 
 
 def commands_of(folder: Path, shards: Sequence[int]) -> str:
-    """How to do shards again, for a message."""
+    """The commands that execute shards again, for a message."""
     command = f"`agentloop execute {shlex.quote(str(folder))} --shard {shards[0]}`"
     if len(shards) == 1:
         return f"run {command}"

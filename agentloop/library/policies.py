@@ -79,6 +79,7 @@ def actor_of(chosen: PolicyLike, agent: AgentLike, suite: Suite, project: Path =
         named = resolve(chosen, project, suite.tasks, suite.name)
         if agent is None:
             return named
+        # The agent of the REF does not act, so it must not be part of the identity.
         whole = with_parts(named.identity, _agent_parts(agent, suite, project), without=AGENT)
         return replace(named, agent=_agent(agent, project), identity=whole)
     acting = _agent(agent, project, expects_calls=chosen is not None)
@@ -98,7 +99,7 @@ def _agent_parts(agent: AgentLike, suite: Suite, project: Path) -> dict[str, Ide
 def _policy(
     chosen: PolicyChoice | Policy | None, suite: Suite, project: Path
 ) -> tuple[str, Policy, dict[str, IdentityPart], Price]:
-    """(what reports call it, the policy, the parts of its identity, what an answer costs)."""
+    """(name in reports, the policy, the parts of its identity, the price of an answer)."""
     if chosen is None:
         return "no policy", ScriptedPolicy(_refuse, "no policy"), {"policy": Value({"kind": None})}, free
     if not isinstance(chosen, PolicyChoice):
@@ -121,6 +122,7 @@ def _agent(agent: AgentLike, project: Path, *, expects_calls: bool = True) -> Ag
         return choose_agent(AgentSection(kind=agent), project)
     if isinstance(agent, list | tuple):
         return ToolLoop((*(make() for make in agent), Submit()))
+    # Before `callable`, because an agent may be callable as well.
     if hasattr(agent, "run") and hasattr(agent, "first_messages"):
         return cast("Agent", agent)
     if callable(agent):
@@ -131,7 +133,7 @@ def _agent(agent: AgentLike, project: Path, *, expects_calls: bool = True) -> Ag
 
 
 def _section(agent: str | None) -> AgentSection:
-    """The table `[agent]` that names the same agent."""
+    """The table `[agent]` that selects the same agent."""
     if agent is None:
         return AgentSection()
     kind = {"kind": "python", "target": agent} if ":" in agent else {"kind": agent}
@@ -139,7 +141,7 @@ def _section(agent: str | None) -> AgentSection:
 
 
 def _content(part: object) -> IdentityPart:
-    """Functions, also those of tools, by name, by the files that define them, and by the values that they hold.
+    """Identity of functions, also of tools: their names, the files that define them, and the values that they hold.
 
     Imports of these files do not count. Any other object, and a function without a file, is a new version in each
     process.
@@ -157,19 +159,21 @@ def _content(part: object) -> IdentityPart:
 
 
 def _file_of(function: object) -> Path:
-    """The file of a function. Raises TypeError for what has none, and for a lambda, which has no name in its file."""
+    """The file of a function. Raises TypeError if it has none, and for a lambda, which has no name in its file."""
     if not inspect.isfunction(function) or function.__name__ == "<lambda>":
         raise TypeError(f"{function!r} has no name in a file")
     return Path(inspect.getfile(function))
 
 
 def _name(function: Any) -> list[object]:
-    """A function in its file: functions that another one makes differ by the values that they hold."""
+    """Identity of a function in its file: functions made by the same function differ by the values that they hold."""
     values = held(function)
     process = _PROCESS if any(isinstance(one, dict) for one in values) else None
+    # A file may define a name twice; the line tells the two apart.
     return [function.__qualname__, function.__code__.co_firstlineno, values, process]
 
 
+# Not the process id, which a later process may get.
 _PROCESS = token_hex(8)
 
 

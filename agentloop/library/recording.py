@@ -34,6 +34,7 @@ class Recorder:
         self._answer: str | None = None
         self._scores: list[Score] = []
         self._started_at = datetime.now(UTC)
+        # Duration has a clock of its own, because the time of day may jump.
         self._started = time.perf_counter()
         self._duration_s: float | None = None
         self._error: BaseException | None = None
@@ -51,7 +52,7 @@ class Recorder:
         self._steps.answer(Message(role="assistant", content=text), model=model, **usage)
 
     def tool(self, name: str, arguments: Mapping[str, Any], result: object, *, ok: bool = True) -> None:
-        """A tool that the model called, and what it gave back. ok: False for an error."""
+        """Adds a call of a tool by the model, and its result. ok: False for an error."""
         call = ToolCall(id=f"call_{self._n_calls}", name=name, arguments=json.dumps(dict(arguments), default=str))
         self._n_calls += 1
         self._steps.answer(Message(role="assistant", tool_calls=(call,)))
@@ -87,7 +88,7 @@ class Recorder:
         )
 
     def end(self, error: BaseException | None) -> Imported:
-        """The whole, as it is stored. error: what ended the block, if anything did."""
+        """The complete record for the store. error: the exception that ended the block, or None."""
         self._duration_s = time.perf_counter() - self._started
         self._error = error
         return Imported(trace=self.trace, scores=tuple(self._scores))
@@ -105,16 +106,17 @@ def record(
     """Store one trace of an agent of your own when the block ends, even after an exception.
 
     agent: its name. task: id of the task that it works on, so that runs of the same task are compared. session: the
-    conversation that the trace belongs to. project: the tenant; default:
-    that of the store.
+    conversation that the trace belongs to. project: the tenant; default: that of the store.
     """
     recorder = Recorder(agent, task, session)
     problem: BaseException | None = None
     try:
         yield recorder
+    # Ctrl-C ends a run whose trace is wanted, too.
     except BaseException as error:
         problem = error
         raise
     finally:
+        # Opened at the end, so no connection is held while the agent works, maybe for hours.
         with opened(store) as target:
             target.put_imported(project or target.project, [recorder.end(problem)])

@@ -1,4 +1,4 @@
-"""Attempts from Python: rolled out, judged, stored as they end, and continued where a run stopped."""
+"""Attempts from Python: rolls them out, judges them, stores each when it ends, and continues a run that stopped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SuiteLike: TypeAlias = "Suite | Sequence[Task] | str | PathLike[str]"
 
 @dataclass(frozen=True)
 class Results(Sequence[Attempt]):
-    """The attempts of one run, task by task, those of one task together."""
+    """The attempts of one run, grouped by task."""
 
     stage: str
     """The name under which they are stored: `al.load(f"stage:{results.stage}")`."""
@@ -66,11 +66,11 @@ class Results(Sequence[Attempt]):
 
     @property
     def n_unscored(self) -> int:
-        """Attempts without a reward: lost to the infrastructure, disputed, or not scored by the verifiers."""
+        """Number of attempts without a reward: lost to the infrastructure, disputed, or not scored by the verifiers."""
         return sum(one.verdict.state is not RewardState.scored for one in self.attempts)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each attempt, as for a table."""
+        """A dict for each attempt: the rows of a table."""
         return [
             {
                 "task": one.task.id,
@@ -120,7 +120,7 @@ def run(
 
 
 def backend_for(sandbox: str | None, actor: Actor) -> SandboxBackend:
-    """The backend called `sandbox`, or that of the settings in this folder."""
+    """The backend called `sandbox`; default: that of the settings in this folder."""
     if sandbox:
         return make_backend(sandbox, "sandbox", is_needed=not is_on_host(actor.agent))
     return project_backend(None, Path(), [actor.agent])
@@ -145,7 +145,7 @@ def as_suite(suite: SuiteLike) -> Suite:
 
 
 class SuiteRun:
-    """A run of an actor on a suite. Its name, and so the ids and seeds of its attempts, follow from what is run."""
+    """A run of an actor on a suite. Its name, and with it the ids and seeds of its attempts, is a function of both."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class SuiteRun:
         self._store = store
         self._n_trials = n_trials
         parts = ["run", actor.identity.hash[:16], suite.hash[:16]]
-        if not is_on_host(actor.agent):  # attempts in another kind of sandbox are others
+        if not is_on_host(actor.agent):  # each kind of sandbox has its own attempts
             parts.append(backend.name)
         if name:
             parts.append(name)
@@ -182,10 +182,9 @@ class SuiteRun:
         canaries: bool = True,
         on_done: Callable[[Attempt], None] = lambda _: None,
     ) -> Results:
-        """All of them, in order, those of a task together. on_done: gets each, stored ones too.
+        """All attempts, grouped by task. on_done: gets each attempt, including stored ones.
 
         project: folder of the learned scorer.
-
         Raises ConfigError, PolicyError or SandboxError where the first ones show that no other can succeed, and
         ConfigError where the model's endpoint refused the first request of most.
         """
@@ -208,16 +207,16 @@ class SuiteRun:
         return Results(self.stage, tuple(attempts))
 
     def ask(self, tasks: Sequence[Task]) -> Ask:
-        """The attempts of the run, those of a task together. tasks: of the suite, as the backend takes them."""
+        """The attempts of the run, grouped by task. tasks: those of the suite, with the backend's images."""
         planned = [self._planned(task, trial) for task in tasks for trial in range(self._n_trials)]
         return Ask(self.stage, tuple(planned), self._actor)
 
     @contextmanager
     def _work(self, project: Path, pool: Pool, n_concurrent: int, *, canaries: bool) -> Iterator[Work]:
-        """Units of the project's store where its work is shared, else attempts of this process."""
+        """Units in the project's store if its work is shared, else attempts in this process."""
         scorer = load_scorer(project)
         guess = scorer.guess if scorer else None
-        probes = not self._suite.is_harbor  # whose tasks have an image each: one that fails says nothing of the others
+        probes = not self._suite.is_harbor  # each Harbor task has its own image
         with sharing(project, self._store) as shared:
             if shared is None or not canaries:
                 yield LocalWork(

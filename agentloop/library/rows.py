@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class TrainingRows:
-    """The rows of stored traces, one page of traces in memory. It can be read once."""
+    """The rows of stored traces, with one page of traces in memory. Can be read once."""
 
     def __init__(self, rows: Iterator[Row], excluded: Counter[str]) -> None:
         self._rows = rows
         self.excluded = excluded
-        """Counts by reason of what the rows so far do not contain."""
+        """Reason -> number of exclusions from the rows so far."""
 
     def __iter__(self) -> Iterator[Row]:
         return self._rows
@@ -43,7 +43,7 @@ def training_rows(
     cache: str | Path | None = None,
     evals: str | Path = EVALS,
 ) -> TrainingRows:
-    """The rows of the stored traces for which `filter` holds, those first that were stored last.
+    """The rows of the stored traces for which `filter` holds, the last stored first.
 
     A row has the arrays `token_ids`, `action_mask` and `logprobs`, the `temperature`, and the `reward`, `reward_state`,
     `verdict` (its hash), `group`, `task` and `trajectory` that it belongs to. Held-out and validation tasks, unscored
@@ -64,6 +64,7 @@ def training_rows(
     withheld = Withheld(held_out.asked_by, held_out.texts_hash)
 
     def read() -> Iterator[Row]:
+        # Opened in the generator, so that the store closes when the last row is read.
         with opened(store, create=False) as source, TemporaryDirectory() as temporary:
             segment = RowSegment(Path(cache or temporary), Admission(logprobs=logprobs))
             tenant = project or source.project
@@ -75,7 +76,7 @@ def training_rows(
 
 
 def _task(row: TraceSummary) -> Task | None:
-    """The task of a trace as far as its row says it: its split decides whether it may train."""
+    """The task of a trace, as far as its row has it: its split decides whether it may train."""
     if row.task_id is None or row.split is None:
         return None
     return Task(id=row.task_id, instruction="", split=Split(row.split), pool=row.pool or "")

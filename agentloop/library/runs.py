@@ -1,4 +1,4 @@
-"""Suites run from a user's options, and what came of it as one document: the engine of `agentloop run`."""
+"""Runs suites from a user's options and returns the results as one document: the engine of `agentloop run`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from agentloop.types import Attempt
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Which tasks, where, and how often."""
+    """The tasks, the sandbox and the number of attempts."""
 
     folders: Sequence[Path]
     """Suites, folders of Harbor tasks, or such tasks."""
     sandbox: str | None = None
     out: Path | None = None
-    """Folder for the traces; None is the store of the project."""
+    """Folder for the traces; None: the store of the project."""
     name: str | None = None
     """Tells this run apart from others of the same policy on the same suite."""
     n_trials: int = 1
@@ -52,6 +52,7 @@ def run_suites(
     note: gets remarks on tasks. Raises ConfigError and PluginError for suites, policies and agents that do not fit.
     """
     suites = [checked_evals(suite) for suite in load_suites(options.folders)]
+    # Every suite and actor is checked before the first attempt costs anything.
     acting = [actors.actor(suite) for suite in suites]
     for suite in suites:
         for remark in suite.suite.remarks:
@@ -103,7 +104,7 @@ def _is_before(attempt: Attempt, moment: datetime) -> bool:
 
 
 def who(actor: Actor) -> str:
-    """Name of who acts, for people."""
+    """Name of the actor for people."""
     if actor.ref in (ORACLE, NOBODY):
         return actor.ref
     return actor.agent.name

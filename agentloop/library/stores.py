@@ -1,4 +1,4 @@
-"""Stores from Python: opened by path or URL, and their traces as rows."""
+"""Opens stores from Python, by path or URL, and reads their traces as rows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ StoreLike = Store | str | Path | None
 def open_store(where: str | Path | None = None, *, create: bool = True) -> Store:
     """The store in the file `where`, or at a URL such as `postgresql://…`; close it when you are done.
 
-    None is that of the project in the current folder: `[store] url` of agentloop.toml, else `traces/store.db`. Secrets
-    of that project are never stored. Raises StoreError where no store is and `create` is False.
+    Default: that of the project in the current folder: `[store] url` of agentloop.toml, else `traces/store.db`. Secrets
+    of that project are never stored. Raises StoreError if there is no store and `create` is False.
     """
     return place.open_store(None if where is None else str(where), create=create, secrets=known_secrets(Path()))
 
 
 @contextmanager
 def opened(store: StoreLike, *, create: bool = True) -> Iterator[Store]:
-    """`store`, which stays open when it was open before."""
+    """The store, which is closed afterwards unless it was open before."""
     if isinstance(store, Store):
         yield store
         return
@@ -39,10 +39,10 @@ def opened(store: StoreLike, *, create: bool = True) -> Iterator[Store]:
 
 
 def load(filter: str = "", *, store: StoreLike = None, project: str | None = None) -> Any:
-    """The stored traces for which `filter` holds, a row each, those first that were stored last.
+    """A row for each stored trace for which `filter` holds, the last stored first.
 
     filter: terms as in `agentloop traces ls`, such as `"task:t1 reward<1"`. project: the tenant whose traces count;
-    default: that of the store. Returns a pandas DataFrame where pandas is installed, else a list of dicts.
+    default: that of the store. Returns a pandas DataFrame if pandas is installed, else a list of dicts.
     """
     with opened(store, create=False) as source:
         traces = source.every(filter, project=project or source.project)

@@ -80,7 +80,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 448) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in SCAFFOLD])
-    from transformers import Qwen2Tokenizer  # seconds, which who only reads a conversation does not need
+    from transformers import Qwen2Tokenizer  # takes seconds, and only training a tokenizer needs it
 
     reader = Qwen2Tokenizer().backend_tokenizer
     tokenizer.normalizer = reader.normalizer
@@ -100,7 +100,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.tokenizer.encode_special_tokens = True  # in text they are text; only `prompt_ids` places marks
+        self.tokenizer.encode_special_tokens = True  # a mark in a text stays text: no tool speaks as the user
         self.n_vocab: int = tokenizer.get_vocab_size()
         self.pad = _token_id(tokenizer, PAD)
         self.end = _token_id(tokenizer, END)

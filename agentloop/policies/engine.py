@@ -17,6 +17,7 @@ from agentloop.errors import ConfigError
 
 SLOTS = 8
 """Number of adapters loaded at once: those of versions that may still be called, and a spare slot for the next one."""
+# vLLM reserves memory for SLOTS adapters of this rank when it starts.
 MAX_RANK = 64
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOOK = """
@@ -57,6 +58,7 @@ def find_vllm(python: str | None) -> Installed:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it ended at once"])[-1]
         raise ConfigError(f"{named} has {last}; {remedy}" if last.startswith("no vLLM") else f"{named}: {last}")
+    # Packages may print while they are imported; the last line is ours.
     return Installed(named, *json.loads(done.stdout.strip().splitlines()[-1]))
 
 
@@ -77,6 +79,7 @@ def vllm_command(
     command += ["--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
     command += ["--generation-config", "vllm"]
     command += ["--enable-lora", "--max-loras", str(SLOTS), "--max-lora-rank", str(MAX_RANK)]
+    # fp32, as training on a CPU has it, so the probe tolerates only 1e-4 nats (`publish/probe.py`).
     command += ["--dtype", "float32", "--enforce-eager"] if on_cpu else []
     variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     if host not in LOOPBACK:

@@ -27,13 +27,15 @@ SUBREAPER = 36
 def main(command: list[str]) -> int:
     """The command's status, negative for the signal that ended it."""
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
+    # Python resumes `poll` after a signal (PEP 475), so a handler must make a descriptor readable.
     read, write = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.write(write, b"."))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+    # It becomes readable when the command ends, and never stands for another process with the same number.
     ended = os.pidfd_open(child.pid)
     if ended not in _ready(None, 0, read, ended):
-        os.close(0)  # who looks whether anybody still reads it is told that the server is as good as gone
+        os.close(0)  # whoever checks the other end sees a pipe without a reader: the server is ending
         _signal(os.killpg, child.pid, signal.SIGTERM)
         _ready(GRACE_S, ended)
     _signal(os.killpg, child.pid, signal.SIGKILL)
@@ -68,4 +70,5 @@ def _signal(send: Callable[[int, int], None], to: int, number: int) -> None:
 
 
 if __name__ == "__main__":
+    # The negative status of a signal must fit into 0 to 255.
     sys.exit(main(sys.argv[1:]) % 256)

@@ -47,7 +47,7 @@ class Lockstep:
         self._run_when_full()
         try:
             return await future
-        except asyncio.CancelledError:  # its time is up
+        except asyncio.CancelledError:  # its time is up; the row would start a batch too early
             self._waiting.pop(index, None)
             raise
 
@@ -69,8 +69,10 @@ class Lockstep:
             with boundary(UpstreamUnavailable, f"policy {self._policy.name}"):
                 completions = self._policy.complete_batch([request for request, _ in rows])
             answers = list(zip(rows, completions, strict=True))
+        # An episode whose future is never set would wait for good.
         except BaseException as error:
             for _, future in rows:
+                # The future of an episode that was cancelled meanwhile is done.
                 if not future.done():
                     future.set_exception(error)
             return

@@ -26,6 +26,7 @@ from agentloop.policies.sampling import sampling_of
 from agentloop.types import Completion, Message, ToolCall, ToolSpec
 
 RETRIES = 3
+"""Number of tries of a request, including the first."""
 TIMEOUT_S = 120.0
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Function names that strict endpoints accept."""
@@ -86,7 +87,7 @@ class OpenAIPolicy:
             **self.extra,
             **extra,
         }
-        if tools:  # of none, strict endpoints take no empty list
+        if tools:  # strict endpoints refuse an empty list
             body["tools"] = wire_tools(tools)
         answer = await self.post(self._url, body)
         return None if _is_too_long(answer) else answer
@@ -115,7 +116,7 @@ class OpenAIPolicy:
                 answer = await self._connections.post(url, data)
             except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
                 problem = UpstreamUnavailable(f"{url}: {type(error).__name__}: {error}")
-                break  # nobody is there; a moment later nobody is, too
+                break  # nobody listens there, and a retry a second later changes nothing
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = UpstreamUnavailable(f"{url}: {type(error).__name__}: {error}")
                 continue
@@ -162,7 +163,7 @@ class Connections:
         use = Use(asyncio.get_running_loop(), *self._endpoint)
         if use not in _CLIENTS:
             _CLIENTS[use] = _client(use)
-        client = await anext(_CLIENTS[use])  # which never waits, so calls at once are no matter
+        client = await anext(_CLIENTS[use])  # never waits, so concurrent calls do not collide
         async with client.post(url, data=data, headers=self._headers) as response:
             return HttpAnswer(response.status, await response.read())
 
@@ -185,7 +186,7 @@ async def _client(use: Use) -> AsyncGenerator[aiohttp.ClientSession, None]:
     """The client of a loop. A loop that ends closes the generators that it started, and with them its client."""
     try:
         timeout = aiohttp.ClientTimeout(TIMEOUT_S)
-        # How many at once is the caller's business. Servers close what is idle for 5 s: a call must not meet that.
+        # The caller limits concurrency. Servers close a connection that is idle for 5 s; a call must not meet that.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector, proxy=use.proxy) as client:
             while True:
@@ -263,6 +264,7 @@ def read_completion(answer: dict[str, Any]) -> Completion:
     ids = tuple(choice.get("token_ids") or ())
     logprobs = tuple(item["logprob"] for item in ((choice.get("logprobs") or {}).get("content") or ()))
     usage = answer.get("usage") or {}
+    # vLLM sends null unless it was started to count cached tokens.
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     message = Message(
         role="assistant",
@@ -275,6 +277,7 @@ def read_completion(answer: dict[str, Any]) -> Completion:
         message=message,
         finish_reason=choice.get("finish_reason") or "stop",
         prompt_token_ids=tuple(answer.get("prompt_token_ids") or ()),
+        # A list of another length would give tokens the log-probabilities of other tokens.
         logprobs=logprobs if len(logprobs) == len(ids) else (),
         model=answer.get("model"),
         n_prompt_tokens=usage.get("prompt_tokens", 0),

@@ -49,6 +49,7 @@ async def samples_plainly(base_url: str, model: str, *, api_key: SecretStr | Non
     base_url: of a vLLM server, with `/v1`. Costs six answers of N_TOKENS tokens. Raises PolicyError like
     `OpenAIPolicy`.
     """
+    # An end mark would end the draw before a cut can show.
     policy = OpenAIPolicy(base_url, model, api_key=api_key, extra={**EXACT, "ignore_eos": True})
     for temperature in TEMPERATURES:
         default = await _drawn(policy, temperature)

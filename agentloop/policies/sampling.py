@@ -24,6 +24,7 @@ def sampling_of(request: Mapping[str, Any]) -> Sampling:
     return Sampling(
         temperature=_number(request, "temperature", 1.0),
         top_p=_number(request, "top_p", 1.0),
+        # Not `isinstance`: True is an int.
         top_k=top_k if type(top_k) is int else None,
         min_p=_number(request, "min_p", 0.0),
         is_penalised=_is_penalised(request),

@@ -47,6 +47,7 @@ def oracle(tasks: Sequence[Task]) -> ScriptedPolicy:
     A task that continues from a prefix is recognised by its turns, and its solution follows them.
     """
     by_instruction: dict[str, list[Task]] = {}
+    # The longest prefix comes first, because its conversation also fits every shorter one.
     for task in sorted(tasks, key=lambda task: -len(task.prefix)):
         by_instruction.setdefault(task.instruction, []).append(task)
 

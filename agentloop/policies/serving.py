@@ -78,15 +78,17 @@ class VLLMServer:
         self.last_lines.clear()
         make_folder(self.log.parent)
         log = RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=N_LOGS, encoding="utf-8")
+        # The kernel closes our end however this process ends, and the guard waits for that.
         read, self._hold = os.pipe()
         try:
             self._process = subprocess.Popen(
+                # Without site packages the guard starts at once, and no variable can change what it imports.
                 [sys.executable, "-S", "-E", guard.__file__, *self._command],
                 stdin=read,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._variables},
-                start_new_session=True,  # Ctrl-C is for us, who then end it in order
+                start_new_session=True,  # Ctrl-C must reach this process alone, which ends the server in order
             )
         finally:
             os.close(read)
@@ -115,6 +117,7 @@ class VLLMServer:
             try:
                 self._load(name, folder)
             except PolicyError as error:
+                # A server that has died is started again; its refusal says nothing about the adapter.
                 if not self.is_healthy():
                     raise
                 if name in self.adapters:  # starting it again would not help
@@ -160,7 +163,7 @@ class VLLMServer:
                 models = json.load(response)["data"]
             adapters = {each["id"]: Path(each["root"]) for each in models if each.get("parent")}
         except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
-            return  # it says nothing of them
+            return  # unknown until the next check
         self.others = {name: folder for name, folder in adapters.items() if name not in self.adapters}
 
     def stop(self) -> None:
@@ -171,6 +174,7 @@ class VLLMServer:
             os.close(self._hold)
             self._hold = None
         try:
+            # The guard itself waits GRACE_S before it kills; ten seconds more mean that it hangs.
             self._process.wait(guard.GRACE_S + 10)
         except subprocess.TimeoutExpired:  # the guard itself was stopped or hangs
             self._process.kill()
@@ -181,7 +185,7 @@ class VLLMServer:
     def ended(self) -> str:
         """How it ended, with its last lines."""
         if self._reader is not None:
-            self._reader.join(5)  # what it said last is still on the way
+            self._reader.join(5)  # its last lines may still be in the pipe
         return f"the server ended with status {self.status}{self._tail()}"
 
     def _tail(self) -> str:
@@ -276,7 +280,7 @@ def _until_broken(server: VLLMServer, p: Patience) -> str:
     answered = time.monotonic()
     while True:
         time.sleep(p.check_every_s)
-        if server.status is not None:  # asked first: somebody else's server may answer in its place
+        if server.status is not None:  # checked first, because another server may answer at this address
             return server.ended()
         if server.is_healthy(min(p.hung_s, 10.0)):
             answered = time.monotonic()

@@ -24,7 +24,7 @@ from agentloop.policies.lockstep import Request
 from agentloop.types import Completion, Message, Sampling, ToolSpec
 
 CONTEXT = 320
-"""Tokens of one episode; an episode that would be longer ends with `context_limit`."""
+"""Maximum tokens of one episode; a longer one ends with `context_limit`."""
 
 
 def new_model(n_vocab: int, *, seed: int, width: int = 128, layers: int = 2, heads: int = 4) -> Qwen2ForCausalLM:
@@ -161,6 +161,7 @@ def sample(
         picked = logps.gather(1, chosen[:, None])[:, 0].tolist()
         done = []
         for slot, (row, token, logp) in enumerate(zip(slots, chosen.tolist(), picked, strict=True)):
+            # A row that has ended stays until half of the batch has: each removal copies the cache.
             if len(out[row][0]) == n_new[row] or (out[row][0] and out[row][0][-1] == end):
                 done.append(slot)
                 continue
@@ -184,6 +185,7 @@ def sample(
 
 def _next_logits(model: Qwen2ForCausalLM, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
     """Logits (B, V) after the last of `ids` (B, T), which follow what is in `cache`."""
+    # Padding has no position; 0 keeps it in range, and the mask hides it.
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     done = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
     logits: Tensor = done.logits[:, -1]
@@ -193,5 +195,6 @@ def _next_logits(model: Qwen2ForCausalLM, ids: Tensor, mask: Tensor, cache: Dyna
 def _invert(logps_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """Token ids (B,) at which each row's cumulative probability passes its uniform number."""
     cumulative = logps_BV.exp().cumsum(dim=-1)
+    # In float32 the probabilities do not sum to exactly 1, so the last sum stands for 1.
     target = uniform_B[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp(max=logps_BV.shape[1] - 1)

@@ -1,11 +1,11 @@
-"""A policy that vLLM serves, with the exact tokens: which ids were the prompt, which were sampled, how probable.
+"""A policy that vLLM serves, with exact tokens: the prompt's ids, the sampled ids and their log-probabilities.
 
-The first turn's prompt is the server's. Every later one is the ids of the turn before it, as they were, and behind
-them what the template makes of the messages since: a decoded answer, encoded anew, would be other ids (BPE is no
-bijection, and templates write JSON in their own way). The server still reads messages, tools and calls; it is given
-the prompt's ids beside them, as vLLM 0.32 takes them from a prefill stage. Where a conversation does not go on from
-an answer as it was given (it was compacted, or the tools changed), the prompt is the server's again: such a turn is a
-fork, which the ids that are kept of both show.
+The server makes the prompt of the first turn. Every later prompt is the ids of the turn before, unchanged, followed by
+what the template makes of the messages since: to encode a decoded answer again would give other ids (BPE is no
+bijection, and templates write JSON in their own way). The server still reads messages, tools and calls; the prompt's
+ids are sent in addition, in the field in which vLLM 0.32 takes them from a prefill stage. If a conversation does not
+continue from an answer (it was compacted, or the tools changed), the server makes the prompt again. Such a turn is a
+fork, and the recorded ids of both turns show it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from agentloop.policies.openai import NO_ROOM, HttpAnswer, OpenAIPolicy, wire, w
 from agentloop.types import Completion, Message, ToolSpec
 
 EXACT = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
-"""What a request asks for. `top_logprobs: 0` keeps the alternatives out."""
+"""Keys of every request. `top_logprobs: 0` omits the alternatives."""
 MAX_KEPT = 16_000_000
-"""Token ids of conversations that are remembered, at 4 bytes each; the least recently used go first."""
+"""Number of token ids in remembered conversations, at 4 bytes each; the least recently used are forgotten first."""
 OPENING = Message(role="user", content="-")
-"""Stands for all that came before an answer when what follows it is rendered: it is not in the result."""
+"""Stands for everything before an answer when the text after it is rendered; the result does not contain it."""
 
 
 class VLLMPolicy:
@@ -46,7 +46,7 @@ class VLLMPolicy:
         price: Price = nobody_knows,
         extend: bool = True,
     ) -> None:
-        """price: of an answer. extend: False leaves every prompt to the server, for one that takes no ids."""
+        """price: of an answer. extend: False lets the server make every prompt, if it accepts no ids."""
         self._chat = OpenAIPolicy(base_url, model, api_key=api_key, temperature=temperature, price=price, extra=EXACT)
         self.model = self._chat.model
         self._extend = extend
@@ -54,7 +54,7 @@ class VLLMPolicy:
         self._n_kept = 0
         self._ends: set[int] = set()
         self.n_forks = 0
-        """Later turns whose prompt does not begin with the ids of the turn before."""
+        """Number of later turns whose prompt does not begin with the ids of the turn before."""
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
@@ -78,7 +78,7 @@ class VLLMPolicy:
 
     def _exact(self, answer: HttpAnswer) -> Completion:
         done = self._chat.read(answer)
-        if done.message.token_ids and done.prompt_token_ids and done.logprobs:  # which are kept only if they fit
+        if done.message.token_ids and done.prompt_token_ids and done.logprobs:  # empty unless they fit
             return done
         choice = json.loads(answer.body)["choices"][0]
         content = (choice.get("logprobs") or {}).get("content") or ()
@@ -96,23 +96,23 @@ class VLLMPolicy:
             "name the address of a vLLM server, or use policy 'openai'"
         )
 
-    # ------------------------------------------------------------------------------- the next prompt
-
     async def _extended(self, messages: Sequence[Message], before: array[int]) -> list[int] | None:
-        """The ids before, and what the template puts behind them; None where it has no end that was ever sampled."""
+        """The ids before, followed by what the template adds; None if it writes no end mark that was ever sampled."""
         last = max(i for i, m in enumerate(messages) if m.role == "assistant")
         closed, following = await asyncio.gather(
             self._render([OPENING, messages[last]], ending=True),
             self._render([OPENING, *messages[last:]], ending=False),
         )
         ends = [i for i, token in enumerate(closed) if token in self._ends]
+        # A template that rewrites earlier turns, such as one that removes reasoning, cannot be extended.
         if not ends or following[: len(closed)] != closed:
             return None
+        # An answer that was cut at max_tokens has no end mark, so the template's own is added.
         is_ended = before[-1] in self._ends
         return [*before, *following[ends[-1] + is_ended :]]
 
     async def _render(self, messages: Sequence[Message], *, ending: bool) -> list[int]:
-        """Ids of a conversation; ending: as it stands, without the mark that lets the assistant speak."""
+        """Ids of a conversation. ending: omit the mark after which the assistant answers. Raises MalformedAnswer."""
         url = f"{self._chat.base_url.removesuffix('/v1')}/tokenize"
         body = {"model": self.model, "messages": wire(messages), "add_generation_prompt": not ending}
         answer = await self._chat.post(url, body)
@@ -123,7 +123,7 @@ class VLLMPolicy:
         return tokens
 
     def _before(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> array[int] | None:
-        """Prompt and sampled ids of the last answer in `messages`, if it was ours to exactly this."""
+        """Prompt and sampled ids of the last answer in `messages`, if this policy gave it to this very conversation."""
         last = max((i for i, m in enumerate(messages) if m.role == "assistant"), default=None)
         if last is None:
             return None
@@ -149,5 +149,5 @@ class VLLMPolicy:
 
 
 def _key(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> int:
-    """Of a conversation. The sampled ids are in it, so that equal words of other tokens are another conversation."""
+    """Key of a conversation. It includes the sampled ids, so that equal words of other tokens are another one."""
     return hash((tuple(messages), json.dumps(wire_tools(tools))))

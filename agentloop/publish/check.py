@@ -31,6 +31,7 @@ async def compare(server: VLLMControl, name: str, probe: Fingerprint) -> float:
                 MIN_APART * probe.tolerance,
             )
         return worst
+    # An adapter that is ignored, or a reload that keeps the old weights, gives exactly the parent's values.
     is_parent = furthest(served, probe.parent) <= probe.tolerance
     finding = "it answers as the version before" if is_parent else f"log-probabilities differ by {worst:.2g}"
     raise PublishError(

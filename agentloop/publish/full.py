@@ -55,12 +55,14 @@ class FullReload:
     async def publish(self, name: str, folder: Path, probe: Fingerprint) -> Published:
         """See `protocols.Publisher`. folder: of whole weights. name: of the version, for messages only."""
         started = time.perf_counter()
+        # The folder is read before the pause, so a bad one costs the users of the server nothing.
         await asyncio.to_thread(_refuse_not_finite, folder)
         await self._check_free()
         before = probe.at(await self.server.logprobs(self.model, probe.sequences))
         try:
             await self.reload(folder)
             worst = await compare(self.server, self.model, probe)
+        # A cancelled publication restores the weights, too: it may end in the middle of a reload.
         except BaseException as error:
             problem = await self._restored(probe, before)
             if isinstance(error, PublishError):
@@ -89,8 +91,10 @@ class FullReload:
         Raises PublishError if the server lacks these routes or cannot read the folder.
         """
         try:
+            # With `mode=keep`, an answer in progress would mix tokens of two versions.
             await self.server.post("pause?mode=wait")
         except PublishError as error:
+            # vLLM registers these routes only in its development mode.
             if "HTTP 404" in str(error):
                 raise PublishError(
                     f"{self.server.base_url} cannot reload weights; start it again on loopback with "
@@ -101,12 +105,14 @@ class FullReload:
             place = await asyncio.to_thread(folder.resolve)
             settings = {"method": "reload_weights", "kwargs": {"weights_path": str(place)}}
             await self.server.post("collective_rpc", settings)
+            # The cached keys and values come from the old weights, and new prompts would reuse them.
             await self.server.post("reset_prefix_cache")
         finally:
             await self.server.post("resume")
 
     async def _restored(self, probe: Fingerprint, before: list[float]) -> str:
         """Restores the previous weights. Returns the result in words."""
+        # A failure of the restore must not hide why the version is refused, so it only changes the words.
         with suppress(PublishError):
             await self.reload(self.folder)
             now = probe.at(await self.server.logprobs(self.model, probe.sequences))

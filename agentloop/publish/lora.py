@@ -71,6 +71,7 @@ class LoraHotSwap:
         await self.server.load(name, await asyncio.to_thread(folder.resolve))
         try:
             worst = await compare(self.server, name, probe)
+        # Also after a cancellation: an adapter that was not checked must not be called, and it takes a slot.
         except BaseException:
             with suppress(PublishError):
                 await self.server.unload(name)
@@ -95,6 +96,7 @@ class LoraHotSwap:
                 f"{self.server.base_url} serves no model {self.base!r}, but {', '.join(models)}; set [policy] model"
             )
         loaded = [each for each, parent in models.items() if parent is not None]
+        # `spare` may read the registry, which blocks.
         spare = await asyncio.to_thread(self._spare, loaded) if len(loaded) >= self._slots else None
         if spare is not None:
             await self.server.unload(spare)
@@ -120,6 +122,7 @@ class LoraHotSwap:
                 f"{self.server.base_url}: the tokenizer of {self.base!r} cuts text into other tokens than the one that "
                 "the adapter was trained with; serve the same folder"
             )
+        # Two bases without a hash cannot be told apart, so those are checked before every adapter.
         if probe.base_hash is not None:
             self._checked.add(probe.base_hash)
 
@@ -139,8 +142,10 @@ def check_adapter(folder: Path, max_rank: int = MAX_RANK) -> None:
     rank = settings.get("r")
     if not isinstance(rank, int) or rank > max_rank:
         raise PublishError(f"{folder}: rank {rank}, and the server takes at most {max_rank} (--max-lora-rank)")
+    # peft gives single layers other ranks by `rank_pattern`.
     ranks = {rank, *(settings.get("rank_pattern") or {}).values()}
     for name, tensor in tensors.items():
+        # lora_A has the shape (rank, inputs), lora_B the shape (outputs, rank).
         tensor_rank = tensor["shape"][0 if ".lora_A." in name else -1]
         if (".lora_A." in name or ".lora_B." in name) and tensor_rank not in ranks:
             raise PublishError(f"{folder}: {name} has rank {tensor_rank}, its {CONFIG} {rank}; save the adapter again")

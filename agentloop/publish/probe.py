@@ -15,7 +15,7 @@ from agentloop.types import Frozen
 PROBE = "probe.json"
 """Name of the probe's file in the folder of a version."""
 MIN_TOKENS = 32
-"""Minimum number of tokens. Fewer prove too little."""
+"""Minimum number of chosen tokens; fewer prove too little."""
 MIN_APART = 20.0
 """Minimum difference between the trained model and its parent at some token, in tolerances, to tell them apart."""
 
@@ -70,4 +70,5 @@ def read_probe(folder: Path) -> Probe:
 
 def furthest(one: Sequence[float], other: Sequence[float]) -> float:
     """Largest absolute difference; infinite if a value is not finite."""
+    # `max` would skip a NaN that is not the first value, and two equal infinities differ by NaN.
     return max(abs(a - b) if math.isfinite(a - b) else math.inf for a, b in zip(one, other, strict=True))

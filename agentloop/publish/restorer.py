@@ -36,7 +36,7 @@ class Order(Frozen):
 
 
 class Restorer:
-    """The process, as the one that trains has it."""
+    """The process, seen from the one that trains."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -51,7 +51,7 @@ class Restorer:
         self._say(order.model_dump_json())
 
     def release(self) -> None:
-        """End it: the server has its weights again, or it was reported that it has not."""
+        """End it: the server has its weights again, or the user was told that it has not."""
         if self._process is None:
             return
         self._say(RELEASED)
@@ -68,6 +68,7 @@ class Restorer:
         if self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):  # it was killed, too
                 self._process.stdin.write(f"{line}\n")
+                # In our buffer, the order would be lost with this process when it is killed.
                 self._process.stdin.flush()
 
 

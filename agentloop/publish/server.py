@@ -59,9 +59,10 @@ class VLLMControl:
             raise PublishError(f"{self.root} is vLLM {text}, which takes no ids of a conversation; {remedy}")
 
     async def load(self, name: str, folder: Path) -> None:
-        """Loads an adapter. folder: absolute; the server reads it itself."""
+        """Loads an adapter. folder: absolute, because the server reads it. Raises PublishError, ServerBusy."""
         body = {"lora_name": name, "lora_path": os.fspath(folder)}
         try:
+            # vLLM answers 400 to a second load of a name, so a retry would hide that the first one succeeded.
             await self._ask("POST", f"{self.base_url}/load_lora_adapter", body, retries=0)
         except PublishError as error:
             if NO_ROUTE not in str(error):
@@ -81,7 +82,9 @@ class VLLMControl:
             "model": model,
             "prompt": [list(ids) for ids in sequences],
             "max_tokens": 1,
+            # At 1, raw and processed log-probabilities are equal, so the mode of the server does not matter.
             "temperature": 1.0,
+            # 0 asks for the tokens of the prompt alone, without alternatives.
             "prompt_logprobs": 0,
         }
         try:
@@ -138,6 +141,7 @@ class VLLMControl:
                     if response.status < 400:
                         return _read(text)
                     problem = f"HTTP {response.status}: {' '.join(text.split())[:300]}"
+                    # A refusal would be repeated; only a failure of the server may pass.
                     if response.status < 500:
                         break
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -154,4 +158,5 @@ def _read(text: str) -> Any:
 
 
 def _of_token(scores: Mapping[str, Mapping[str, float]] | None, token: int) -> float:
+    # vLLM has None for the first token, which no context predicts.
     return float("nan") if scores is None else float(scores[str(token)]["logprob"])

@@ -29,6 +29,7 @@ class FloatType(NamedTuple):
     """Bits of the exponent in the byte before it."""
 
 
+# The exponents have 8, 5, 8 and 11 bits, of which the last byte holds 7, 5, 7 and 7.
 FLOATS = {
     "BF16": FloatType(2, _ONES, 0x80),
     "F16": FloatType(2, re.compile(rb"[\x7c-\x7f\xfc-\xff]"), 0),
@@ -51,9 +52,11 @@ def read_header(path: Path) -> TensorHeader:
     try:
         with path.open("rb") as file:
             start = 8 + int.from_bytes(file.read(8), "little")
+            # A damaged size must not allocate gigabytes. A header that is cut there is no JSON and is refused.
             tensors: dict[str, dict[str, Any]] = json.loads(file.read(min(start - 8, MAX_HEADER)))
         tensors.pop("__metadata__", None)
         end = start + max(tensor["data_offsets"][1] for tensor in tensors.values())
+        # A file whose writer was killed may have a whole header, so its length is compared as well.
         is_whole = all("shape" in tensor and "dtype" in tensor for tensor in tensors.values())
         if is_whole and path.stat().st_size == end:
             return TensorHeader(start, tensors)
@@ -79,15 +82,17 @@ def refuse_not_finite(path: Path) -> None:
 
 
 def _has_not_finite(path: Path, start: int, n_bytes: int, dtype: str) -> bool:
-    """Whether one of the values is not finite; False for types that have no such values."""
+    """True if a value is not finite; False for types that have no such values."""
     kind = FLOATS.get(dtype)
     if kind is None:
         return False
+    # Reading in chunks keeps memory small, and CHUNK is a multiple of every width, so no value is split.
     with path.open("rb") as file:
         file.seek(start)
         while n_bytes > 0 and (data := file.read(min(CHUNK, n_bytes))):
             n_bytes -= len(data)
             before = data[kind.width - 2 :: kind.width]
+            # A regular expression scans in C; a loop in Python over billions of values takes minutes.
             found = kind.last.finditer(data[kind.width - 1 :: kind.width])
             if any(before[match.start()] & kind.before == kind.before for match in found):
                 return True

@@ -26,6 +26,7 @@ def _portable(task: Task) -> Table:
     """The task without locations. A verifier in a file is represented by the file's contents."""
     row = task.portable()
     for part in row["verifiers"]:
+        # A Harbor verifier names the folder of its task, any other one a folder of tests.
         option = {HARBOR: TASK_FOLDER}.get(part["kind"], TESTS)
         if isinstance(folder := part["options"].get(option), str):
             part["options"][option] = folder_contents(Path(folder))
@@ -37,7 +38,9 @@ def _portable(task: Task) -> Table:
 def folder_contents(folder: Path) -> list[tuple[str, str, bool]]:
     """(relative path, hash or link target, executable) for every file, without empty folders, as in git."""
     rows = []
+    # rglob has the order of the file system, which differs between machines.
     for path in sorted(folder.rglob("*")):
+        # `is_file` follows links. A link counts by its target's name, as in git, so it may also be broken.
         if path.is_symlink():
             rows.append((path.relative_to(folder).as_posix(), f"-> {os.readlink(path)}", False))
         elif path.is_file():

@@ -12,6 +12,7 @@ from agentloop.suites.content import folder_contents
 from agentloop.suites.names import HARBOR, TASK_FOLDER
 from agentloop.types import Limits, Part, SandboxSpec, Setup, Task, content_hash
 
+# Harbor limits an agent by time alone; `Limits` needs these two as well.
 MAX_STEPS = 100
 MAX_TOKENS = 4096
 SPARE_S = 600.0
@@ -40,6 +41,7 @@ def ordinary(task: HarborTask) -> Task:
     limits = Limits(
         max_steps=MAX_STEPS,
         max_tokens=MAX_TOKENS,
+        # The format has no limit for one command, which may take all of the agent's time.
         tool_timeout_s=agent.timeout_sec,
         max_output=MAX_OUTPUT,
         max_wall_s=agent.timeout_sec,

@@ -1,4 +1,4 @@
-"""suite.toml: the name, the sandbox, the limits, the reward, the verifiers and the environment that tasks share."""
+"""Reads suite.toml: the name, sandbox, limits, reward, verifiers and environment that the tasks share."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ class SuiteHead(Frozen):
     name: str
     sandbox: SandboxSpec
     files: dict[Split, Path]
-    """Files that a sandbox of each split starts with; a split that is not in it starts with nothing."""
+    """Folder that a sandbox of each split starts with; for a missing split, it starts empty."""
     limits: Limits
     reward: RewardRule | None
     verifiers: tuple[Part, ...]
     tags: tuple[str, ...]
     environment: dict[str, Any]
-    """Keys of an environment, for tasks whose own does not have them."""
+    """Defaults for the keys of each task's environment."""
 
 
 def parse_head(text: str, folder: Path) -> SuiteHead:
+    """text: of suite.toml in `folder`. Raises ConfigError with file, line and key."""
     path = folder / HEAD
     head = parse_toml(path, text)
     refuse_unknown(head, HEAD_KEYS, lambda key: toml_place(path, text, "", key))
@@ -53,14 +54,15 @@ def parse_head(text: str, folder: Path) -> SuiteHead:
 
 def _sandbox(path: Path, text: str, head: Table) -> SandboxSpec:
     table = dict(_table(path, text, head, "sandbox", SandboxSpec))
+    # `files` may differ by split: see `SuiteHead.files` and `tasks._task`.
     table.pop("files", None)
-    if isinstance(hosts := table.get("allowed_hosts"), list):  # TOML has no tuples, and what is validated is strict
+    if isinstance(hosts := table.get("allowed_hosts"), list):  # TOML has no tuples, and validation is strict
         table["allowed_hosts"] = tuple(hosts)
     return _validated(path, text, "sandbox", table, SandboxSpec)
 
 
 def _files(path: Path, text: str, head: Table) -> dict[Split, Path]:
-    """`files = "folder"` for every split, or `files = { train = "folder", ... }`: a sandbox sees its split."""
+    """`files = "folder"` for every split, or `files = { train = "folder", ... }`: a sandbox has those of its split."""
     files = head.get("sandbox", {}).get("files")
     if files is None:
         return {}
@@ -84,6 +86,7 @@ def _limits(path: Path, text: str, head: Table) -> Limits:
     table = _table(path, text, head, "limits", Limits)
     limits = _validated(path, text, "limits", table, Limits)
     for key in table:
+        # False is an int, 0, but no limit of 0.
         if getattr(limits, key) <= 0 and Limits.model_fields[key].annotation is not bool:
             where = toml_place(path, text, "limits", key)
             raise ConfigError(f"{where}: key {key!r} is {table[key]}; a limit must be above 0")
@@ -101,7 +104,7 @@ def _table(path: Path, text: str, head: Table, name: str, model: type[BaseModel]
     table = head.get(name, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{toml_place(path, text, '', name)}: key {name!r} must be a table, [{name}]")
-    allowed = tuple(key for key in model.model_fields if key != "agent_files")  # which is the agent's to say
+    allowed = tuple(key for key in model.model_fields if key != "agent_files")  # set by the agent
     refuse_unknown(table, allowed, lambda key: toml_place(path, text, name, key))
     return table
 

@@ -1,4 +1,4 @@
-"""Text of a suite's files, and where a mistake in it is: every message names file, line and key."""
+"""Reads the text of a suite's files and locates mistakes: every message names file, line and key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Table = dict[str, Any]
 
 
 def read_jsonl(path: Path, text: str) -> Iterator[tuple[str, Table]]:
-    """('file:line', object) of each line of `text`, blank ones left out. Raises ConfigError."""
+    """('file:line', object) of each line of `text` that is not blank. Raises ConfigError."""
+    # Not `splitlines`: a JSON string may contain U+2028, which ends a line there.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -29,6 +30,7 @@ def read_jsonl(path: Path, text: str) -> Iterator[tuple[str, Table]]:
 
 
 def read_text(path: Path, remedy: str) -> str:
+    """The text of a file. remedy: the next move if it is missing. Raises ConfigError."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; {remedy}")
     with boundary(ConfigError, f"{path}: cannot be read; fix its permissions or save it as UTF-8"):
@@ -36,7 +38,7 @@ def read_text(path: Path, remedy: str) -> str:
 
 
 def refuse_unknown(table: Mapping[str, Any], allowed: Collection[str], place: Callable[[str], str]) -> None:
-    """Raises ConfigError for the first key of `table` that is not `known`; `place(key)` says where it is."""
+    """Raises ConfigError for the first key of `table` that is not allowed; `place(key)` is its location."""
     for key in table:
         if key not in allowed:
             hint = did_you_mean(key, allowed)
@@ -44,7 +46,8 @@ def refuse_unknown(table: Mapping[str, Any], allowed: Collection[str], place: Ca
 
 
 def toml_place(path: Path, text: str, table: str, key: str) -> str:
-    """'file:line' of `key` in `table` ("" is the top), or the file alone when the key is written in another way."""
+    """'file:line' of `key` in `table` ("": the top), or the file alone if the key is written in another way."""
+    # tomllib keeps no positions, so the lines are searched.
     current = ""
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[+\s*([^\[\]]+?)\s*\]", line):
@@ -57,9 +60,10 @@ def toml_place(path: Path, text: str, table: str, key: str) -> str:
 
 
 def place_in(folder: Path, name: str, where: str) -> Path:
-    """The path `name`, which starts at `folder`. Raises ConfigError for a text that no path can be."""
+    """The path `name`, relative to `folder`. Raises ConfigError for a text that cannot be a path."""
     try:
         place = (folder / name).resolve()
+        # `resolve` accepts a name that is too long; only the operating system refuses it.
         place.exists()
     except (OSError, ValueError, RuntimeError) as error:  # too long, with a NUL, through a link to itself
         raise ConfigError(f"{where}: {name[:100]!r} is no path: {error.__class__.__name__}; name another") from None
@@ -67,9 +71,10 @@ def place_in(folder: Path, name: str, where: str) -> Path:
 
 
 def listed(path: Path) -> str:
-    """`text` unchanged, or quoted where it is not one line."""
+    """The path as text, quoted unless it is printable, so that no name can forge a line of a message."""
     return str(path) if str(path).isprintable() else repr(str(path))
 
 
 def lower(message: str) -> str:
+    """The message with a small first letter, for the end of a sentence."""
     return message[:1].lower() + message[1:]

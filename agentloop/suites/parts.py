@@ -1,7 +1,6 @@
-"""Values that suite.toml and tasks.jsonl share: verifiers, splits and tags, checked where they are written.
+"""Checks values that suite.toml and tasks.jsonl share: verifiers, splits and tags.
 
-A verifier kept in a file must be a file of the suite's project; whether another kind is installed is the business of
-`plugins.py`.
+A verifier in a file must be a file of the suite's project. `plugins.py` checks whether any other kind is installed.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from agentloop.types import Part, Split
 
 
 def split_of(name: object, where: str) -> Split:
+    """The split called `name`. where: its location, for the message. Raises ConfigError."""
     names = [split.value for split in Split]
     if not isinstance(name, str) or name not in names:
         hint = did_you_mean(str(name), names)
@@ -25,12 +25,14 @@ def split_of(name: object, where: str) -> Split:
 
 
 def tags_of(names: object, where: str) -> tuple[str, ...]:
+    """Raises ConfigError unless `names` is a list of words."""
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(f"{where}: key 'tags' must be a list of words, like {json.dumps([MUST_PASS])}")
     return tuple(names)
 
 
 def parse_verifiers(rows: object, folder: Path, where: str) -> tuple[Part, ...]:
+    """The verifiers with absolute paths. folder: of the suite. Raises ConfigError."""
     shape = 'a list like [{"kind": "exact", "expected": "57"}]'
     if not isinstance(rows, list):
         raise ConfigError(f"{where}: key 'verifiers' must be {shape}")
@@ -48,6 +50,7 @@ def parse_verifiers(rows: object, folder: Path, where: str) -> tuple[Part, ...]:
 
 
 def refuse_above(place: Path, folder: Path, where: str) -> None:
+    """Raises ConfigError if the suite in `folder` is inside `place`, since a sandbox would get its solutions."""
     if folder.is_relative_to(place):
         raise ConfigError(f"{where}: the suite and its solutions are in the folder {listed(place)}; name another")
 
@@ -75,6 +78,7 @@ def _absolute_kind(kind: str, folder: Path, where: str) -> str:
             f"{where}: key 'verifiers': no file {listed(file)} for kind {kind!r}; paths start at the suite folder"
         )
     project = _project(folder)
+    # A verifier runs outside the sandbox, so a suite from elsewhere must not name any file of this machine.
     if not is_of_project(file, project):
         raise ConfigError(
             f"{where}: key 'verifiers': {file} for kind {kind!r} is not a file of the project in {project}; move it "
@@ -86,6 +90,7 @@ def _absolute_kind(kind: str, folder: Path, where: str) -> str:
 def _project(folder: Path) -> Path:
     """Folder whose files the suite in `folder` may name: the project's, or else that of the outermost suite."""
     outermost = folder
+    # A regression case is a suite inside a suite.
     while (outermost.parent / HEAD).exists():
         outermost = outermost.parent
     return project_folder(folder, default=outermost.parent)

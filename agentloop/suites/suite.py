@@ -1,17 +1,17 @@
-"""A suite on disk: the tasks that policies are compared on, in git beside the code.
+"""A suite on disk: tasks on which policies are compared, kept in git beside the code.
 
-    evals/NAME/suite.toml     name, tags, [sandbox], [limits], [reward], [environment] and [[verifiers]] (for tasks that
-                              name none)
+    evals/NAME/suite.toml     name, tags, [sandbox], [limits], [reward], [environment] and [[verifiers]] (for tasks
+                              without their own)
     evals/NAME/tasks.jsonl    one task a line: id, instruction, split, pool, verifiers, reward, solution, environment,
                               and tags beside those of suite.toml
-    evals/NAME/files/         what a sandbox starts with, when [sandbox] says `files = "files"`
-    evals/NAME/baseline/      what policies did here (`bank.py`)
+    evals/NAME/files/         the first content of a sandbox, if [sandbox] has `files = "files"`
+    evals/NAME/baseline/      outcomes of policies on this suite (`bank.py`)
     evals/NAME/CASE/          a regression case: tasks.jsonl with one task, and maybe a prefix.jsonl
 
 A folder of tasks in the Harbor format, or one such task, is a suite, too (`harbor.py`): `load_suite` takes all three.
 
-Paths in a suite are relative to its folder; a loaded suite has absolute ones, so that its tasks can
-be rolled out from anywhere.
+Paths in a suite are relative to its folder; a loaded suite has absolute ones, so that its tasks can be rolled out from
+anywhere.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from agentloop.types import Frozen, Split, Task
 
 
 class Suite(Frozen):
-    """Tasks that are done in the same kind of sandbox under the same limits, read from a folder or made in Python."""
+    """Tasks with the same kind of sandbox and the same limits, read from a folder or made in Python."""
 
     name: str
     tasks: tuple[Task, ...]
     folder: Path = Field(default_factory=lambda fields: (Path("evals") / fields["name"]).resolve())
-    """Absolute; of one made in Python, where its banks are: `evals/NAME` of the current folder."""
+    """Absolute. A suite made in Python has its banks in `evals/NAME` of the current folder."""
     hash: str = Field(default_factory=lambda fields: suite_hash(fields["tasks"]))
     """Content hash of the tasks, the files folder and verifiers kept in files; moving the folder keeps it."""
     remarks: tuple[str, ...] = ()
-    """Requests of its Harbor tasks that are not met, a line each."""
+    """A line for each request of its Harbor tasks that is not met."""
 
     @property
     def is_harbor(self) -> bool:
-        """True where its tasks are in the Harbor format."""
+        """True if its tasks are in the Harbor format."""
         return any(task.setup is not None for task in self.tasks)
 
     def split(self, name: Split | str) -> tuple[Task, ...]:
@@ -64,6 +64,7 @@ def load_suite(path: Path | str) -> Suite:
     head = parse_head(read_text(folder / HEAD, where_suites_are(folder)), folder)
     cases = _case_tasks(folder, head)
     tasks: tuple[Task, ...] = ()
+    # A folder of regression cases needs no tasks of its own.
     if not cases or (folder / TASKS).exists():
         tasks = parse_tasks(read_text(folder / TASKS, "write one task a line, as JSON"), folder, head)
     tasks += cases
@@ -84,6 +85,7 @@ def _is_harbor(folder: Path) -> bool:
     """True for a folder of Harbor tasks. Raises ConfigError for one that has tasks of both kinds."""
     tasks = task_folders(folder)
     if not (folder / HEAD).is_file():
+        # An incomplete or deeper Harbor task counts, too: `find_tasks` has the better message for it.
         return bool(tasks) or (folder / TASK).is_file() or any(folder.glob(f"*/*/{TASK}"))
     if tasks:
         raise ConfigError(
@@ -105,12 +107,12 @@ def _harbor_suite(folders: Sequence[Path]) -> Suite:
 
 
 def has_task(case: Path) -> bool:
-    """False for the folder of an offline case, which is a trace alone."""
+    """False for an offline case, which is only a trace."""
     return (case / TASKS).exists() or bool(task_folders(case))
 
 
 def _case_tasks(folder: Path, head: SuiteHead) -> tuple[Task, ...]:
-    """The task of each case below `folder` that has one, by name, held out, with the tags of the suite."""
+    """The tasks of the cases in `folder`, by name, all held out, with the tags of the suite."""
     case_suites = [load_suite(path.parent) for path in sorted(folder.glob(CASES)) if has_task(path.parent)]
     return tuple(
         task.model_copy(update={"tags": tuple(dict.fromkeys((*head.tags, *task.tags))), "split": Split.heldout})
@@ -120,7 +122,7 @@ def _case_tasks(folder: Path, head: SuiteHead) -> tuple[Task, ...]:
 
 
 def where_suites_are(folder: Path) -> str:
-    """The suites beside `folder`, for a message; the most likely one where a name is misspelt."""
+    """The suites beside `folder`, for a message, and the most similar name."""
     names = sorted(head.parent.name for head in folder.parent.glob(f"*/{HEAD}"))
     if not names:
         return f"a suite is a folder with {HEAD} and {TASKS}"

@@ -1,4 +1,4 @@
-"""tasks.jsonl: one task a line, with what suite.toml says of all."""
+"""Reads tasks.jsonl: one task per line, completed with what suite.toml has for all tasks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from agentloop.types import EnvironmentSpec, Split, Step, Task
 
 
 def parse_tasks(text: str, folder: Path, head: SuiteHead) -> tuple[Task, ...]:
+    """text: of tasks.jsonl in `folder`. Raises ConfigError with file, line and key."""
     path = folder / TASKS
     tasks: list[Task] = []
     first_seen: dict[str, str] = {}
@@ -49,6 +50,7 @@ def _task(row: Table, where: str, folder: Path, head: SuiteHead) -> Task:
     shared: Table = {}
     if head.environment and isinstance(row.get("environment", {}), dict):
         shared = {"environment": {**head.environment, **row.get("environment", {})}}
+    # A sandbox gets only the files of its task's split, so training cannot open a held-out file.
     sandbox = head.sandbox.model_copy(update={"files": head.files.get(split)})
     try:
         return Task.model_validate(
@@ -82,6 +84,7 @@ def _prefix(name: object, where: str, folder: Path) -> tuple[Step, ...]:
     steps = []
     for line, row in read_jsonl(path, read_text(path, "write one turn a line, as JSON")):
         try:
+            # Another trace paid for these turns; `costs.totals.is_paid` skips copied ones.
             steps.append(Step.model_validate({**row, "copied": True}))
         except ValidationError as error:
             raise ConfigError(f"{line}: no turn of a trace: {lower(error.errors()[0]['msg'])}; fix the line") from None

@@ -1,4 +1,4 @@
-"""Tasks -> the folder of a suite."""
+"""Writes tasks as the folder of a suite."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from agentloop.types import Part, Task
 
 
 def write_suite(folder: Path, name: str, tasks: Sequence[Task]) -> Suite:
-    """Write `tasks` as the suite in `folder` and give it back as it loads from there.
+    """Write `tasks` as the suite in `folder` and return it as loaded from there.
 
-    The files folder and verifier files stay where they are and are named relative to `folder`.
-    Everything is checked before anything is written. Each file is replaced whole, suite.toml last:
-    a new suite that was cut short does not load. Raises ConfigError, also for tasks of unlike sandboxes
-    or limits, which one suite cannot say.
+    The files folder and verifier files stay where they are and are named relative to `folder`. Tasks are checked before
+    they are written. Each file is replaced as a whole, suite.toml last: an incomplete new suite does not load. Raises
+    ConfigError, also for tasks with different sandboxes or limits, which one suite cannot express.
     """
     if any(task.setup is not None for task in tasks):
         raise ConfigError(f"{folder}: a Harbor task cannot be written to {TASKS}; keep its own folder")
     kinds = {(task.sandbox.model_copy(update={"files": None}), task.limits) for task in tasks}
+    # suite.toml has one files folder for each split, so a split with two of them cannot be written.
     if len(kinds) > 1 or len({(task.split, task.sandbox.files) for task in tasks}) > len({t.split for t in tasks}):
         raise ConfigError(f"{folder}: tasks of a split with different sandboxes or limits; write one suite for each")
     folder = folder.resolve()
@@ -37,6 +37,7 @@ def write_suite(folder: Path, name: str, tasks: Sequence[Task]) -> Suite:
     prefixes = {task.prefix for task in tasks if task.prefix}
     if len(prefixes) > 1:
         raise ConfigError(f"{folder}: tasks that go on from different turns; write one suite for each")
+    # `parse_tasks` reads this file, so it is written before the check.
     for prefix in prefixes:
         write_text(folder / PREFIX, "".join(step.model_dump_json(exclude_defaults=True) + "\n" for step in prefix))
     parse_tasks(lines, folder, parse_head(head, folder))
@@ -73,7 +74,7 @@ def _relative(path: Path, folder: Path) -> str:
 
 def _head_text(name: str, tasks: Sequence[Task], folder: Path) -> str:
     lines = [f"name = {toml_value(name)}", "", "[sandbox]"]
-    spec = tasks[0].sandbox.model_dump(exclude={"files"}, exclude_none=True)  # which TOML cannot say
+    spec = tasks[0].sandbox.model_dump(exclude={"files"}, exclude_none=True)  # TOML has no null
     lines += [f"{key} = {toml_value(value)}" for key, value in spec.items()]
     files = {t.split.value: _relative(t.sandbox.files, folder) for t in tasks if t.sandbox.files is not None}
     if len(set(files.values())) == 1:
@@ -86,9 +87,9 @@ def _head_text(name: str, tasks: Sequence[Task], folder: Path) -> str:
 
 
 def toml_value(value: str | bool | int | float | list[str]) -> str:
-    """A scalar, or a list of texts, in TOML: JSON's spelling, but for DEL, which JSON leaves bare.
+    """A scalar or a list of texts in TOML: spelled as in JSON, except for DEL, which only TOML wants escaped.
 
-    A text with quotes in it is a literal one where it can be, for those who read it.
+    A text with double quotes becomes a literal string if possible, which is easier to read.
     """
     if isinstance(value, str) and '"' in value and "'" not in value and value.isprintable():
         return f"'{value}'"

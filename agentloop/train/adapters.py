@@ -36,6 +36,7 @@ def with_adapter(base: Any, rank: int, alpha: int, adapter: Path | None, seed: i
                 f" {alpha}; set lora to the adapter's"
             )
         return model
+    # peft draws from the global generator, whose later draws must not depend on a new adapter.
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft reads a property of transformers that has a new name
         torch.manual_seed(seed)
@@ -45,6 +46,7 @@ def with_adapter(base: Any, rank: int, alpha: int, adapter: Path | None, seed: i
                 r=rank,
                 lora_alpha=alpha,
                 target_modules="all-linear",
+                # With dropout a token has no single log-probability to compare with the sampler's.
                 lora_dropout=0.0,
                 bias="none",
                 task_type="CAUSAL_LM",

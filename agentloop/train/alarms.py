@@ -91,6 +91,7 @@ class AlarmWatch:
                 "or change that limit"
             )
         self.n_returns += 1
+        # Steps that are undone must not raise the next alarm.
         del self.history[raised.since :]
         return raised
 
@@ -115,6 +116,7 @@ class _Limit(NamedTuple):
 
     def is_passed(self, value: float) -> bool:
         """True if a value is beyond the limit, or not finite."""
+        # An infinite limit turns the alarm off, also for values that are not finite.
         if math.isinf(self.value):
             return False
         return not math.isfinite(value) or self.sign * (value - self.value) > 0

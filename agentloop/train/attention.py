@@ -43,6 +43,7 @@ def attend(
     segments: Segments | None = settings.pop("segments", None)
     if segments is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+    # With grouped queries, several heads share the keys and values of one.
     n_repeats = query.shape[1] // key.shape[1]
     query_L, key_L, value_L = (each[0].transpose(0, 1) for each in (query, key, value))
     outputs = []

@@ -54,6 +54,7 @@ def own_tokens(units: Sequence[Unit]) -> Counter[str]:
 
 def distinct_rows(units: Sequence[Unit]) -> list[Row]:
     """Each row of `units` once, in order."""
+    # Rows hold arrays, which have no hash; units that share a row hold the same object.
     return list({id(row): row for unit in units for row in unit}.values())
 
 
@@ -79,6 +80,7 @@ def micro_batches(units: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     n_rows = 0
     for unit in sorted(units, key=longest):
         n_rows += len(unit)
+        # Units come by length, so this one decides the padding of the whole micro-batch.
         if parts and n_rows * longest(unit) <= max_tokens:
             parts[-1].append(unit)
         else:

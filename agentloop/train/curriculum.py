@@ -47,6 +47,7 @@ class Curriculum:
             self._families[family_of(task)].append(task)
         ids = {task.id for task in tasks}
         pools = before.get("pools", {})
+        # A new pool counts as failing, so it is drawn with full weight.
         self.pools = {pool: pools.get(pool, 0.0) for pool in sorted(self._tasks)}
         self.tasks = _of(before.get("tasks", {}), ids)
         """Success of each task that had a group."""
@@ -79,6 +80,7 @@ class Curriculum:
             return
         mean = sum(rewards_G) / len(rewards_G)
         self.pools[task.pool] = DECAY * self.pools[task.pool] + (1 - DECAY) * mean
+        # A task's first group has no past, so it counts in full.
         self.tasks[task.id] = DECAY * self.tasks.get(task.id, mean) + (1 - DECAY) * mean
         is_flat = min(rewards_G) == max(rewards_G)
         _count(self._flat, task.id, is_flat)
@@ -110,6 +112,7 @@ def family_of(task: Task) -> str:
 
 
 def _of(values: Mapping[str, float], ids: set[str]) -> dict[str, float]:
+    # Tasks may have left the suite since the state was saved.
     return {id: value for id, value in values.items() if id in ids}
 
 

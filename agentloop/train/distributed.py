@@ -123,7 +123,9 @@ def shard(actor: nn.Module, dtype: torch.dtype) -> None:
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy()
     if dtype != torch.float32:
+        # A sum over ranks in bf16, which keeps 8 bits, would lose small gradients.
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    # Layers first: the last call takes the parameters that no earlier one has taken.
     for layer in _layers(actor):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(actor, mesh=mesh, mp_policy=policy)

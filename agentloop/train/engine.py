@@ -79,11 +79,13 @@ class Engine:
         self.n_skipped = 0
         """Number of consecutive skipped updates."""
         self._costs = Costs.of(trainable.base) if settings.share_prefixes and trainable.follows_trees() else None
+        # Before `spread`, which shards the frozen copy as well.
         if Need.reference in algorithm.needs:
             trainable.keep_reference()
         self.ranks = ranks
         self.pad = pad
         self._module = trainable.spread(ranks)
+        # After `spread`, which replaces the parameters when it shards them.
         self.optimizer = torch.optim.AdamW(
             [value for _, value in trainable.parameters()],
             lr=settings.learning_rate,
@@ -182,6 +184,7 @@ class Engine:
         plan = parts_of(units, self.settings.max_tokens, self._costs, self.ranks.size)
         n_passes = max(map(len, plan))
         own_parts = plan[self.ranks.rank]
+        # An extra pass repeats any micro-batch, and `_accumulate` gives it no weight.
         fill = next(part for parts in plan for part in parts)
         for index in range(n_passes):
             is_extra = index >= len(own_parts)
@@ -220,12 +223,14 @@ class Engine:
 
     def _update(self, figures: Mapping[str, float], rate: float) -> float:
         """Clip the gradient and update the weights; returns the norm before clipping, or nan for a skipped step."""
+        # Counted first, so that a warm-up does not begin with a rate of 0.
         self.n_steps += 1
         warmth = min(1.0, self.n_steps / max(self.settings.warmup_steps, 1))
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * rate * warmth
         parameters = [value for _, value in self.trainable.parameters()]
         norm = float(gathered(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)))
+        # Adam's moments would keep a NaN in every later step.
         if math.isfinite(norm) and math.isfinite(figures.get(LOSS, 0.0)):
             self.optimizer.step()
             self.n_skipped = 0
@@ -280,6 +285,7 @@ def spread(batch: Batch, values_N: Tensor | None) -> Sequence[Floats | None]:
     plain_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32, device=values_N.device)
     plain_BT[:, 1:][batch.select_BT] = values_N.float()
     array_BT = plain_BT.cpu().numpy()
+    # A view would keep the array of the whole batch in memory.
     return [array_BT[index, : len(row)].copy() for index, row in enumerate(batch.rows)]
 
 
@@ -291,6 +297,7 @@ def _row_score(row: Row, measured: RowMeasures) -> RowScore:
 
 
 def _sum(values: Floats | None, mask: Mask) -> float | None:
+    # In float32, a sum over thousands of tokens loses digits in which two rows differ.
     return None if values is None else float(values[mask].sum(dtype=np.float64))
 
 

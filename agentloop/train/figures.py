@@ -44,8 +44,8 @@ USED = "used"
 EXCLUDED = "excluded"
 """`excluded/REASON`: number of trajectories or rows that did not train, by the reason's name."""
 SECONDS = "seconds"
-"""`seconds/PHASE`: wall-clock seconds of the step in each StepPhase. Sums over attempts, which run at once, in `judge`,
-and behind a server in `generate`."""
+"""`seconds/PHASE`: wall-clock seconds of the step in each StepPhase. `judge`, and with a server `generate`, are sums
+over attempts, which run concurrently."""
 TOKENS = "tokens"
 """`tokens/PHASE`: tokens processed in a phase; `generate` counts sampled tokens, `train` prompts and samples."""
 SKIPPED = "skipped"
@@ -69,7 +69,7 @@ SAMPLER_KL = "sampler_kl"
 MASKED = "masked"
 """Share of the sampled tokens that a correction for mismatch gave zero weight."""
 UNPROVEN = "unproven"
-"""1 if the server's answers after the update could as well be those of before it, which differ too little; else 0."""
+"""1 if the update changed the server's answers too little to distinguish them from those before it, else 0."""
 REVIVED = "revived"
 """Number of rows imitated because every trajectory of a group failed."""
 
@@ -148,6 +148,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     def place(name: str) -> tuple[int, str, int, str]:
         member = name.partition("/")[2]
         rank = families.index(family(name)) if family(name) in ABOUT else len(families)
+        # By name, `negative` would come first.
         if member == POSITIVE:
             return rank, family(name), 0, member
         return rank, family(name), phases.index(member) if member in phases else 1, member

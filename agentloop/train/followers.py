@@ -110,6 +110,7 @@ def leading(n_processes: int) -> Iterator[Ranks]:
     listener = socket.create_server((LOCAL, 0))
     port = listener.getsockname()[1]
     descriptor = listener.detach()
+    # The other processes start below, so this call must not wait for them.
     store = TCPStore(LOCAL, port, n_processes, True, START, wait_for_workers=False, master_listen_fd=descriptor)
     numbers = [str(n_processes), str(store.port), str(torch.get_num_threads())]
     with ExitStack() as stack:
@@ -120,9 +121,11 @@ def leading(n_processes: int) -> Iterator[Ranks]:
                 yield leader
                 leader.from_first(END)
                 for each in started:
+                    # One that does not end is killed where the stack closes.
                     with suppress(subprocess.TimeoutExpired):
                         each.process.wait(END_S)
         except RuntimeError as error:
+            # TrainingError is a RuntimeError, too, and has its own message.
             if isinstance(error, AgentLoopError):
                 raise
             raise TrainingError(
@@ -142,7 +145,7 @@ class Follower(NamedTuple):
 def _started(numbers: Sequence[str]) -> Iterator[Follower]:
     with TemporaryFile() as log:
         command = [sys.executable, "-m", __name__, *numbers]
-        process = subprocess.Popen(command, stderr=log, start_new_session=True)  # Ctrl-C is for us
+        process = subprocess.Popen(command, stderr=log, start_new_session=True)  # Ctrl-C is for the first one
         try:
             yield Follower(process, log)
         finally:
@@ -154,6 +157,7 @@ def _last_words(started: Sequence[Follower]) -> str:
     """The last line on stderr of the first process that ended by itself."""
     for each in started:
         with suppress(subprocess.TimeoutExpired):
+            # The process whose death parted the others may still be ending.
             if each.process.wait(1.0):
                 each.log.seek(0)
                 lines = each.log.read().decode(errors="replace").strip().splitlines()
@@ -190,6 +194,7 @@ def _group(store: Store, rank: int, size: int) -> Iterator[None]:
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
+        # Objects and counts travel by gloo, gradients on GPUs by NCCL.
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     try:

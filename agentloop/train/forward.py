@@ -71,6 +71,7 @@ PLAIN = Output()
 
 def output_of(config: Any) -> Output:
     """Reads from a model's configuration how it computes logits."""
+    # The keys of Cohere, of Granite, which divides, and of Gemma 2.
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
     return Output(scale, float(getattr(config, "final_logit_softcapping", None) or 0.0))
@@ -134,6 +135,7 @@ class ScoringModel(nn.Module):
         expected = own[:-1].gather(1, target_N[:, None])[:, 0]
         if not torch.isfinite(expected).all():
             raise ConfigError(f"{type(base).__name__} answers with numbers that are not finite; use another version")
+        # bf16 keeps 8 bits: a logit near 10 is rounded by up to 0.03.
         low = own.dtype != torch.float32 or base.get_output_embeddings().weight.dtype != torch.float32
         tolerance = 0.1 if low else PROBE_TOLERANCE
         if not torch.allclose(ours, expected, atol=tolerance, rtol=tolerance):
@@ -167,6 +169,7 @@ class _Selected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None]:
         hidden, weight, bias, target, temperature, output, wants_entropy = inputs
+        # An entropy that no loss uses then has the gradient None instead of zeros.
         ctx.set_materialize_grads(False)
         ctx.dtype = _compute_dtype(hidden)
         ctx.output = output
@@ -180,6 +183,7 @@ class _Selected(torch.autograd.Function):
             part = slice(start, start + size)
             logits = _logits(hidden[part], weight, bias, temperature[part], output, ctx.dtype)
             norm[part] = logits.logsumexp(-1)
+            # In place, since a copy of a chunk takes another 128 MiB.
             logps = logits.sub_(norm[part, None])
             logprobs[part] = logps.gather(1, target[part, None])[:, 0]
             if entropy is not None:
@@ -207,6 +211,7 @@ class _Selected(torch.autograd.Function):
                 logits = _logits(hidden[part], weight, bias, temperature[part], ctx.output, ctx.dtype)
                 logps = logits.sub_(norm[part, None])
             slope = logps.exp()
+            # By the logits z, log p_t has the gradient [j = t] - p_j, and the entropy H has -p_j (log p_j + H).
             if grad_entropy is None:
                 slope.mul_(-grad[part, None])
             else:
@@ -214,6 +219,7 @@ class _Selected(torch.autograd.Function):
             slope.scatter_add_(1, target[part, None], grad[part, None])
             slope.div_(temperature[part, None])
             if ctx.output.cap:
+                # d tanh(u) / du = 1 - tanh(u)^2, where tanh(u) is the capped logit divided by the cap.
                 capped = (logps + norm[part, None]) * temperature[part, None] / ctx.output.cap
                 slope.mul_(1.0 - capped.square_())
             slope.mul_(ctx.output.scale)
@@ -238,6 +244,7 @@ def _logits(
 ) -> Tensor:
     """Tempered logits of a chunk in fp32, in newly allocated memory."""
     narrow_bias = None if bias is None else bias.to(dtype)
+    # The types are chosen here, so that the backward pass computes the same logits again.
     with torch.autocast(hidden.device.type, enabled=False):
         logits = functional.linear(hidden.to(dtype), weight.to(dtype), narrow_bias).float()
     if output.scale != 1.0:
@@ -250,6 +257,7 @@ def _logits(
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left @ right, in place if the types allow it."""
     if total.dtype == left.dtype:
+        # Without a second matrix of the size of the output layer.
         total.addmm_(left, right)
     else:
         total += (left @ right).to(total.dtype)

@@ -40,6 +40,7 @@ class Guard:
         plain = text.casefold()
         before = own.casefold()
         for value, why in self._leaks.items():
+            # `in` rules out nearly every value before the slower regular expression.
             if value in plain and _contains(plain, value) and not _contains(before, value):
                 return why
         if self._redact(text) != text:

@@ -99,6 +99,7 @@ def estimate(
     placement = (placement or Placement()).resolved()
     n_bytes = torch.finfo(DTYPES[placement.dtype]).bits // 8
     n_trained = size.n_weights if lora is None else lora.rank * size.n_linear_sides
+    # All weights are trained in fp32 in any case (`Placement.dtype`).
     weights = 4 * size.n_weights if lora is None else n_bytes * size.n_weights + 4 * n_trained
     training = (4 + MOMENTS) * n_trained
     reference = 4 * size.n_weights if has_reference and lora is None else 0
@@ -107,6 +108,7 @@ def estimate(
     layer = settings.max_tokens * (12 * size.width + 4 * size.inner) * n_bytes
     activations = layer * size.n_layers
     if placement.checkpointing:
+        # Each layer keeps its input alone, and one layer at a time is computed again.
         activations = layer + settings.max_tokens * size.width * n_bytes * size.n_layers
     checkpoint = (4 + MOMENTS) * n_trained
     version = n_bytes * size.n_weights if lora is None else 4 * n_trained
@@ -147,6 +149,7 @@ def free_memory(device: str) -> int:
         return int(free)
     free = sum(int(line.split()[1]) * 1024 for line in MEMINFO.read_text().splitlines() if "MemAvailable" in line)
     limit = CGROUP / "memory.max"
+    # A container is killed at its own limit. The file has the word `max` if there is none.
     if limit.is_file() and limit.read_text().strip().isdecimal():
         used = int((CGROUP / "memory.current").read_text())
         free = min(free, int(limit.read_text()) - used)
@@ -157,6 +160,7 @@ def _shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
     """(name, shape) of each tensor in the folder's safetensors files."""
     for path in sorted(folder.glob(f"*{TENSORS}")):
         with path.open("rb") as file:
+            # A damaged size must not allocate gigabytes.
             n_header = min(int.from_bytes(file.read(8), "little"), MAX_HEADER)
             header: dict[str, Any] = json.loads(file.read(n_header))
         header.pop("__metadata__", None)

@@ -70,6 +70,7 @@ def mismatch_of(rows: Sequence[Row], tolerance: Tolerance) -> Mismatch:
         is_known[0] = False
         apart = np.where(is_known, np.abs(row.old_logprobs.astype(np.float64) - row.logprobs), 0.0)
         differences.append(apart[is_known])
+        # Negated, so that a NaN counts as beyond.
         beyond = np.flatnonzero(~(apart <= tolerance.worst))
         if where is None and len(beyond):
             where = _parting(row, int(beyond[0]))

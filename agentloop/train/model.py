@@ -122,6 +122,7 @@ class Trainable:
         self._can_share = use_segments(self.base)
         self.model: Any = self.base
         if lora is not None:
+            # The base does not change, so it needs no fp32; peft keeps the adapter in fp32.
             self.base.to(self.dtype)
             self.model = with_adapter(self.base, lora.rank, lora.alpha, adapter, seed)
         scalar = nn.Linear(self.base.config.get_text_config().hidden_size, 1, bias=False) if head else None
@@ -134,7 +135,9 @@ class Trainable:
         if placement.checkpointing:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # newer transformers have another name for it
+                # The reentrant form needs an input with a gradient, which frozen embeddings do not give.
                 self.base.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers recomputes activations in training mode alone. Dropout is gone, so nothing else changes.
         self.actor.train(placement.checkpointing)
 
     @classmethod
@@ -262,6 +265,7 @@ class Trainable:
     def write(self, place: Path, state: Mapping[str, Tensor]) -> None:
         """Write an adapter or a whole model, with the trained tensors of `state`, into the folder `place`."""
         transformers_logging.disable_progress_bar()
+        # `ScoringModel` holds the model under this name, which no file has.
         tensors = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
         if self.lora is not None:
             self.model.save_pretrained(place, state_dict=tensors, safe_serialization=True)
@@ -270,6 +274,7 @@ class Trainable:
         else:
             narrow = {name: value.to(self.dtype) for name, value in self._whole(tensors).items()}
             self.base.save_pretrained(place, state_dict=narrow)
+            # `save_pretrained` writes the type of the weights in memory, which is fp32.
             _set_dtype(place / "config.json", self.dtype)
             self._companions(place)
         if "head.weight" in state:

@@ -31,8 +31,10 @@ def parts_of(
     alone = list(units)
     if costs is not None:
         n_tokens = sum(len(row) for unit in units for row in unit)
+        # A tree larger than the share of a rank would leave other ranks idle.
         together, alone = bundles(units, costs, min(max_tokens, -(-n_tokens // n_ranks)))
     work = costs or Costs()
+    # Trees first, because single rows are smaller and even out the rest.
     trees = deal(together, [bundle.cost for bundle in together], [0.0] * n_ranks)
     loads = [sum(bundle.cost for bundle in share) for share in trees]
     rows = deal(alone, [sum(work.row(len(row)) for row in unit) for unit in alone], loads)
@@ -50,6 +52,7 @@ def deal(items: Sequence[Item], costs: Sequence[float], loads: Sequence[float]) 
     order."""
     totals = list(loads)
     shares: list[list[int]] = [[] for _ in loads]
+    # The greedy rule of Graham (1969) for machines of equal speed.
     for index in sorted(range(len(items)), key=lambda index: -costs[index]):
         rank = totals.index(min(totals))
         totals[rank] += costs[index]

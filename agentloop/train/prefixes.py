@@ -44,6 +44,7 @@ class Costs:
         config = model.config.get_text_config()
         n_all = sum(value.numel() for value in model.base_model.parameters())
         n_linear = n_all - model.get_input_embeddings().weight.numel()
+        # A weight takes a product and a sum; a pair takes them twice for each number of the width, in each layer.
         return cls(2.0 * n_linear, 4.0 * config.num_hidden_layers * config.hidden_size)
 
     def row(self, length: int) -> float:
@@ -52,6 +53,7 @@ class Costs:
 
     def segment(self, n_new: int, length: int) -> float:
         """Cost of the last `n_new` tokens of a row of `length`."""
+        # A new token attends to length - n_new / 2 tokens on average.
         return self.token * n_new + self.pair * n_new * (length - n_new / 2)
 
 
@@ -185,6 +187,7 @@ def _segments(tree: Tree, device: torch.device) -> Segments:
     like: dict[tuple[int, int], list[Segment]] = {}
     for segment in tree.segments:
         length = len(tree.places[segment.row])
+        # Sizes within a factor of 2 share a call, so padding at most doubles each side.
         like.setdefault(((length - segment.n_shared).bit_length(), length.bit_length()), []).append(segment)
     buckets = []
     output_L = np.zeros(len(tree.ids_L), dtype=np.int64)
@@ -203,6 +206,7 @@ def _segments(tree: Tree, device: torch.device) -> Segments:
             last_RQ[index, :n_new] = np.arange(each.n_shared, len(path))
             output_L[path[each.n_shared :]] = n_before + index * n_queries + np.arange(n_new)
         n_before += queries_RQ.size
+        # A padded query attends to the first key, because a softmax over no key is NaN.
         mask_RQK = np.arange(n_keys) <= last_RQ[:, :, None]
         buckets.append(Bucket(*(torch.from_numpy(each).to(device) for each in (queries_RQ, keys_RK, mask_RQK))))
     return Segments(tuple(buckets), torch.from_numpy(output_L).to(device))

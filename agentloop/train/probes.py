@@ -63,6 +63,7 @@ def _probe(
     base = _logprobs(trainable, sequences, of_reference=True) if trainable.lora is not None or parent is None else None
     before = base
     if parent is not None:
+        # The model itself takes its parent's weights for a moment: a second model may not fit on the device.
         trained = trainable.state()
         trainable.load_state(parent)
         before = _logprobs(trainable, sequences)
@@ -126,6 +127,7 @@ def _logprobs(
 ) -> list[np.ndarray]:
     """For each sequence, log-probabilities (T,) in nats at temperature 1; 0 for its first token."""
     answers: list[np.ndarray] = []
+    # One at a time, because the floats of a batch may depend on its other rows.
     for ids in sequences:
         batch = make_batch([(row_of(ids),)], {}, Shapes(trainable.device))
         layout = padded_layout(batch)

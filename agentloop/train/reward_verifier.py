@@ -1,4 +1,4 @@
-"""The verifier that asks a reward model, which the trainer `reward_model` has made, how good a trace is.
+"""A verifier that scores a trace with a reward model from the trainer `reward_model`.
 
 The model reads a trace as it read those that it was trained on: rendered by its own chat template, up to the end of the
 last answer. It runs on the CPU. Nothing here trains, and torch is imported with the first trace.
@@ -64,10 +64,12 @@ class RewardModelVerifier:
         """In [0, 1], with the model's own score. Raises ImportError without the extra `train`."""
         score = await asyncio.to_thread(self._score, trace)
         gap = score - self._reference
+        # `exp` of a large number overflows, so each branch takes that of a negative one.
         value = 1 / (1 + math.exp(-gap)) if gap >= 0 else math.exp(gap) / (1 + math.exp(gap))
         return Graded(value=value, why=f"score {score:.4g}, reference {self._reference:g}")
 
     def _score(self, trace: Trace) -> float:
+        # Traces are scored in threads, and the first one loads the model.
         with self._one_at_a_time:
             model, renderer = self._loaded
             return _score_of(model, _ids(trace, model, renderer))
@@ -113,6 +115,7 @@ def _score_of(model: Trainable, ids: list[int]) -> float:
 
     ids_SL = torch.tensor([ids])
     first, last = torch.tensor([0]), torch.tensor([len(ids) - 1])
+    # A layout has at least one selected token, whose log-probability is not used here.
     layout = Layout(ids_SL, None, None, first, ids_SL[0, 1:2], torch.ones(1), last)
     with torch.inference_mode(), model.precision():
         rewards_B = score(model.actor, layout, ScoreParts(rewards=True)).rewards_B

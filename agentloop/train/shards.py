@@ -48,7 +48,7 @@ def load_shards(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Pat
 def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     is_new = not optimizer.state
     weights, moments = get_state_dict(module, optimizer)
-    if is_new:  # torch made moments by a step that changes nothing, which must not count
+    if is_new:  # torch makes moments by a step that changes nothing and must not count
         entries: Any = moments["state"]
         for values in (*optimizer.state.values(), *entries.values()):
             values["step"].zero_()
@@ -59,4 +59,5 @@ def _add(digest: hashlib._Hash, name: str, value: object) -> None:
     if isinstance(value, Tensor):
         local = value.to_local() if isinstance(value, DTensor) else value
         digest.update(f"{name} {local.dtype} {tuple(local.shape)}".encode())
+        # numpy has no bfloat16, so the bytes are hashed.
         digest.update(local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

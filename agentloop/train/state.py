@@ -50,6 +50,7 @@ def save(engine: Engine, folder: Path, progress: Mapping[str, Any], *, weights: 
         if engine.ranks.is_first:
             make_folder(folder)
             (folder / PROGRESS).write_text(json.dumps(own, indent=1, sort_keys=True) + "\n")
+        # The other ranks write their shards into the folder that the first one makes.
         engine.ranks.wait()
         if engine.is_sharded:
             return content_hash([own, save_shards(engine.trainable.actor, engine.optimizer, folder / SHARDS)])
@@ -109,11 +110,15 @@ def checkpoint(engine: Engine, folder: Path, progress: Mapping[str, Any], *, goo
                 if ranks.is_first:
                     make_folder(folder)
                     stack.enter_context(replacing(place))
+                # The draft must exist before any rank writes into it.
                 ranks.wait()
                 state_hash = save(engine, draft_of(place), progress)
+                # All ranks must have written before the first one renames it.
                 ranks.wait()
+            # It must be in place before any rank reads or replaces it.
             ranks.wait()
         if ranks.is_first:
+            # Removed after the rename, so that a kill leaves one checkpoint too many, never none.
             *older, _ = checkpoints(folder)
             survivors = older[1 - KEPT :]
             if good is not None:
@@ -161,5 +166,6 @@ def _restore(engine: Engine, moments: Mapping[str, Tensor]) -> None:
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in moments.items():
         index, key = name.split(".", 1)
+        # Step counts are scalars, which every rank has whole.
         state.setdefault(int(index), {})[key] = value if value.dim() == 0 else like(value, parameters[int(index)])
     engine.optimizer.load_state_dict({**whole, "state": state})

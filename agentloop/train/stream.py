@@ -125,9 +125,11 @@ class GroupStream(Generic[G]):
         """Start as many groups as AReaL's rule allows, so that a group that starts now ends in time for its step."""
         steps = min(self._max_lag + version + 1, self._n_steps)
         n_most = steps * self._n_groups + self._over_commit
+        # Dropped groups do not count, so others replace them.
         while len(self.consumed) + len(self._ready) + len(self._running) < n_most:
             if self._max_running is not None and len(self._running) >= self._max_running:
                 return
+            # After a restart, groups that were used or dropped are not rolled out again.
             while self._next in self.consumed or self._next in self.dropped:
                 self._next += 1
             number = self._next
@@ -151,4 +153,5 @@ class GroupStream(Generic[G]):
         tasks = [self._running.pop(number) for number in numbers]
         for task in tasks:
             task.cancel()
+        # Awaited, so that no request is left when the policy of these groups is removed.
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -23,16 +23,19 @@ def follows_trees(actor: ScoringModel, model: Any, n_vocab: int, tolerance: floa
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    # Without `layer_types`, a window applies to every layer.
     has_window = getattr(config, "sliding_window", None) is not None and not getattr(config, "layer_types", None)
     if kinds != {"full_attention"} or has_window:
         return False
     ids = np.arange(2 * N_TOKENS, dtype=np.int32).reshape(2, N_TOKENS) * 5 % n_vocab
+    # Two rows with four common tokens: a stem and two branches.
     ids[1, :4] = ids[0, :4]
     device = model.get_output_embeddings().weight.device
     batch = make_batch([(_row(ids[0]),), (_row(ids[1]),)], {}, Shapes(device))
     try:
         padded = actor(padded_layout(batch)).logprobs_N
         packed = actor(tree_layout(batch)).logprobs_N
+    # Models refuse segments in many ways; all of them train on padded rows.
     except (RuntimeError, TypeError, ValueError, KeyError, IndexError):
         return False
     return torch.allclose(padded, packed, atol=tolerance)

@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from agentloop.train.data.exclusions import Exclusion
 from agentloop.train.data.row import Row, Unit
 
+# As in TRL; the default of verl is 1e-6.
 EPSILON = 1e-4
 """Added to the spread before division."""
 

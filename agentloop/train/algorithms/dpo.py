@@ -62,13 +62,14 @@ class Dpo:
         n_sides = 2 * (int(batch.unit_B.max()) + 1)
         log_ratio_N = scored.logprobs_N - scored.reference_N
         side_N = side_B[batch.row_N]
-        # Of each pair the chosen one's, then the rejected one's.
+        # The chosen side of each pair, then the rejected one.
         log_ratio_U2 = per_unit(log_ratio_N, side_N, mean=False, n_units=n_sides).view(-1, 2)
         gap_U = log_ratio_U2[:, 0] - log_ratio_U2[:, 1]
         if self.options.loss == "sigmoid":
             loss_U = -torch.nn.functional.logsigmoid(self.options.beta * gap_U)
         else:
             mean_U2 = per_unit(log_ratio_N, side_N, mean=True, n_units=n_sides).view(-1, 2)
+            # The margin at which IPO aims is 1 / (2 beta).
             loss_U = (mean_U2[:, 0] - mean_U2[:, 1] - 0.5 / self.options.beta).square()
         n = max(whole.n_units, 1)
         loss = loss_U.sum() / n

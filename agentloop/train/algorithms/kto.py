@@ -54,6 +54,7 @@ class Kto:
         """Each unit is a trajectory with a reward. Temperature 1, because the sampling temperature is no property of
         the answer."""
         scored = [replace(row, temperature=1.0) for row in rows if row.reward is not None]
+        # The plus removes a count of 0.
         return by_trajectory(scored), +Counter[str]({Exclusion.unscored: len(rows) - len(scored)})
 
     def begin(self, units: Sequence[Unit], score: Score) -> Mapping[str, float]:
@@ -116,6 +117,7 @@ def _answered(prompt_of: Row, answer_of: Row, longest: int) -> Row:
     prompt = prompt_of.token_ids[: _start(prompt_of)]
     answer = answer_of.token_ids[_start(answer_of) :]
     mask = np.concatenate([np.zeros(len(prompt), dtype=np.bool_), answer_of.action_mask[_start(answer_of) :]])
+    # A row of `longest` tokens fits into the model, because one of the units has as many.
     token_ids = np.concatenate([prompt, answer])[:longest]
     return replace(answer_of, token_ids=token_ids, action_mask=mask[:longest], logprobs=None, turns=())
 
@@ -128,4 +130,5 @@ def _start(row: Row) -> int:
 def _divergence(scores: Sequence[RowScore]) -> float:
     """Mean log-ratio of the rows, at least 0."""
     gaps = [each.logprob - each.reference for each in scores if each.reference is not None]
+    # The estimate of a few rows may be negative, a divergence is not.
     return max(sum(gaps) / len(gaps), 0.0) if gaps else 0.0

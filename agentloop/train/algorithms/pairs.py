@@ -40,6 +40,7 @@ def pairs(rows: Sequence[Row], threshold: float) -> tuple[list[TrajectoryPair], 
         elif task is None:
             dropped[Exclusion.no_group] += len(trajectory)
         else:
+            # A bool is an index here: 0 for a trajectory that passed, 1 for one that failed.
             tasks[task][reward < threshold].append(trajectory)
     matches: list[TrajectoryPair] = []
     for passed, failed in tasks.values():

@@ -49,6 +49,7 @@ class RewardModel:
         """`accuracy`: share of pairs in the right order; `margin`: mean difference of their scores."""
         if scored.rewards_B is None:
             raise TrainingError("a reward model scores rows, but the rows have no scores; give the model a reward head")
+        # `prepare` puts the chosen row of each pair first.
         gap_U = scored.rewards_B[0::2] - scored.rewards_B[1::2]
         n = max(whole.n_units, 1)
         loss = -torch.nn.functional.logsigmoid(gap_U).sum() / n

@@ -53,6 +53,7 @@ class Admission:
             return Exclusion.infra_failed
         if self.reward and verdict.state in _STATES:
             return _STATES[verdict.state]
+        # A hack that earned nothing is a plain failure, which may train.
         if verdict.reward is not None and verdict.reward > 0:
             hack = next((_HACKS[f.type] for f in verdict.failures if f.type in _HACKS), None)
             if hack is not None:
@@ -108,4 +109,5 @@ def has_mark(messages: Iterable[Message], *more: str) -> bool:
     texts = list(more)
     for message in messages:
         texts += (message.content, message.reasoning, *(call.arguments for call in message.tool_calls))
+    # The plain search is much faster, and it fails for nearly every text.
     return any("[redacted:" in text and MARK.search(text) for text in texts)

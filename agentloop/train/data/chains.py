@@ -125,6 +125,7 @@ def chained(judged: Judged, answers: Sequence[SampledAnswer], *, logprobs: bool)
     Interleaved conversations are kept apart, because any earlier answer may be extended, not only the last one. If two
     prompts extend one answer, the first of them continues its row. logprobs: whether rows have them.
     """
+    # Bytes are compared at the speed of memory; an id has four of them.
     whole = [answer.ids.tobytes() for answer in answers]
     prompts = [ids[: 4 * answer.n_prompt] for ids, answer in zip(whole, answers, strict=True)]
     by_length: defaultdict[int, list[int]] = defaultdict(list)

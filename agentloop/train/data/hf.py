@@ -45,13 +45,14 @@ class HFRenderer:
         whole = self._text(conversation([*before, answer]), tools, is_prompt=False)
         if prompt is None or whole is None or not whole.startswith(prompt):
             return None
+        # Templates may write more after the end mark, such as a line break, which a model never samples.
         end = max((whole.rfind(mark) + len(mark) for mark in self._ends if mark in whole[len(prompt) :]), default=None)
         whole = whole[:end]
         prompt_ids = self._ids(prompt)
         ids = self._ids(whole)
         if ids[: len(prompt_ids)] == prompt_ids:
             return prompt_ids, ids[len(prompt_ids) :]
-        # A token reaches over the end of the prompt, where the model itself could not have begun.
+        # A token crosses the end of the prompt. The model cannot have sampled it, so the answer is encoded alone.
         return prompt_ids, self._ids(whole[len(prompt) :])
 
     def _text(self, messages: list[dict[str, Any]], tools: Sequence[ToolSpec], *, is_prompt: bool) -> str | None:
@@ -59,7 +60,7 @@ class HFRenderer:
             text: str = self.tokenizer.apply_chat_template(
                 messages, tools=wire_tools(tools) or None, tokenize=False, add_generation_prompt=is_prompt
             )
-        except (TemplateError, TypeError, ValueError):  # what templates raise of conversations that they do not take
+        except (TemplateError, TypeError, ValueError):  # raised for conversations that a template does not accept
             return None
         return text
 

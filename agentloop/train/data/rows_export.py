@@ -62,6 +62,7 @@ class RowLines:
             if facts["split"] is None and self._is_held_out(stored.trace):
                 self.excluded[REFUSED[Split.heldout]] += 1
                 continue
+            # Attempts of two versions at one task are not compared with each other.
             group = f"{facts['group']}/v{facts['policy_version']}" if facts["group"] else None
             judged = Judged(stored.trace, stored.verdict, None, group, facts["pool"] or "")
             cut = self._rows_of(judged, self._admission)

@@ -86,9 +86,11 @@ class RowSegment:
     def put(self, cuts: dict[Pair, Cut]) -> None:
         """Appends with one flush to disk. A later record of a pair replaces an earlier one."""
         with self.path.open("r+b") as file:
+            # Writers exclude each other. Readers need no lock, because a record counts only once it is whole.
             fcntl.flock(file, fcntl.LOCK_EX)
+            # Another writer may have appended before this one got the lock.
             self._refresh()
-            file.truncate(self._end)  # what a crash left behind it
+            file.truncate(self._end)  # a record that a crash left half-written
             file.seek(self._end)
             for pair, cut in cuts.items():
                 payload = _packed(pair, cut)
@@ -105,12 +107,14 @@ class RowSegment:
             if size < self._end:  # cut off by hand, or removed
                 self._end = 0
                 self._places = {}
+            # An empty file cannot be mapped.
             if size == 0:
                 return
             self._map = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
         while self._end + HEADER.size <= size:
             magic, checksum, length, digest = HEADER.unpack_from(self._map, self._end)
             start = self._end + HEADER.size
+            # A half-written record can only be the last one, since `put` removes it before it appends.
             if magic != MAGIC or start + length > size:
                 return
             self._places[digest] = PayloadRange(start, length, checksum)
@@ -119,6 +123,7 @@ class RowSegment:
     def _read(self, place: PayloadRange) -> tuple[Pair, Cut] | None:
         """One record, whose arrays are views of the mapped file; None if it is damaged."""
         payload = memoryview(self._map)[place.start : place.start + place.length]
+        # A crash may write the header of a record and not its payload.
         if zlib.crc32(payload) != place.checksum:
             return None
         (length,) = struct.unpack_from("<Q", payload)

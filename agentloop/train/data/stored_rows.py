@@ -75,6 +75,7 @@ def _cut(
     cuts = {}
     for stored in read_each(store, rows):
         row = stored.row
+        # Attempts of two versions at one task are not compared with each other.
         group = f"{row.group}/v{row.policy_version}" if row.group else None
         judged = Judged(stored.trace, stored.verdict, task_of(row), group, row.pool or "")
         if row.split is None and withheld is not None and withheld.has(stored.trace):

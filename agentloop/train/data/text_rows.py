@@ -83,7 +83,9 @@ def _turns(
     before = trace.messages
     offered = tools
     for step in trace.steps:
+        # A step has a context if the conversation was shortened before it.
         before = step.context or (*before, *step.heard)
+        # A step records no tools if they are those of the step before.
         offered = specs(step.tools) or offered
         yield trace, step, before, offered
         before = (*before, *step.said)
@@ -102,6 +104,7 @@ def _answer(
 ) -> SampledAnswer | Exclusion:
     message = step.completion.message
     reason = admission.refusal_of_turn(step)
+    # A mark in the context is only read; one in the answer would be learned.
     if reason is None and has_mark((message,)):
         reason = Exclusion.redacted
     if reason is not None:

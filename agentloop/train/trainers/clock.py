@@ -32,6 +32,7 @@ class TurnClock:
         self._file = file
         self._on_note = on_note
         self._before = _read(file)
+        # The time of day, because periods of several processes are added.
         self._started = time.time()
         self._replayed_to = 0.0 if self._before else None
         """End of the latest recorded attempt that was noted; None as soon as a new attempt was noted."""

@@ -106,6 +106,7 @@ def _named(sections: Sequence[str], before: Sequence[Component]) -> list[Compone
         return [Component(name=INSTRUCTIONS, original=sections[0], text=sections[0])]
     taken = {each.name for each in before}
     names = (name for n in count(1) if (name := f"{INSTRUCTIONS}.{n}") not in taken)
+    # `names` never ends.
     return [Component(name=name, original=text, text=text) for name, text in zip(names, sections, strict=False)]
 
 

@@ -62,6 +62,7 @@ async def credited(
             before = [each.verdict.reward for each in group if each.verdict.reward is not None]
             unit = spread_of(before) if is_scaled else 1.0
             of_attempt = [row for row in rows if row.trajectory == attempt.trace.id]
+            # The group's own attempts are the continuations from the beginning.
             advantages[attempt.trace.id] = with_step_credit(of_attempt, attempt.trace, {**rewards, 0: before}, unit)
     others = [row for row in rows if row.trajectory not in advantages]
     return Credited([*others, *(row for each in advantages.values() for row in each)], frozenset(advantages), forks)

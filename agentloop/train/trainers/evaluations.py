@@ -95,7 +95,7 @@ class Evaluations:
         while missing:
             part = f"{key}/validation/{n_again}"
             numbers = await self.experience.validate(overlay=overlay, part=part, indices=missing)
-            self.budget.attempts_usd += len(missing) * self.budget.mean_usd  # of validation only numbers are known
+            self.budget.attempts_usd += len(missing) * self.budget.mean_usd  # validation gives no costs
             for index, number in zip(missing, numbers, strict=True):
                 if number is not None:
                     rewards[index] = number

@@ -132,6 +132,7 @@ def _distinct(evidence: Sequence[Evidence], kind: str) -> list[Evidence]:
 
 
 def _quoted(text: str) -> list[str]:
+    # `splitlines` knows every line break of Unicode, so no part of a trace escapes its mark.
     return [f"| {line}" for line in text[:MAX_WORDS].splitlines() if line.strip()]
 
 

@@ -46,6 +46,7 @@ class Forked(NamedTuple):
         is_scaled: divide the advantages by the spread of the rewards of the origin and of its forks, because the
         rewards of the origin's own group are equal.
         """
+        # Every attempt of the group failed, so the reward expected at the beginning is 0.
         rewards = {0: [0.0], **continuations(self.group.attempts)}
         own = [row for row in rows if row.trajectory == self.origin.trace.id]
         if not own or not any(map(any, rewards.values())):
@@ -97,6 +98,7 @@ def last_good_step(attempt: Attempt) -> int:
 async def _start(experience: Forks, group: Group) -> tuple[Attempt, Task] | None:
     """(failed attempt, its task before the step that lost the reward), for the attempt that got furthest; None if none
     can be forked."""
+    # Of several attempts, the one that got furthest comes first.
     by_step = Counter({n: last_good_step(attempt) for n, attempt in enumerate(group.attempts)})
     for n, step in by_step.most_common(N_TRIED):
         task = await experience.fork(group.attempts[n], step) if step > 0 else None

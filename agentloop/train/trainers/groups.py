@@ -70,6 +70,7 @@ class Plan:
         self._rates = rates
         self._rng = rng
         self._n = learning.n_tasks
+        # A group may start so many rounds ahead of its own, when later rates are not known.
         self._ahead = learning.max_lag + -(-learning.over_commit // learning.n_tasks)
 
     def tasks(self, step: int) -> list[Task]:
@@ -99,6 +100,7 @@ class Rounds:
         tasks = self._plan.tasks(step)
         attempts = await self._experience.attempts(tasks, policy=self._policy, part=step, group_size=self._group_size)
         members = [list(group) for _, group in groupby(attempts, key=lambda attempt: attempt.episode.group)]
+        # Groups that were lost are missing, so the position comes from the episode.
         return [Group(step * self._n + position_of(group[0].episode), 0, group) for group in members]
 
     async def drop_before(self, step: int) -> None:
@@ -178,6 +180,7 @@ class Stream:
                 raise
             return version, []
         self._n_broken = 0
+        # The oldest attempt decides whether the group is too old.
         return min((sampled_by(attempt, version, self._name) for attempt in attempts), default=version), attempts
 
 

@@ -87,6 +87,7 @@ async def _mean(
 def _pays(lesson: Lesson, gain: float, n_tasks: int) -> bool:
     """Whether a `gain` in mean reward on `n_tasks` tasks is more than the lesson's tokens cost, and more than luck."""
     price = REWARD_PER_TOKEN * len(lesson.text) / CHARACTERS_PER_TOKEN
+    # A mean is rounded, so the number of tasks is compared half a task lower.
     return gain > price and gain * n_tasks > MIN_TASKS - 0.5
 
 

@@ -91,7 +91,7 @@ class Rewriter:
     async def text(self, component: Component, evidence: Sequence[Evidence]) -> str | None:
         """A new text of `component`; None if the answer is refused. Raises PolicyError."""
         request = request_for(component, evidence)
-        if request in self._useless:  # an equal request would be paid for to no other end
+        if request in self._useless:  # an equal request would be refused again
             return None
         text = await self.answer(request)
         if text is None:
@@ -144,7 +144,7 @@ class Rewriter:
             request = self._experience.redacted(request)
         answer, cost_usd = await self._experience.propose(request, lambda: self._ask(request))
         self.n_asked += 1
-        self.spent_usd += cost_usd or 0.0  # a recorded call was paid for, too: a kill raises no bound
+        self.spent_usd += cost_usd or 0.0  # recorded calls count, so a kill raises no limit
         fenced = _FENCED.findall(answer)
         if not fenced:
             self._n_silent += 1

@@ -100,8 +100,10 @@ class RolledTurn:
             (learning.steps_per_turn - state.n_steps) * learning.n_tasks * learning.group_size,
         )
         if not self.training.is_resumed:
+            # An alarm in the first steps goes back to this one.
             self.training.checkpoint()
             self._updates.save_first()
+        # Updates of a turn that was killed still take slots of the server.
         await self._host.retract_updates(self._draft.number - 1)
         groups = self._groups()
         try:
@@ -169,6 +171,7 @@ class RolledTurn:
         state.n_steps = step + 1
         state.consumed += [group.number for group in taken]
         state.discarded = sorted(groups.discarded)
+        # A step without rows keeps the sample: to `Host.publish`, an empty one means that nothing was trained.
         state.sample = [row.token_ids.tolist() for row in cut.rows[:N_SAMPLE]] or state.sample
         state.episodes += [attempt.episode.id for attempt in attempts]
         state.rates.append(self._curriculum.rates)
@@ -184,6 +187,8 @@ class RolledTurn:
             self._draft.progress.say(f"step {step + 1}: {raised.line}; {GOES_BACK}")
         self.training.checkpoint()
         published = {of(SECONDS, StepPhase.publish): 0.0}
+        # After the checkpoint, so the server has no update that a kill can lose. `WeightsTrainer` publishes the last
+        # one as the version.
         if step + 1 < self._learning.steps_per_turn:
             published = await self._publish(step + 1, groups)
         groups.announce(step + 1)
@@ -259,6 +264,7 @@ class RolledTurn:
         if Need.logprobs not in self.training.algorithm.needs:
             return {}
         engine = self.training.engine
+        # In place, because the rows of the caller train with these scores.
         rows[:] = engine.score(rows)
         limit = self._learning.tolerance
         tolerance = Tolerance(limit, limit) if limit is not None else None
@@ -311,6 +317,7 @@ class RolledTurn:
         is_proven = await self._host.publish(name, self.training.state.sample, self._draft.workspace / name)
         oldest = step - self._learning.max_lag
         await groups.drop_before(oldest)  # their policy is about to be removed from the server
+        # Number 0 is the parent, which stays.
         if oldest > 1:
             await self._host.retract(self._name(oldest - 1))
         figures = {of(SECONDS, StepPhase.publish): time.perf_counter() - started}

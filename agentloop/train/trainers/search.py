@@ -108,7 +108,7 @@ class OverlaySearch:
         except SearchEnded as ended:
             self.why_ended = str(ended)
 
-    # ------------------------------------------------------------------ what gepa calls, in its thread
+    # gepa calls the following methods in its thread; `_wait` passes their work to the event loop.
 
     def evaluate(
         self, batch: list[Item], candidate: dict[str, str], capture_traces: bool = False
@@ -119,6 +119,7 @@ class OverlaySearch:
         if not tasks:
             rewards = self._wait(self._evaluations.validate(overlay, [item for item in batch if isinstance(item, int)]))
             return EvaluationBatch(outputs=rewards, scores=rewards, trajectories=[])
+        # gepa may draw a task twice into one batch.
         differing = list({task.id: task for task in tasks}.values())
         by_id = {attempt.task.id: attempt for attempt in self._wait(self._evaluations.try_tasks(overlay, differing))}
         chosen = [by_id[task.id] for task in tasks]
@@ -153,7 +154,7 @@ class OverlaySearch:
         attempts: list[Attempt] = [record["attempt"] for record in next(iter(reflective_dataset.values()), ())]
         return self._wait(self._propose(candidate, attempts, components_to_update))
 
-    # ------------------------------------------------------------------ in the loop
+    # The following methods run in the event loop, except for `_is_over` and `_wait`.
 
     async def _propose(
         self, candidate: Mapping[str, str], attempts: Sequence[Attempt], names: Sequence[str]
@@ -223,6 +224,7 @@ class OverlaySearch:
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of work that runs in the event loop. Raises SearchEnded for any exception of the work."""
         if self._is_cancelled:
+            # A coroutine that nobody awaits causes a warning.
             work.close()
             raise SearchEnded("interrupted")
         self._pending = pending = asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -60,6 +60,7 @@ def sections_of(prompts: Sequence[Prompt], apart: Collection[str] = ()) -> list[
     """
     written = [prompt for prompt in prompts if prompt.text.strip()]
     runs: list[Sequence[str]] = list(_lasting(written[0])) if written else []
+    # A single prompt that mentions no moment is one section, with its white space.
     if len(written) == len(runs) == 1 and not apart:
         return [written[0].text]
     for prompt in written[1:]:
@@ -96,6 +97,7 @@ def _lasting(prompt: Prompt) -> Iterator[list[str]]:
 def _shared(run: Sequence[str], sentences: Sequence[str]) -> Iterator[Sequence[str]]:
     """The parts of `run` that are also adjacent in `sentences`, with the same white space between them."""
     texts, others = ([each.strip() for each in side] for side in (run, sentences))
+    # Without `autojunk=False`, difflib ignores frequent sentences in prompts of 200 or more.
     for a, b, size in SequenceMatcher(None, texts, others, autojunk=False).get_matching_blocks():
         start = a
         for n in range(size):

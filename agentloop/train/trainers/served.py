@@ -124,10 +124,11 @@ class Served:
             raise RuntimeError("load comes first")
         if sequences:
             rows = [row_of(ids) for ids in sequences]
+            # Once per turn, because it reads the whole model.
             self._base_hash = self._base_hash or weights_hash(self._model)
             before = self._before.of(trainable.state())
             probe = make_probe(trainable, rows, before, base_hash=self._base_hash)
-            trainable.save(folder)  # again after an interruption, which may have left anything
+            trainable.save(folder)  # even if it exists: an interruption may have left a part
             probe.save(folder)
         elif self._parent is None:  # nothing was trained yet: the base model answers
             self._of_base.add(name)

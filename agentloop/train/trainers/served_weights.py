@@ -167,4 +167,5 @@ class ServedWeights:
         publisher = self._publisher
         served = probe.at(await publisher.server.logprobs(self._server.model, probe.sequences))
         if furthest(served, probe.logprobs) > probe.tolerance:
+            # Compared with the present answers, so the check can tell whether the reload took place.
             await publisher.publish("the parent", self._parent, probe.model_copy(update={"parent": tuple(served)}))

@@ -59,6 +59,7 @@ class StoredTurn:
         n_left = len(updates) - state.n_steps
         self._draft.progress.start(f"turn {self._draft.number - 1}: train on stored traces", n_left)
         if not training.is_resumed:
+            # An alarm in the first steps goes back to this one.
             training.checkpoint()
         for step in range(state.n_steps, len(updates)):
             mark = training.engine.n_steps

@@ -93,8 +93,10 @@ class Training:
         )
         settings = EngineSettings(learning_rate=host.learning_rate, max_tokens=learning.max_tokens)
         if self.trainable.recipe is not None:
+            # Before the engine, whose creation is an exchange among all ranks.
             begin(ranks, Recipe(self.trainable.recipe, algorithm, settings))
         if Need.reference in algorithm.needs:
+            # The reference is the parent, so it is copied before a checkpoint replaces the weights.
             self.trainable.keep_reference()
         self.engine = Engine(self.trainable, algorithm, settings, ranks=ranks)
         self.state = TurnState(made_from)
@@ -114,6 +116,7 @@ class Training:
                 pairs = [(trace, verdict) for trace, verdict in progress["pairs"]]
                 self.state = TurnState(**{**progress, "pairs": pairs, "dropped": Counter(progress["dropped"])})
                 return True
+            # These checkpoints have other settings, another parent or other tasks.
             shutil.rmtree(self._draft.workspace)
         moments = parent / TRAINER if parent else None
         rates = restore(self.engine, moments)["rates"] if moments and moments.is_dir() else {}
@@ -150,7 +153,9 @@ class Training:
         older = [path for path in places if int(path.name) <= mark]
         chosen = older[-1] if older else places[0]
         restore(self.engine, chosen)
+        # Every rank must have read the state before a folder disappears.
         self.engine.ranks.wait()
+        # After a kill, the turn must not continue from a checkpoint that is in doubt.
         for path in places:
             if self.engine.ranks.is_first and int(path.name) > int(chosen.name):
                 shutil.rmtree(path)

@@ -77,6 +77,7 @@ class OverlayTurn:
             self._draft.rng("aside").shuffle(tasks)
             n_aside = max(1, int(SHARE_ASIDE * len(tasks)))
             aside = tasks[:n_aside]
+            # A single task serves both purposes.
             tasks = tasks[n_aside:] or aside
         n_validation = self._experience.n_validation or len(aside)
         n_chosen = min(n_validation, MAX_VALIDATION)
