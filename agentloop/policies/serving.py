@@ -265,10 +265,10 @@ def supervise(server: VLLMServer, say: Callable[[str], object], patience: Patien
                 why = str(error)
             server.stop()
             is_quick = healthy_since is None or time.monotonic() - healthy_since < p.quick_s
-            n_quick = n_quick + 1 if is_quick else 1
+            n_quick = n_quick + 1 if is_quick else 0
             if n_quick >= p.max_quick:
                 raise PolicyError(f"given up after {counted(n_quick, 'quick death')} in a row: {why}")
-            pause_s = min(60.0, p.pause_s * 2 ** (n_quick - 1))
+            pause_s = min(60.0, p.pause_s * 2 ** max(0, n_quick - 1))
             say(f"{why}\nstarting again in {pause_s:.0f} s")
             time.sleep(pause_s)
     finally:

@@ -74,7 +74,10 @@ class Restorer:
 
 def main() -> None:
     """Wait for the release; restore if the other end closes without one."""
-    order = Order.model_validate_json(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:  # the trainer was killed before it replaced anything
+        return
+    order = Order.model_validate_json(line)
     if sys.stdin.readline().strip() == RELEASED:
         return
     key = None if order.api_key is None else SecretStr(order.api_key)

@@ -140,6 +140,7 @@ class VLLMControl:
                     text = (await response.read()).decode(errors="replace")
                     if response.status < 400:
                         return _read(text)
+                    kind = PublishError
                     problem = f"HTTP {response.status}: {' '.join(text.split())[:300]}"
                     # A refusal would be repeated; only a failure of the server may pass.
                     if response.status < 500:

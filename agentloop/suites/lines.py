@@ -49,7 +49,8 @@ def toml_place(path: Path, text: str, table: str, key: str) -> str:
     """'file:line' of `key` in `table` ("": the top), or the file alone if the key is written in another way."""
     # tomllib keeps no positions, so the lines are searched.
     current = ""
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not `splitlines`, which also splits at characters that TOML allows in a text.
+    for number, line in enumerate(text.split("\n"), start=1):
         if header := re.match(r"\s*\[+\s*([^\[\]]+?)\s*\]", line):
             current = header[1]
             if not table and current == key:

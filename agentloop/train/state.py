@@ -64,7 +64,7 @@ def save(engine: Engine, folder: Path, progress: Mapping[str, Any], *, weights: 
 
 
 def restore(engine: Engine, folder: Path) -> dict[str, Any]:
-    """Load the state in `folder`; returns the progress saved with it. A broken state changes nothing.
+    """Load the state in `folder`; returns the progress saved with it. A broken state changes nothing, except in shards.
 
     If weights or moments are missing, the engine keeps its own. The state may come from another number of ranks.
     Raises TrainingError for a state that is broken, or of another model.
@@ -73,10 +73,11 @@ def restore(engine: Engine, folder: Path) -> dict[str, Any]:
         try:
             own = json.loads((folder / PROGRESS).read_text())
             steps, skipped, progress = int(own["steps"]), int(own["skipped"]), dict(own["progress"])
-            if (folder / SHARDS).is_dir():
-                load_shards(engine.trainable.actor, engine.optimizer, folder / SHARDS)
             tensors = _read(folder / MODEL)
             moments = _read(folder / OPTIMIZER)
+            # Last, because torch loads shards straight into the weights.
+            if (folder / SHARDS).is_dir():
+                load_shards(engine.trainable.actor, engine.optimizer, folder / SHARDS)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError, CheckpointException) as error:
             raise TrainingError(f"{folder}: no whole state ({error}); remove it, and the one before is used") from error
         if tensors is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -55,6 +57,34 @@ def test_a_question_is_asked_again_and_an_order_is_not() -> None:
     assert n_asked == {"/v1/models": 3, "/v1/unload_lora_adapter": 1}
 
 
+def test_a_refusal_after_a_lost_answer_is_no_busy_server() -> None:
+    n_asked = 0
+
+    async def refused(request: web.Request) -> web.Response:
+        nonlocal n_asked
+        n_asked += 1
+        if n_asked <= 2 and request.transport is not None:
+            request.transport.close()
+        return web.Response(status=404)
+
+    with pytest.raises(PublishError, match="HTTP 404") as error:
+        asked(lambda server: server.models(), web.get("/v1/models", refused))
+    assert n_asked == 3
+    assert type(error.value) is PublishError
+
+
 def test_a_server_that_is_not_there() -> None:
     with pytest.raises(PublishError, match="look whether the server runs"):
         asyncio.run(VLLMControl("http://127.0.0.1:9/v1").models())
+
+
+def test_a_restorer_whose_trainer_dies_before_its_order_ends_quietly() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentloop.publish.restorer"],
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

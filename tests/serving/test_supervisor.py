@@ -176,6 +176,12 @@ def test_deaths_that_are_not_quick_are_no_reason_to_give_up(scripted: Callable[.
         supervise(it.server, it.until("ready", 5), QUICKLY)
 
 
+def test_a_slow_death_is_not_counted_as_a_quick_one(scripted: Callable[..., Scripted]) -> None:
+    it = scripted("hang", "die", "die", "serve")
+    with pytest.raises(Enough):
+        supervise(it.server, it.until("ready", 2), QUICKLY)
+
+
 def test_one_that_never_answers_is_not_waited_for_longer_than_was_said(scripted: Callable[..., Scripted]) -> None:
     it = scripted("late")
     it.server.start()

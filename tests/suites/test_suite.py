@@ -178,6 +178,7 @@ GOOD = '{"id": "a", "instruction": "x"}\n'
     [
         ("name = repo", GOOD, r"suite\.toml: not TOML: .*line 1"),
         ("\n\nnmae = 'x'", GOOD, r"suite\.toml:3: unknown key 'nmae' .*did you mean 'name'\?"),
+        ("name = 'a\u2028b'\nnmae = 'x'", GOOD, r"suite\.toml:2: unknown key 'nmae'"),
         ("name = 3", GOOD, r"suite\.toml:1: key 'name' must be a text"),
         ("sandbox = 'host'", GOOD, r"suite\.toml:1: key 'sandbox' must be a table, \[sandbox\]"),
         ("[sandbx]", GOOD, r"suite\.toml:1: unknown key 'sandbx' .*did you mean 'sandbox'\?"),

@@ -70,7 +70,8 @@ class Learning:
     max_row_tokens: Positive | None = None
     """Longer rows are not trained. None: the context length of the model."""
     tolerance: Annotated[float, Field(gt=0.0)] | None = None
-    """Nats by which trainer and sampler may differ at a token. None: 1e-4 in float32, 0.5 in bfloat16."""
+    """Nats by which trainer and sampler may differ at a token. None: 1e-4 in float32; in bfloat16 2.0, and 0.05 on
+    average."""
     device: str = "auto"
     """`auto` is a GPU if torch finds one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -29,33 +29,34 @@ async def keep_paying(
 
     texts: of the version that gets them. If the budget ends, the lessons that were not tried stay.
     """
-    kept = list(lessons)
+    current = list(lessons)
     try:
-        best = await _mean(evaluations, texts, kept, indices)
+        best = await _mean(evaluations, texts, current, indices)
         for lesson in lessons:
-            others = [each for each in kept if each is not lesson]
+            others = [each for each in current if each is not lesson]
             mean = await _mean(evaluations, texts, others, indices)
             if not _pays(lesson, best - mean, len(indices)):
-                kept = others
+                current = others
                 best = mean
     except BudgetSpent:
         pass
-    return kept
+    return current
 
 
 async def learn_lessons(
     evaluations: Evaluations,
     rewriter: Rewriter,
     texts: Mapping[str, str],
-    kept: Sequence[Lesson],
+    current: Sequence[Lesson],
     indices: Sequence[int],
     n: int,
 ) -> tuple[list[Lesson], int]:
-    """(`kept` and the new lessons that pay for their tokens, number of other lessons tried). n: maximum lessons to try.
+    """`current` with the new lessons that pay for their tokens, and the number of other lessons tried.
 
-    texts: of the version that gets them. indices: validation tasks. Ends early if the budget does.
+    texts: of the version that gets them. indices: validation tasks. n: maximum lessons to try. Ends early if the budget
+    does.
     """
-    lessons = list(kept)
+    lessons = list(current)
     n_dropped = 0
     try:
         best = await _mean(evaluations, texts, lessons, indices)
