@@ -61,6 +61,7 @@ class Behaviour:
             col(TraceRow.policy_version) == number,
             col(TraceRow.purpose).in_(MEASURED),
             col(TraceRow.task_id).is_not(None),
+            # The attempt that replaced it counts in its place.
             col(TraceRow.superseded).is_(None),
         )
         with self._database.read() as connection:
