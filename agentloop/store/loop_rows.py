@@ -12,7 +12,7 @@ from agentloop.store.database import Database
 from agentloop.store.tables import FigureRow, TraceRow
 
 MAX_LOOKED = 2000
-"""Newest traces among which the newest attempt is looked for."""
+"""Number of the newest traces that are searched for an attempt."""
 
 
 class StageUnderWay(NamedTuple):
