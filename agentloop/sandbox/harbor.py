@@ -1,6 +1,6 @@
 """Sandboxes in environments of Harbor: E2B, Modal, Daytona, GKE, podman, kata and others, on this machine or elsewhere.
 
-Harbor (`harbor` on PyPI, Apache-2.0) needs Python 3.12 or newer, so it runs in a process of its own
+Harbor (`harbor` on PyPI, Apache-2.0) needs Python 3.12 or newer, so it runs in a separate process
 (`environments.py`), which holds all environments of a backend and ends them when its owner dies.
 
 Guarantees: what the environment isolates; a user that is not root, unless the spec has `root`; wall time and output;
@@ -50,8 +50,8 @@ class HarborBackend:
     ) -> None:
         """python: interpreter (3.12 or newer) that has `harbor` with the extra of the environment.
 
-        environment: its name in Harbor, or `module:Class`. image: what tasks get whose image is `host`, which only a
-        local sandbox can show. open_network: accept `allowed_hosts = ["*"]`, with which a sandbox also reaches the
+        environment: its name in Harbor, or `module:Class`. image: replaces the image `host`, which only a local sandbox
+        can show. open_network: accept `allowed_hosts = ["*"]`, with which a sandbox also reaches the
         private addresses that its machine can reach. options: keyword arguments of the environment.
         """
         self.isolation = f"harbor:{environment}"
@@ -98,7 +98,7 @@ class HarborBackend:
             sandbox = CalledSandbox(sandbox_id, self.isolation, process, place)
             await sandbox.fill(spec)
         except asyncio.CancelledError:
-            process.ask("stop", sandbox=sandbox_id)  # after its start, which nobody waits for
+            process.ask("stop", sandbox=sandbox_id)  # the process stops it after its start; nobody waits for that
             raise
         except BaseException as error:
             with suppress(AnsweredError, BrokenPipeError):

@@ -61,7 +61,7 @@ class CalledSandbox:
             return ExecResult(exit_code=CANNOT_START, stdout="", stderr="cannot start: Argument list too long\n")
         frame = await self.call(call)
         code = frame.code
-        if frame.is_late and code == 0:  # it ended well when it was asked to
+        if frame.is_late and code == 0:  # it handled SIGTERM and exited with 0
             code = SIGTERM_CODE
         return ExecResult(
             exit_code=code,
@@ -134,7 +134,7 @@ class CalledSandbox:
         frame = call.frame(answer["output"])
         if frame is not None:
             return frame
-        # A command that is root can end the script, and nothing else may look like that.
+        # A command that runs as root can kill the script. Any other silence must not look like that.
         check = ScriptCall("true", timeout_s=10.0)
         if check.frame((await self._run(check))["output"]) is None:
             raise self._lose(await self._why_silent())
@@ -212,13 +212,13 @@ class CalledSandbox:
         if earlier is not None:
             await earlier
         with suppress(SandboxGone):  # then nothing runs either
-            if self._place.user == ROOT:  # and so is the script, which is to end as well
+            if self._place.user == ROOT:  # the script would kill itself, and its frame would never come
                 await self._exec("kill -9 -1", 10.0)
             else:
                 await self._run(ScriptCall("kill -9 -1", timeout_s=10.0))
 
     async def _stop(self) -> None:
-        with suppress(BrokenPipeError):  # the process has ended, and before that its environments, if it could
+        with suppress(BrokenPipeError):  # the process has ended, and stopped its environments before if it could
             try:
                 await asyncio.wrap_future(self._process.ask("stop", sandbox=self.id))
             except AnsweredError as error:

@@ -57,7 +57,7 @@ class Stock:
 
         Raises whatever the creation of a sandbox raises.
         """
-        if self._min_idle < 1 or spec.lifetime_s is not None:  # whose time would pass on the shelf
+        if self._min_idle < 1 or spec.lifetime_s is not None:  # its time would pass on the shelf
             return await self._create(spec)
         key = (spec, await _contents(spec))
         shelf = self._shelves[key] = self._shelves.pop(key, Shelf())  # the last leased is the last in order

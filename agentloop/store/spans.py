@@ -125,7 +125,7 @@ def put_spans(
         by_id = traces.setdefault(span.trace_id, {})
         if span.span_id not in by_id:
             error = span.error
-            # Token ids decode to the text, so the text alone must not be redacted.
+            # Token ids decode to the text, so redacting the text alone would leave the secret.
             if carries_ids(span) and any(map(batch.has_secret, span.bodies)):
                 span = span_without_ids(span)
             message = _message(span)

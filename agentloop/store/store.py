@@ -108,8 +108,8 @@ class Store(
         """project: owner of the stages, versions, reports, decisions and attempts.
 
         upgrade: which older tables are upgraded. True: also those of a server; False: none, so the store is opened
-        without a write; default: those of a file. secrets: values that must never be stored. Raises StoreError if the store does not exist
-        (create=False) or cannot be used, ConfigError for an invalid URL.
+        without a write; default: those of a file. secrets: values that must never be stored. Raises StoreError if the
+        store does not exist (create=False) or cannot be used, ConfigError for an invalid URL.
         """
         self.project = project
         self._database = Database(where, timeouts)
