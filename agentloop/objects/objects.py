@@ -3,9 +3,9 @@
     put   pack in the cache ─▶ hash ─▶ write whole to the place, again if it fails
     get   in the cache? ─▶ read from the place, again if it fails ─▶ hash ─▶ unpack ─▶ keep in the cache
 
-The address of a file is what `sha256sum` prints. That of a folder is the sha256 of its tar file (`packing.py`). An object
-is stored before anything names it, so a named object exists, and an object that nothing names can be swept. Every call
-blocks; coroutines use threads.
+The address of a file is what `sha256sum` prints. That of a folder is the sha256 of its tar file (`packing.py`). An
+object is stored before anything names it, so a named object exists, and an object that nothing names can be swept.
+Every call blocks; coroutines use threads.
 """
 
 from __future__ import annotations
@@ -133,8 +133,7 @@ class Objects:
             try:
                 return self._fetch(sha256, is_damaged=is_damaged)
             except CacheFull:
-                # The limit of the cache and the space of the disk differ: clearing may free what eviction was not asked
-                # for.
+                # The disk may be full below the limit of the cache, where nothing was evicted yet.
                 if not self.cache.clear():
                     raise
             return self._fetch(sha256, is_damaged=is_damaged)
@@ -182,7 +181,7 @@ class Objects:
             raise ObjectError(f"a folder among the objects cannot be unpacked: {error}; put it again") from error
 
     def _is_right(self, sha256: str, path: Path) -> bool:
-        """Whether an object in the cache still has its address. Checked once per process, because it reads everything."""
+        """Whether a cached object still has its address. Checked once per process, because it reads everything."""
         try:
             state = self.cache.state(sha256)
             if self._verified.get(sha256) != state and address_of(path) != sha256:

@@ -1,8 +1,8 @@
 """The process that holds environments of Harbor for the backend `harbor` (`harbor.py`).
 
 A separate process, because Harbor needs Python 3.12 or newer: `PYTHON -P environments.py NAME OPTIONS`, with an
-interpreter that has the package `harbor`, and nothing of agentloop. NAME is an environment of Harbor or `module:Class`, OPTIONS its
-keyword arguments as JSON. Requests on stdin and answers on stdout are a line of JSON each:
+interpreter that has the package `harbor`, and nothing of agentloop. NAME is an environment of Harbor or `module:Class`,
+OPTIONS its keyword arguments as JSON. Requests on stdin and answers on stdout are a line of JSON each:
 
     {"id": 0, "result": {"version": "0.26.0", "problem": null}}      first, unasked; problem: why nothing can be made
     {"id": 1, "do": "create", "sandbox": NAME, ...}                  the arguments of `create`, `exec`, ... below

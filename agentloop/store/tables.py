@@ -26,10 +26,10 @@ DEFAULT_PROJECT = "default"
 
 
 class TraceSummary(SQLModel):
-    """The columns of a trace, without its bodies.
+    """What is known of a trace without reading its bodies.
 
-    An imported trace, or one sent as spans, has None in the columns about an episode, except for the episode, task and
-    policy version that it names.
+    One that was imported or sent as spans has None in the columns that speak of an episode, but for what it says of
+    the episode, task and policy version that it belongs to.
     """
 
     key: int | None = Field(default=None, primary_key=True, sa_type=Key)
