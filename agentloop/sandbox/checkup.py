@@ -65,14 +65,13 @@ TRIALS = (
         "cpu",
         {"cpus": 0.2},
         "n=0; while [ $n -lt 200000 ]; do n=$((n+1)); done; times",
-        # Between the fifth that is allowed and a whole core, because CPU time is granted in periods.
+        # Between the allowed fifth and a whole core: CPU time is granted in periods of 100 ms.
         lambda done: _cpu_s(done) < 0.5 * done.duration_s,
         "a fifth of a core",
     ),
     LimitTrial(
         "disk",
         {"scratch_mb": 4},
-        # 6 MB fit into neither folder of 4 MiB, however the backend divides them.
         "head -c 6000000 /dev/zero > /tmp/fill && head -c 6000000 /dev/zero > /work/fill",
         lambda done: "No space left" in done.stderr,
         "4 MiB of scratch",

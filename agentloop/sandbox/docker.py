@@ -42,7 +42,7 @@ from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import SandboxSpec
 
 T = TypeVar("T")
-# Docker Engine 20.10.
+# The API of Docker Engine 20.10.
 MIN_API = (1, 41)
 PROBE_TIMEOUT_S = 2
 PROBE_SANDBOX_S = 10.0

@@ -329,7 +329,7 @@ def _request(method: str, path: str, host: str, headers: list[bytes], secret: Se
     """The request for the host, sent on a separate connection."""
     # The host closes after one answer: a second request on this connection would pass without a check.
     added = {"Host": host, "Connection": "close", **({secret.header: secret.value} if secret else {})}
-    # Also the client's own headers of these names: a host might heed the first of two.
+    # Also the client's own headers of the added names: a host might use those instead of ours.
     dropped = {*HOP_BY_HOP, *(name.lower() for name in added)}
     passed_on = [line for line in headers if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped]
     lines = [f"{method} {path} HTTP/1.1".encode(), *(f"{k}: {v}".encode() for k, v in added.items()), *passed_on]

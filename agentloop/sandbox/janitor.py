@@ -67,7 +67,7 @@ def sweep(image_days: float = IMAGE_DAYS) -> tuple[list[Find], Findings]:
     for find in before:
         if find.kind == "bubblewrap":
             kill(int(find.name))
-    # First: groups and folders can be removed only when their processes are gone.
+    # Before the groups and folders, which can be removed only when their processes are gone.
     _wait_for([find for find in before if find.kind == "bubblewrap"])
     with suppress(SandboxUnavailable):  # `look` reports it
         DockerBackend().sweep()

@@ -134,7 +134,7 @@ class CalledSandbox:
         frame = call.frame(answer["output"])
         if frame is not None:
             return frame
-        # A command that runs as root can kill the script. Any other silence must not look like that.
+        # A command that runs as root can kill the script; the check tells that from an environment that is gone.
         check = ScriptCall("true", timeout_s=10.0)
         if check.frame((await self._run(check))["output"]) is None:
             raise self._lose(await self._why_silent())

@@ -350,7 +350,7 @@ class Claims:
     def _finish(
         self, connection: Connection, finished: Sequence[Finished], prepared: Sequence[PreparedAttempts]
     ) -> list[bool]:
-        # First of all: the update locks the units, so no other worker can claim them before the effects are written.
+        # Before any effect: the update locks the units, so no other worker can claim them while the effects are written.
         counting = self._mark_done(connection, finished)
         counts = [claimed.place in counting for claimed, _ in finished]
         if not all(counts):  # rare: nothing of those that do not count is written, not even a text that others share

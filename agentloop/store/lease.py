@@ -22,7 +22,7 @@ from sqlmodel import Field, SQLModel
 from agentloop.errors import StoreError
 from agentloop.store.database import Database
 
-# Two renewals may fail before the lease ends; a project stays locked for as long after a kill.
+# Two renewals may fail before the lease ends. A longer lease would lock a project for longer after a kill.
 LEASE_S = 30
 """Duration of a lease in seconds."""
 RENEWAL_S = 10

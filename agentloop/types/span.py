@@ -34,7 +34,7 @@ class Span(NamedTuple):
     bodies: tuple[bytes, ...]
     """JSON of each message, tool argument and result: the parts that repeat from span to span and are searched."""
     episode_id: str | None = None
-    """The episode that the span itself names; the next two fields likewise come from the span."""
+    """The episode that the span itself names. The span also names the values of the next two fields."""
     task_id: str | None = None
     policy_version: int | None = None
     reward: float | None = None

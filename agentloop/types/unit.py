@@ -51,7 +51,7 @@ UNIT_MOVES: Mapping[UnitState, frozenset[UnitState]] = MappingProxyType(
         UnitState.cancelled: frozenset({UnitState.ready}),
     }
 )
-"""All moves of a unit. From ready to done: a worker finishes after its lease, and nobody has claimed the unit since."""
+"""All moves of a unit. A worker whose lease has ended moves it from ready to done, unless another one claimed it."""
 RUN_MOVES: Mapping[RunState, frozenset[RunState]] = MappingProxyType(
     {
         RunState.running: frozenset({RunState.paused, RunState.done, RunState.failed, RunState.cancelled}),
