@@ -31,7 +31,7 @@ def is_folder(head: bytes) -> bool:
 
 
 class Sink(Protocol):
-    """What an object can be written to."""
+    """A receiver of the bytes of an object."""
 
     def write(self, data: bytes, /) -> object:
         """Take the next bytes."""

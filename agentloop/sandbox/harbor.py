@@ -29,7 +29,7 @@ HELLO_S = 60.0
 """Time for Harbor to be imported and to look for its credentials."""
 SETUP_S = 60
 REFUSED = ("n_processes", "scratch_files", "agent_files")
-"""Limits of a spec that no environment of Harbor can be asked for."""
+"""Limits of a spec that no environment of Harbor accepts."""
 NO_IMAGE = ("pull access denied", "manifest", "registry", "not found", "no such image", "does not exist", "to solve")
 """Words of services that have no such image, cannot get it, or cannot build it."""
 MAX_WORDS = 400
@@ -63,7 +63,7 @@ class HarborBackend:
         self._process: LineProcess | None = None
 
     def probe(self) -> str | None:
-        """Start Harbor, and ask the environment for what it needs. None if that worked, else reason and remedy."""
+        """Starts Harbor and checks what the environment needs. None if that worked, else the reason and the remedy."""
         if not self._python or not self._environment:
             return (
                 "harbor needs the settings `[sandbox] python`, a Python 3.12 or newer in which `pip install harbor` "
@@ -146,7 +146,7 @@ class HarborBackend:
         )
 
     def _check(self, spec: SandboxSpec) -> None:
-        """Raises CapabilityError for what no environment of Harbor can be asked for."""
+        """Raises CapabilityError for settings that no environment of Harbor accepts."""
         refused = [name for name in REFUSED if getattr(spec, name)]
         if "scratch_mb" in spec.model_fields_set:
             refused.append("scratch_mb")
@@ -163,7 +163,7 @@ class HarborBackend:
     async def _set_up(
         self, process: LineProcess, sandbox_id: str, spec: SandboxSpec, *, has_network: bool
     ) -> CommandPlace:
-        """Bring our script into the environment. Raises CapabilityError, ImageError."""
+        """Copies our script into the environment. Raises CapabilityError, ImageError."""
         setting_up = process.ask("exec", sandbox=sandbox_id, command=setup(spec), timeout_s=SETUP_S, tail=1 << 16)
         answer = await asyncio.wrap_future(setting_up)
         try:

@@ -165,7 +165,7 @@ class CalledSandbox:
         return await self._ask("exec", seconds + SLACK_S, command=command, timeout_s=seconds, tail=n_answer)
 
     async def _ask(self, what: str, within_s: float, **arguments: Any) -> dict[str, Any]:
-        """An answer of the environment. Raises SandboxGone, also where it fails."""
+        """An answer of the environment. Raises SandboxGone, also if the environment reports an error."""
         if self._end is not None:
             raise self._end.error()
         answer = asyncio.wrap_future(self._process.ask(what, sandbox=self.id, **arguments))
@@ -189,14 +189,14 @@ class CalledSandbox:
             answer.cancel()
 
     def _lose(self, end: End) -> SandboxGone:
-        """Nothing runs in it any more. The error for its user; others who wait get it as well."""
+        """Marks the sandbox as gone. Returns the error for the caller; other waiting calls get it as well."""
         self._end = self._end or end
         for answer in self._waiting:
             answer.cancel()
         return self._end.error()
 
     async def _why_silent(self) -> End:
-        """Why the script does not answer: it was taken away, or the environment is gone."""
+        """The reason for which the script does not answer: it was removed, or the environment is gone."""
         answer = await self._exec("echo agentloop-is-there", 10.0)
         words = " ".join(f"{answer['output']} {answer['error']}".split())[-300:]
         if "agentloop-is-there" in answer["output"]:

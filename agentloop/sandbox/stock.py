@@ -90,7 +90,7 @@ class Stock:
                 return
 
     async def _one_too_many(self) -> Shelf | None:
-        """Ends a sandbox if there are too many; the shelf that it was on."""
+        """Ends a sandbox if the stock has too many. Returns its shelf, or None."""
         if sum(len(shelf.sandboxes) for shelf in self._shelves.values()) <= MAX_IDLE:
             return None
         oldest = next(shelf for shelf in self._shelves.values() if shelf.sandboxes)

@@ -38,7 +38,7 @@ class VersionSum(NamedTuple):
     n_priced: int
     """Attempts with a known price."""
     cost_usd: float | None
-    """Of those; None if there are none."""
+    """Cost of the priced attempts; None without any."""
     n_prompt_tokens: int
     n_completion_tokens: int
 

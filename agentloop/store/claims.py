@@ -111,7 +111,7 @@ class HandBack(StrEnum):
     unable = "unable"
     """The worker lacks something that the unit needs, and another one may have it. It does not count."""
     infrastructure = "infrastructure"
-    """What the unit needs has failed. It counts, and too many of them make the unit dead."""
+    """A service that the unit needs has failed. It counts, and too many failures make the unit dead."""
     mistake = MISTAKE
     """Only a person can fix it: the unit is dead at once."""
 
@@ -350,7 +350,7 @@ class Claims:
     def _finish(
         self, connection: Connection, finished: Sequence[Finished], prepared: Sequence[PreparedAttempts]
     ) -> list[bool]:
-        # Before any effect: the update locks the units, so no other worker can claim them while the effects are written.
+        # Before any effect: the update locks the units, so no other worker claims them while the effects are written.
         counting = self._mark_done(connection, finished)
         counts = [claimed.place in counting for claimed, _ in finished]
         if not all(counts):  # rare: nothing of those that do not count is written, not even a text that others share
@@ -569,7 +569,7 @@ def _storable(text: str) -> str:
 
 
 def _rows_of(connection: Connection, worker: str) -> list[_Leased]:
-    """What a worker has claimed."""
+    """The leased units of a worker, locked."""
     return [_Leased(*row) for row in ask(connection, f"{_LEASED} AND owner = $1 ORDER BY number {{lock}}", (worker,))]
 
 

@@ -146,7 +146,7 @@ class Database:
                 )
 
     def check_units(self, connection: Connection) -> None:
-        """Raises LeaseLost unless the claims of all `units` go on. Nobody can end them until the transaction ends."""
+        """Raises LeaseLost unless the claims of all `units` hold. Nobody can end them until the transaction ends."""
         # SQLite has one writer at a time, and no row locks.
         lock = "?" if self.is_sqlite else "$1 FOR SHARE"
         for number, epoch in self.units.items():

@@ -160,7 +160,7 @@ class Failures:
             after = last
 
     def begin_of_failures(self, filter: str, *, project: str, newest: int) -> int:
-        """The key after which the newest failed traces are, `newest` at most; 0 if there are no others.
+        """The key of the newest failed trace that is not among the `newest` newest ones; 0 without one.
 
         Raises ConfigError.
         """
@@ -170,7 +170,7 @@ class Failures:
             return connection.execute(query).scalar() or 0
 
     def passed(self, tasks: Collection[str], *, project: str) -> dict[str, str]:
-        """Task -> id of the newest trace that passed it; missing where none did."""
+        """Task -> id of the newest trace that passed it, for tasks that were passed."""
         newest = select(func.max(col(TraceRow.key))).where(
             col(TraceRow.project) == project, col(TraceRow.task_id).in_(tasks), _won, col(TraceRow.superseded).is_(None)
         )

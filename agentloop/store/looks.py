@@ -206,7 +206,7 @@ class _Wanted:
         return select(_KEY).where(col(TraceRow.project) == self._project), _KEY
 
     def exact(self) -> list[Condition]:
-        """The conditions, however many traces there are."""
+        """The conditions without a range of keys."""
         return [col(TraceRow.project) == self._project, *conditions(self._filter, self._dialect)]
 
     def within(self, keys: KeyRange) -> list[Condition]:
@@ -230,7 +230,7 @@ class _Wanted:
         return None
 
     def range_before(self, end: int, n_parts: int = 1) -> KeyRange:
-        """The newest traces with keys below `end`, PART for each part; it begins with 0 where there are no others.
+        """The newest traces with keys below `end`, PART for each part; it begins with 0 if it includes all of them.
 
         If an index has the traces of a term in order, they are the newest ones of that term.
         """
@@ -260,7 +260,7 @@ class _Wanted:
         return ListPart(rows[:limit], n, None, following, is_more and not is_by_key)
 
     def ordered(self, end: int, order: list[Any], start: int, limit: int) -> ListPart:
-        """What one look finds, sorted."""
+        """The matches of one look, sorted."""
         keys = self.range_before(end, n_parts=2)
         query = select(*_LIGHT).where(*self.within(keys)).order_by(*order).offset(start).limit(limit + 1)
         rows = list(self._connection.execute(query))

@@ -105,7 +105,7 @@ class KeyRange(NamedTuple):
 
 
 def parse(text: str) -> list[Term]:
-    """The terms of a filter. Raises FilterError that names the word, its position, and the keys there are."""
+    """The terms of a filter. Raises FilterError with the word, its position, and all keys."""
     if len(text) > MAX_CHARACTERS:
         _refuse_at(MAX_CHARACTERS + 1, f"{len(text)} characters, at most {MAX_CHARACTERS} are allowed")
     _check_characters(text)

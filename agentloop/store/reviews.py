@@ -40,7 +40,7 @@ MAX_REVIEWS = 1000
 
 
 class Reservation(NamedTuple):
-    """Who reviews a trace, and until when nobody else is offered it."""
+    """The person who reviews a trace, and the time until which nobody else is offered it."""
 
     by: str
     ends_at: datetime

@@ -42,7 +42,7 @@ class StepPage(Frozen):
     start: int
     """Position of the first step of the page, counted from 0."""
     messages: tuple[Message, ...]
-    """What the agent was told before its first step; empty where `start` is not 0."""
+    """The messages before the first step; empty if `start` is not 0."""
     steps: tuple[Step, ...]
     sub_agents: tuple[SubAgent, ...]
 

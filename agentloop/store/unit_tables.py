@@ -176,6 +176,6 @@ class WorkerRow(SQLModel, table=True):
     lease_s: float
     """Age of its heartbeat in seconds at which its units become ready again."""
     note: str = ""
-    """What it waits for."""
+    """The reason for which it waits."""
     started_at: datetime
     beat_at: datetime

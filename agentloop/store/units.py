@@ -53,7 +53,7 @@ class QueueFacts(NamedTuple):
     needs: tuple[str, ...]
     n: dict[UnitState, int]
     oldest_at: datetime | None
-    """When the oldest unit that is ready was asked for."""
+    """Time at which the oldest ready unit was put into the queue."""
     has_worker: bool
     """Whether a worker that is up does this kind and has what its units need."""
     oldest_s: float | None

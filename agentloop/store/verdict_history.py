@@ -154,7 +154,7 @@ def _verdict(row: Any, newest: Any | None, scores: Sequence[Any], labels: Sequen
 
 
 def imported_verdict(row: Any) -> Verdict:
-    """What the source of a trace says of its worth, without scores; unscored if it says nothing. row: of `trace`."""
+    """The verdict of the source of a trace, without scores; unscored if the source has none. row: of `trace`."""
     verdict, scores = _imported(row)
     if verdict is not None:
         return verdict.model_copy(update={"scores": ()})

@@ -75,7 +75,7 @@ def runs_before(after: RunState) -> tuple[str, ...]:
 
 
 class Unit(NamedTuple):
-    """One unit of a run. Asked for twice, it is done once. A plain tuple, because there are thousands a second."""
+    """One unit of a run. Requested twice, it is done once. A plain tuple, because thousands are made in a second."""
 
     key: str
     """Names its effect within the project; it follows from the plan alone."""
