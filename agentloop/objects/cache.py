@@ -1,12 +1,12 @@
-"""The objects that this machine has at hand, which all its processes share.
+"""The objects on this machine, which all its processes share.
 
     CACHE/SHA256/object    the file or folder, which nobody may change
     CACHE/SHA256/bytes     its size
     CACHE/.draft-…         an object on its way in, and
     CACHE/.gone-…          one on its way out
 
-Who uses an object holds a shared lock on its folder, and the lock ends with the process. Only what nobody has locked is
-removed, the least recently used first. Changes to the list of objects are made under the lock of the whole cache.
+A process that uses an object holds a shared lock on its folder, and the lock ends with the process. Only unlocked
+objects are removed, the least recently used first. The list of objects changes only under the lock of the whole cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OBJECT, BYTES = "object", "bytes"
 
 
 class CacheFull(ObjectError):
-    """The disk of the cache, or the cache's share of it, has no room left."""
+    """The disk, or the part of it that the cache may use, is full."""
 
 
 @dataclass
@@ -51,13 +51,13 @@ class CacheDraft:
         """handle: of the folder, with an exclusive lock."""
         self.folder = folder
         self.packed = folder / "packed"
-        """ObjectPlace for the object as one file."""
+        """Path for the object as one file."""
         self.object = folder / OBJECT
         self.handle = handle
         self.is_kept = False
 
     def take(self, n_bytes: int) -> None:
-        """Count `n_bytes` as used by this draft."""
+        """Counts `n_bytes` as used by this draft."""
         (self.folder / BYTES).write_text(str(n_bytes))
 
 
@@ -71,9 +71,10 @@ class Cache:
         self._guard = threading.Lock()
 
     def pin(self, sha256: str) -> Path | None:
-        """The path of the object, which stays until it is released as often; None if it is not here."""
+        """The path of the object, which stays until each `pin` has its `release`; None if it is not in the cache."""
         with self._guard:
             pin = self._pins.get(sha256)
+            # Another process replaces an object that it finds damaged; the handle then holds the old folder.
             if pin is None or not self._is_current(pin.handle, sha256):
                 handle = self._locked(sha256)
                 if handle is None:
@@ -81,12 +82,12 @@ class Cache:
                 pin = self._set_pin(sha256, handle)
             pin.n_users += 1
         entry = self.folder / sha256
-        with suppress(OSError):
+        with suppress(OSError):  # only the order of eviction depends on it
             os.utime(entry)
         return entry / OBJECT
 
     def release(self, sha256: str) -> None:
-        """One user less. Raises ValueError if there is none."""
+        """Ends one use of an object. Raises ValueError if the object is not in use."""
         with self._guard:
             pin = self._pins.get(sha256)
             if pin is None:
@@ -97,14 +98,14 @@ class Cache:
                 del self._pins[sha256]
 
     def close(self) -> None:
-        """Release everything."""
+        """Releases every object."""
         with self._guard:
             for pin in self._pins.values():
                 os.close(pin.handle)
             self._pins.clear()
 
     def state(self, sha256: str) -> tuple[int, int]:
-        """Differs after the object was replaced, or, for a file, changed."""
+        """Inode and change time, which differ after the object was replaced, or, for a file, changed."""
         status = (self.folder / sha256 / OBJECT).stat()
         return status.st_ino, status.st_ctime_ns
 
@@ -118,6 +119,7 @@ class Cache:
                 self._make_room(n_bytes)
                 folder.mkdir()
                 draft = CacheDraft(folder, os.open(folder, os.O_RDONLY))
+                # Under the lock of the cache, because an unlocked draft counts as that of a process that was killed.
                 fcntl.flock(draft.handle, fcntl.LOCK_EX)
                 draft.take(n_bytes)
         try:
@@ -128,19 +130,20 @@ class Cache:
             _remove(folder)
 
     def grow(self, draft: CacheDraft, n_bytes: int) -> None:
-        """Let `draft` have `n_bytes` more. Raises CacheFull."""
+        """Makes room for `n_bytes` more in `draft`. Raises CacheFull."""
         with self.disk(), self._exclusive():
             self._make_room(n_bytes)
             draft.take(int((draft.folder / BYTES).read_text()) + n_bytes)
 
     def keep(self, draft: CacheDraft, sha256: str, *, is_damaged: bool) -> Path | None:
-        """Make the draft's object that of `sha256` and pin it; see `pin`. None if another is there by now.
+        """Makes the draft the object `sha256` and pins it; see `pin`. None if the cache has that object by now.
 
         is_damaged: the object that this process has pinned is damaged, so the draft replaces it.
         """
         entry = self.folder / sha256
         gone = self.folder / f".gone-{token_hex(8)}"
         with self.disk():
+            # Before the rename, so that no process ever gets a path that can be written.
             _protect(draft.object)
             with self._exclusive(), self._guard:
                 pin = self._pins.get(sha256)
@@ -149,6 +152,8 @@ class Cache:
                 if entry.is_dir():
                     return None
                 draft.folder.rename(entry)
+                # flock gives the lock up before it takes the weaker one; the lock of the cache keeps evictors out
+                # meanwhile.
                 fcntl.flock(draft.handle, fcntl.LOCK_SH)
                 draft.is_kept = True
                 self._set_pin(sha256, draft.handle).n_users += 1
@@ -156,7 +161,7 @@ class Cache:
         return entry / OBJECT
 
     def _set_pin(self, sha256: str, handle: int) -> _Pin:
-        """Pin an object by `handle`, in place of one that was replaced."""
+        """Pins an object by `handle`, in place of the handle of a replaced one."""
         pin = self._pins.setdefault(sha256, _Pin(handle))
         if pin.handle != handle:
             os.close(pin.handle)
@@ -164,7 +169,7 @@ class Cache:
         return pin
 
     def clear(self) -> int:
-        """Remove what nobody uses. Returns the number of objects."""
+        """Removes the objects that nobody uses. Returns their number."""
         with self.disk(), self._exclusive():
             victims = [entry for _, entry, _ in self._entries() if self._evict(entry)]
         self._remove_gone()
@@ -172,7 +177,7 @@ class Cache:
 
     @contextmanager
     def disk(self) -> Iterator[None]:
-        """Blames what fails in the block on the cache. Raises CacheFull or ObjectError."""
+        """Attributes errors in the block to the cache. Raises CacheFull or ObjectError."""
         try:
             yield
         except ObjectError:
@@ -191,12 +196,13 @@ class Cache:
     # ------------------------------------------------------------------ locks
 
     def _locked(self, sha256: str) -> int | None:
-        """A handle of the object's folder with a shared lock; None if it is not here."""
+        """A handle of the object's folder with a shared lock; None if it is not in the cache."""
         try:
             handle = os.open(self.folder / sha256, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
             return None
         fcntl.flock(handle, fcntl.LOCK_SH)
+        # The folder may have been evicted between the opening and the lock.
         if self._is_current(handle, sha256):
             return handle
         os.close(handle)
@@ -211,10 +217,11 @@ class Cache:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """The lock of the whole cache. Raises ObjectError if another process does not give it up."""
+        """Holds the lock of the whole cache. Raises ObjectError if another process keeps it for LOCK_S."""
         handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             ends_at = time.monotonic() + LOCK_S
+            # In a loop, because a blocking flock has no timeout.
             while not _try_lock(handle):
                 if time.monotonic() > ends_at:
                     raise ObjectError(f"{self.folder}: locked for {LOCK_S:g} s; end the process that has it (`lsof`)")
@@ -226,7 +233,7 @@ class Cache:
     # ------------------------------------------------------------------ room
 
     def _make_room(self, n_bytes: int) -> None:
-        """Evict until `n_bytes` fit. Raises CacheFull. The caller has the lock of the whole cache."""
+        """Evicts objects until `n_bytes` fit. Raises CacheFull. The caller holds the lock of the whole cache."""
         self._remove_gone()
         entries = sorted(self._entries(), key=lambda entry: entry[0])
         n_used = sum(size for _, _, size in entries) + self._drafted()
@@ -262,7 +269,7 @@ class Cache:
         return n_bytes
 
     def _evict(self, entry: Path) -> bool:
-        """Take a folder out of the list unless somebody has locked it. The caller has the lock of the whole cache."""
+        """Takes a folder out of the list unless it is locked. The caller holds the lock of the whole cache."""
         try:
             handle = os.open(entry, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
@@ -270,13 +277,14 @@ class Cache:
         try:
             if not _try_lock(handle):
                 return False
+            # A rename, because removing gigabytes takes seconds, for which every process would wait for the lock.
             entry.rename(self.folder / f".gone-{token_hex(8)}")
             return True
         finally:
             os.close(handle)
 
     def _remove_gone(self) -> None:
-        """Also what processes have left that were killed meanwhile."""
+        """Removes folders on their way out, including those that killed processes left."""
         for gone in self.folder.glob(".gone-*"):
             _remove(gone)
 
@@ -301,7 +309,7 @@ def _mb(n_bytes: int) -> str:
 
 
 def _protect(path: Path) -> None:
-    """Let nobody change an object by accident. Root can, and is found out by the next reader."""
+    """Protects an object from changes by accident. A change by root is noticed by the next reader."""
     for folder, _, files in os.walk(path, topdown=False):
         for name in files:
             file = Path(folder, name)
@@ -315,5 +323,6 @@ def _protect(path: Path) -> None:
 def _remove(path: Path) -> None:
     for folder, _, _ in os.walk(path):
         with suppress(OSError):
+            # Nothing can be removed from a folder without write permission (`_protect`).
             os.chmod(folder, 0o700)
     shutil.rmtree(path, ignore_errors=True)

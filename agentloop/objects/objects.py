@@ -3,9 +3,9 @@
     put   pack in the cache ─▶ hash ─▶ write whole to the place, again if it fails
     get   in the cache? ─▶ read from the place, again if it fails ─▶ hash ─▶ unpack ─▶ keep in the cache
 
-The address of a file is what `sha256sum` prints. That of a folder is the sha256 of its tar file (`packing.py`). Whoever
-stores an object does so before anything names it, so an object that is named exists, and one that nothing names can be
-swept. Every call blocks; coroutines use threads.
+The address of a file is what `sha256sum` prints. That of a folder is the sha256 of its tar file (`packing.py`). An
+object is stored before anything names it, so a named object exists, and an object that nothing names can be swept.
+Every call blocks; coroutines use threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentloop.objects.places import ObjectPlace
 
 T = TypeVar("T")
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)
-"""Pauses before a call of the place is made again."""
+"""Pauses in seconds before a call of the place is repeated: 3.7 s in all."""
 ADDRESS = re.compile("[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 
@@ -48,15 +48,15 @@ class Objects:
         """Called with the address of an object before it is written, so that a sweep knows it."""
         self._pauses_s = pauses_s
         self._verified: dict[str, tuple[int, int]] = {}
-        """State of objects in the cache whose content this process has read and found right."""
+        """State of each cached object whose content this process has verified."""
         self._locks = tuple(threading.Lock() for _ in range(64))
-        """Threads that get the same object wait for the first of them."""
+        """Threads that get the same object wait for the first one."""
 
     def put(self, path: Path) -> str:
-        """Store a file, or a folder with all that is in it. Returns its sha256, also if it is stored already.
+        """Stores a file, or a folder with its contents. Returns its sha256, also if it is stored already.
 
-        It is written in any case, so that a sweep keeps it, and a damaged object is mended. Raises ObjectError, also
-        for a folder with links that lead out of it.
+        It is always written, so that a sweep keeps it and a damaged object is repaired. Raises ObjectError, also for a
+        folder with links that lead out of it.
         """
         with self._readable(path):
             n_bytes = size_of(path)
@@ -72,7 +72,7 @@ class Objects:
     def get(self, sha256: str) -> Path:
         """The path of the object in the cache, where it stays until `release`. Nobody may change it.
 
-        Raises NoSuchObject for one that is not stored, ObjectError for one that cannot be read or is damaged.
+        Raises NoSuchObject if it is not stored, ObjectError if it cannot be read or is damaged.
         """
         _check(sha256)
         with self._locks[int(sha256[:2], 16) % len(self._locks)]:
@@ -85,7 +85,7 @@ class Objects:
                     return fetched
 
     def release(self, sha256: str) -> None:
-        """The cache may remove the object, unless it was got more often than released."""
+        """Ends one use of the object. The cache may remove it after the last one."""
         self.cache.release(sha256)
 
     @contextmanager
@@ -98,7 +98,7 @@ class Objects:
             self.release(sha256)
 
     def has(self, sha256: str) -> bool:
-        """Whether the place has it. Its content is verified only by `get`. Raises ObjectError."""
+        """Whether the place has the object. Only `get` verifies the content. Raises ObjectError."""
         _check(sha256)
         try:
             self._persist("look for", sha256, lambda: self.place.size(sha256))
@@ -107,7 +107,7 @@ class Objects:
         return True
 
     def remove(self, sha256: str) -> None:
-        """Remove an object; nothing happens if it is gone. Raises ObjectError at once if that fails.
+        """Removes an object; a missing one is no error. Raises ObjectError at once if that fails.
 
         Only for a sweep, which knows that nothing names it (`remote/sweeping.py`).
         """
@@ -118,21 +118,22 @@ class Objects:
             raise self._problem("remove", sha256, error) from error
 
     def remove_drafts(self, older_than_s: float) -> int:
-        """Remove what writers that were killed have left. Returns how many. Raises ObjectError."""
+        """Removes the drafts of killed writers. Returns their number. Raises ObjectError."""
         return self._persist("remove the drafts", "", lambda: self.place.remove_drafts(older_than_s))
 
     def close(self) -> None:
-        """Release all objects."""
+        """Releases all objects."""
         self.cache.close()
 
     # ------------------------------------------------------------------ one object
 
     def _bring(self, sha256: str, *, is_damaged: bool) -> Path | None:
-        """Bring an object into the cache; see `Cache.keep`."""
+        """Brings an object into the cache; see `Cache.keep`."""
         try:
             try:
                 return self._fetch(sha256, is_damaged=is_damaged)
             except CacheFull:
+                # The disk may be full below the limit of the cache, where nothing was evicted yet.
                 if not self.cache.clear():
                     raise
             return self._fetch(sha256, is_damaged=is_damaged)
@@ -147,6 +148,7 @@ class Objects:
             with self.cache.disk(), draft.packed.open("rb") as file:
                 head = file.read(HEAD)
             if is_folder(head):
+                # Both forms are on the disk until the packed one is removed.
                 self.cache.grow(draft, n_bytes)
                 self._unpack(draft)
                 draft.take(n_bytes)
@@ -161,7 +163,7 @@ class Objects:
     def _download(self, sha256: str, draft: CacheDraft) -> None:
         digest = HashSink()
         with self.cache.disk():
-            file = draft.packed.open("wb", buffering=0)  # so that to close it cannot fail
+            file = draft.packed.open("wb", buffering=0)  # unbuffered, so closing it cannot fail
         with file:
             for data in self.place.read(sha256):
                 digest.write(data)
@@ -179,7 +181,7 @@ class Objects:
             raise ObjectError(f"a folder among the objects cannot be unpacked: {error}; put it again") from error
 
     def _is_right(self, sha256: str, path: Path) -> bool:
-        """Whether an object in the cache has its address still. Once a process, because it reads everything."""
+        """Whether a cached object still has its address. Checked once per process, because it reads everything."""
         try:
             state = self.cache.state(sha256)
             if self._verified.get(sha256) != state and address_of(path) != sha256:
@@ -194,7 +196,7 @@ class Objects:
     # ------------------------------------------------------------------ what fails
 
     def _persist(self, what: str, sha256: str, call: Callable[[], T]) -> T:
-        """The result of `call`, which is made again after errors that may pass. Raises ObjectError."""
+        """The result of `call`, repeated after errors that may pass. Raises ObjectError."""
         pauses_s = iter(self._pauses_s)
         while True:
             try:
@@ -203,9 +205,11 @@ class Objects:
                 raise
             except OSError as error:
                 pause_s = next(pauses_s, None)
+                # No pause helps against a missing object, missing rights or a full disk.
                 is_final = isinstance(error, (FileNotFoundError, PermissionError)) or error.errno in FULL
                 if is_final or pause_s is None:
                     raise self._problem(what, sha256, error) from error
+            # Spread, so that workers that failed together do not come back together.
             time.sleep(pause_s * random.uniform(0.5, 1.5))
 
     def _problem(self, what: str, sha256: str, error: OSError) -> ObjectError:
@@ -227,7 +231,7 @@ class Objects:
 
     @contextmanager
     def _readable(self, path: Path) -> Iterator[None]:
-        """Blames what fails in the block on what is to be stored, or on the disk of the cache."""
+        """Attributes errors in the block to the path that is being stored, or to the disk of the cache."""
         try:
             yield
         except ObjectError:

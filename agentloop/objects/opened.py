@@ -22,7 +22,7 @@ _MB = 1_000_000
 def open_objects(folder: Path) -> Objects:
     """The objects of the project in `folder`, or those that the environment names.
 
-    Nothing is made or asked yet. Raises ConfigError for settings that cannot be used.
+    Creates nothing and connects to nothing yet. Raises ConfigError for invalid settings.
     """
     settings = load_objects(folder)
     cache = settings.cache or Path.home() / ".cache" / "agentloop" / "objects"
@@ -39,6 +39,7 @@ def objects_place(folder: Path, settings: ObjectsSection) -> ObjectPlace:
         return FolderPlace(folder / url)
     if scheme == "file":
         return FolderPlace(folder / re.sub("^//(localhost)?(?=/)", "", rest))
+    # A URL may have a password, which no message may repeat.
     name = re.sub("//.*@", "//", url)
     if not rest.startswith("//") or not rest.strip("/"):
         raise ConfigError(f"[objects] url {name!r} is no URL of a store; write file:FOLDER or s3://BUCKET/PREFIX")
@@ -46,7 +47,7 @@ def objects_place(folder: Path, settings: ObjectsSection) -> ObjectPlace:
 
 
 def _options(scheme: str, settings: ObjectsSection) -> dict[str, Any]:
-    """Of the file system. Each call of it fails at once, because `Objects` makes it again."""
+    """Options of the file system. It never retries a call, because `Objects` does."""
     if scheme not in ("s3", "s3a"):
         return {}
     timeouts = {"connect_timeout": min(CONNECT_S, settings.timeout_s), "read_timeout": settings.timeout_s}

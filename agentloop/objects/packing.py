@@ -31,7 +31,7 @@ def is_folder(head: bytes) -> bool:
 
 
 class Sink(Protocol):
-    """What an object can be written to."""
+    """A receiver of the bytes of an object."""
 
     def write(self, data: bytes, /) -> object:
         """Take the next bytes."""
@@ -64,10 +64,10 @@ def address_of(path: Path) -> str:
 
 
 def pack(path: Path, sink: Sink) -> None:
-    """Write the object of a file or folder.
+    """Writes the object of a file or folder.
 
-    Raises ObjectError for a link that leads out of the folder, for what is no file, folder or link, and for a file that
-    would come back as a folder; OSError for what cannot be read or written.
+    Raises ObjectError for a link that leads out of the folder, for an entry that is no file, folder or link, and for a
+    file that would come back as a folder; OSError for an error of reading or writing.
     """
     if not path.is_dir():
         _copy(path, sink)
@@ -80,7 +80,7 @@ def pack(path: Path, sink: Sink) -> None:
 
 
 def size_of(path: Path) -> int:
-    """About how many bytes the object of a file or a folder has."""
+    """Approximate number of bytes of the object of a file or a folder."""
     if not path.is_dir():
         return path.stat().st_size
     n_bytes = tarfile.RECORDSIZE
@@ -90,14 +90,15 @@ def size_of(path: Path) -> int:
 
 
 def unpack(packed: Path, folder: Path) -> None:
-    """Make `folder` from a tar file that `pack` wrote. Raises tarfile.TarError or OSError."""
+    """Creates `folder` from a tar file that `pack` wrote. Raises tarfile.TarError or OSError."""
     folder.mkdir()
     with tarfile.open(packed, mode="r:") as tar:
+        # The filter refuses paths and links that lead out, and devices: the place may be in other hands.
         tar.extractall(folder, filter="data")
 
 
 def copy_tree(files: Path, folder: Path) -> None:
-    """Copy an object, which nobody may change, to a folder that can be changed."""
+    """Copies an object, which nobody may change, to a folder that can be changed."""
     for source in [files, *sorted(files.rglob("*"))]:
         target = folder / source.relative_to(files)
         if source.is_symlink():
@@ -113,6 +114,7 @@ def copy_tree(files: Path, folder: Path) -> None:
 def _copy(path: Path, sink: Sink) -> None:
     with path.open("rb") as file:
         data = file.read(CHUNK)
+        # `get` tells a folder by these bytes, so such a file would be unpacked.
         if is_folder(data[:HEAD]):
             raise ObjectError(f"{path} is the tar file of a folder that was stored as an object; put the folder")
         while data:
@@ -122,6 +124,7 @@ def _copy(path: Path, sink: Sink) -> None:
 
 def _members(folder: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
     """(name in the tar file, path) of everything in the folder, each folder before its content."""
+    # By bytes: the order decides the address, and names may be no UTF-8.
     for entry in sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name)):
         name = f"{prefix}{entry.name}"
         yield name, Path(entry.path)
@@ -150,7 +153,7 @@ def _add(tar: tarfile.TarFile, folder: Path, name: str, path: Path) -> None:
 
 
 def _target(folder: Path, link: Path) -> str:
-    """Where a link leads. Raises ObjectError if that is outside."""
+    """The target of a link. Raises ObjectError if it is outside the folder."""
     target = os.readlink(link)
     end = Path(os.path.realpath(link.parent / target))
     if os.path.isabs(target) or not end.is_relative_to(folder.resolve()):

@@ -1,7 +1,7 @@
-"""Where objects are: a folder, or whatever fsspec can reach, such as a bucket of an S3-compatible store.
+"""Places of objects: a folder, or anything that fsspec can reach, such as a bucket of an S3-compatible store.
 
 A place knows names, not content. Its methods raise FileNotFoundError for a name that it does not have, PermissionError
-where it refuses, and OSError for everything else, which may pass. Nothing here repeats a call.
+if it refuses a call, and OSError for everything else, which may pass. Nothing here repeats a call.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from agentloop.errors import ConfigError, extra
 from agentloop.objects.packing import CHUNK
 from agentloop.output_files import make_folder
 
+# Another file system, a file of another user (protected_hardlinks), too many links, or a file system without links.
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 _CLOCK = "clock"
-"""Name of a file that tells a place's time."""
+"""Name of a file whose modification time is the present time of the place."""
 
 
 class ObjectPlace(Protocol):
@@ -31,7 +32,7 @@ class ObjectPlace(Protocol):
     """For messages, without a password."""
 
     def write(self, name: str, source: Path) -> None:
-        """Copy the file `source`, and replace what the place has under `name`. On disk when this returns."""
+        """Copies the file `source` to `name`, replacing an earlier file. It is on disk when this returns."""
         ...
 
     def read(self, name: str) -> Iterator[bytes]:
@@ -39,15 +40,15 @@ class ObjectPlace(Protocol):
         ...
 
     def size(self, name: str) -> int:
-        """In bytes."""
+        """Size in bytes."""
         ...
 
     def remove(self, name: str) -> None:
-        """Nothing happens if it is gone already."""
+        """Removes a file; a missing one is no error."""
         ...
 
     def remove_drafts(self, older_than_s: float) -> int:
-        """Remove what writers that were killed have left, if it is old by the clock of the place. Returns how many."""
+        """Removes drafts of killed writers that are old by the clock of the place. Returns their number."""
         ...
 
 
@@ -64,9 +65,12 @@ class FolderPlace:
         make_folder(target.parent)
         draft = target.with_name(f"{name}.{token_hex(4)}")
         try:
+            # A link costs nothing; the source is a draft of the cache, which nobody writes to any more.
             _link_or_copy(source, draft)
+            # First the content, then the name: after a power cut, a name must not lead to an empty file.
             _sync(draft)
             os.replace(draft, target)
+            # The name is in the folder, which has to reach the disk as well.
             _sync(target.parent)
         finally:
             with suppress(OSError):
@@ -90,6 +94,7 @@ class FolderPlace:
         """See `ObjectPlace`."""
         make_folder(self.folder)
         clock = self.folder / _CLOCK
+        # The clock of a file server may differ from that of this machine by more than the age that is asked for.
         clock.touch()
         oldest = clock.stat().st_mtime - older_than_s
         n_removed = 0
@@ -113,8 +118,11 @@ class FsspecPlace:
         try:
             from fsspec.core import url_to_fs
 
+            # No caches: fsspec would share this object with other settings, and a listing would hide what others have
+            # stored.
             self._fs, self._root = url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **options)
-            self._fs.retries = 1  # of s3fs, which would try five times, each for the whole timeout
+            # s3fs would try five times, each for the whole timeout.
+            self._fs.retries = 1
         except ImportError as error:
             raise ConfigError(f"[objects] url {name}: {error}; the extra has what S3 needs: {extra('scale')}") from None
         except ValueError as error:
@@ -125,6 +133,7 @@ class FsspecPlace:
         """See `ObjectPlace`."""
         with _as_os_errors():
             self._fs.put_file(str(source), self._path(name))
+        # A store may accept a torn upload without an error.
         n_bytes = self.size(name)
         if n_bytes != source.stat().st_size:
             raise OSError(errno.EIO, f"only {n_bytes} of {source.stat().st_size} bytes arrived")
@@ -155,7 +164,7 @@ class FsspecPlace:
 
 @contextmanager
 def _as_os_errors() -> Iterator[None]:
-    """Libraries of stores have errors of their own, such as those for credentials that are missing."""
+    """Turns errors of store libraries, such as those for missing credentials, into OSErrors."""
     try:
         yield
     except OSError:

@@ -1,4 +1,4 @@
-"""Recorded answers of a baseline's attempts, so that a candidate that sends equal requests costs nothing.
+"""Recorded answers of a baseline's attempts. A candidate that sends equal requests costs nothing.
 
     evals/NAME/baseline/REF.tape.jsonl     exchanges (`exchanges.py`): each message once, then each trial's answers
 
@@ -164,6 +164,7 @@ class RecordingPolicy:
         ids = [self._id(message) for message in messages]
         key = request_key(self._identity, ids, tools, max_tokens)
         if self.mode in (Mode.replay, Mode.auto):
+            # After a difference the policy goes on alone: later equal requests would belong to another conversation.
             answer = self._replies.next(key) if self.diverged is None else None
             if answer is not None:
                 return self._play(answer)
@@ -183,11 +184,14 @@ class RecordingPolicy:
 
     def _play(self, answer: RecordedAnswer) -> Completion:
         self.played.append(answer.completion)
+        # The agent sends the answer back as it got it, perhaps redacted; later requests were recorded with the
+        # original.
         self._ids[message_id(answer.completion.message)] = answer.answered
         return answer.completion
 
     def _id(self, message: Message) -> str:
         """The recorded id. Agents send the same messages turn after turn, and hashing them takes time."""
+        # The entry holds the message itself, so its id cannot belong to another one later.
         entry = self._seen.get(id(message))
         if entry is None or entry[0] is not message:
             content_id = message_id(message)
@@ -203,7 +207,7 @@ class RecordingPolicy:
         if any(answer.heard == tuple(heard) for answer in self._answers):
             return "the same conversation, and another policy, other settings or other tools"
         conversations = [[messages_by_id[i] for i in (*answer.heard, answer.answered)] for answer in self._answers]
-        return difference(sorted(conversations, key=len, reverse=True), messages)  # of equally near ones, what went on
+        return difference(sorted(conversations, key=len, reverse=True), messages)  # the longest of equally near ones
 
 
 def message_id(message: Message) -> str:
@@ -269,6 +273,7 @@ def write_tape(path: Path, recording: PolicyRecording, redactor: Redactor) -> No
 
 def _exchanges(recording: PolicyRecording, redactor: Redactor) -> Iterator[Exchange]:
     written: dict[str, int] = {}
+    # Sorted, so that a new recording of the same answers is the same file in git.
     for (task_id, trial), attempt in sorted(recording.trials.items()):
         scope = (task_id, trial)
         yield Exchange(scope, 0, SETTING, attempt.setting)
@@ -279,6 +284,8 @@ def _exchanges(recording: PolicyRecording, redactor: Redactor) -> Iterator[Excha
                     written[id] = len(written)
                     message = _redacted(recording.messages[id], redactor)
                     yield Exchange((), written[id], MESSAGE, id, result=message)
+            # Each request repeats the conversation before it; with all ids, the file would grow with the square of the
+            # turns.
             n_shared = _n_shared(before, answer.heard)
             request = {"shared": n_shared, "heard": list(answer.heard[n_shared:])}
             rest = answer.completion.model_dump(mode="json", exclude=UNKEPT, exclude_defaults=True)

@@ -24,6 +24,7 @@ Reply = TypeVar("Reply")
 
 def digest(value: object) -> str:
     """SHA-256 (hex) of a value's canonical JSON. It supports lone surrogates."""
+    # ASCII escapes (the default of json.dumps) are what makes half of a surrogate pair encodable.
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -64,6 +65,7 @@ def read_exchanges(path: Path, error: type[AgentLoopError]) -> Iterator[Exchange
     seen: set[tuple[Scope, int]] = set()
     for number, text in enumerate(whole.splitlines(), 1):
         exchange = _exchange(text)
+        # A repeated number is a change, too: each line is valid alone, and only their set shows that one was copied.
         if exchange is None or (exchange.scope, exchange.seq) in seen:
             raise error(f"{path}:{number} is not as it was recorded; restore the file, or record it again")
         seen.add((exchange.scope, exchange.seq))
@@ -101,6 +103,7 @@ class Replies(Generic[Reply]):
     def next(self, asks: str) -> Reply | None:
         """The next reply; None if none is left for this request."""
         n_before = self._n_asked[asks]
+        # Counted also without a reply, for the message that says how often it was asked.
         self._n_asked[asks] += 1
         if n_before >= self.n_recorded(asks):
             return None
@@ -108,6 +111,7 @@ class Replies(Generic[Reply]):
 
     def n_recorded(self, asks: str) -> int:
         """Number of recorded replies to this request."""
+        # Not by index: reading a missing key of a defaultdict would add it.
         return len(self._replies.get(asks, ()))
 
     def n_asked(self, asks: str) -> int:

@@ -75,6 +75,7 @@ class JournalWriter:
                 attempt += 1
                 with suppress(FileExistsError):
                     path = journal_path(folder, lease, attempt)
+                    # O_EXCL: of two processes that record one lease, each gets its own attempt.
                     self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def begin(self, request: Request) -> None:
@@ -103,10 +104,11 @@ class JournalWriter:
 
     @contextmanager
     def _line(self, op: str, request: Request) -> Iterator[dict[str, Any]]:
-        """The caller puts the reply into the yielded value. An error of the sandbox is a reply, too, and so is no
-        reply."""
+        """Yields a value that receives the reply, and writes the line. An error of the sandbox, or no reply at all, is
+        recorded as an error."""
         seq = self._n
         self._n += 1
+        # The hash covers all earlier requests, because they decide what the sandbox contains.
         asks = self._before = digest([op, dict(request), self._before])
         answer: dict[str, Any] = {}
         try:
@@ -121,15 +123,16 @@ class JournalWriter:
             self._write(Exchange(self._scope, seq, op, asks, request, **answer))
 
     def _write(self, exchange: Exchange) -> None:
-        if self._file < 0:  # what was still running at the end of the lease
+        if self._file < 0:  # a call that was still running when the lease ended
             return
         data = exchange.line().encode()
         try:
             with boundary(SandboxError, "the journal cannot be written"):
+                # One call for the line, so that concurrent replies do not mix.
                 if os.write(self._file, data) != len(data):
                     raise OSError("the disk is full")
         except SandboxError:
-            self._end()  # after half a line there can be no other
+            self._end()  # nothing can follow half a line
             raise
 
     def _end(self) -> None:
@@ -167,6 +170,8 @@ class JournalReader:
         """See Journal."""
         if not self._is_over:
             self._is_over = True
+            # An episode that was interrupted may end early; one that ended by itself must ask for everything that was
+            # recorded.
             if is_whole and self._mismatch is None and self._n in self._exchanges:
                 self._next(CLOSE, {})
 
@@ -186,6 +191,7 @@ class JournalReader:
         exchange = self._replies.next(self._before)
         if exchange is None:
             recorded = self._exchanges[seq]
+            # Kept: after a difference, later requests fail with the first one, which is the cause.
             self._mismatch = (
                 f"the replay of {self._path} went another way at seq {seq}: it asks for {_abbreviated(op, request)}, "
                 f"the journal has {_abbreviated(recorded.op, recorded.request)}; undo what changed it, or "
@@ -209,6 +215,7 @@ class Blobs:
         name = hashlib.sha256(data).hexdigest()
         with boundary(SandboxError, "the recording cannot be written", folder=self._folder):
             self._folder.mkdir(exist_ok=True)
+            # By rename, because several leases may store equal bytes at once, and a reader must see all of them.
             draft = self._folder / f".{name}-{os.getpid()}"
             draft.write_bytes(data)
             draft.rename(self._folder / name)
@@ -230,4 +237,5 @@ def _abbreviated(op: str, request: Request) -> str:
 
 def _error(kind: str) -> type[SandboxError]:
     error_type = getattr(errors, kind, SandboxError)
+    # The name comes from a file: it must not choose any other class of the module.
     return error_type if isinstance(error_type, type) and issubclass(error_type, SandboxError) else SandboxError

@@ -1,4 +1,4 @@
-"""Records what episodes do in their sandboxes, and replays them without any sandbox.
+"""Records the requests of episodes to their sandboxes, and replays them without any sandbox.
 
 `Recording` wraps a backend: its sandboxes work as before and keep a journal of each lease. `ReplayBackend` creates
 sandboxes that answer from those journals, byte for byte, and raise ReplayMismatch as soon as an episode makes another
@@ -101,6 +101,7 @@ class ReplayBackend:
     def _play(self, lease: str) -> JournalReader:
         """A lease's next attempt. After the last one, the last one again."""
         self._attempts[lease] += 1
+        # An attempt that a replay makes more often than the recording, such as a retry, gets the last one again.
         for attempt in range(self._attempts[lease], 0, -1):
             path = journal_path(self._folder, lease, attempt)
             if path.exists():
@@ -123,7 +124,7 @@ class RecordedSandbox:
         """open_journal: the journal of a lease, for writing or replaying."""
         self.id = sandbox_id
         self.isolation = isolation
-        # Where the files are is this machine's business; what is in them shows in what commands print.
+        # Without the paths of this machine; a change of the files themselves shows in the output of commands.
         self._spec = spec.model_dump(mode="json", exclude={"files", "agent_files"})
         self._blobs = Blobs(folder)
         self._open_journal = open_journal
@@ -293,6 +294,7 @@ def _about(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}; name the folder of a recording") from None
     except (ValueError, KeyError, TypeError) as error:
+        # A ConfigError of ours is a ValueError, too, and already has its next move.
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{file} is no recording's; name the folder of one") from None
@@ -302,6 +304,7 @@ def _packed(path: Path, name: str | None = None) -> bytes:
     """An archive with equal bytes for equal contents. A file's own name counts, too, unless `name` is set."""
 
     def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        # Owner and times differ between machines and runs, and the hash must not.
         entry.uid = entry.gid = entry.mtime = 0
         entry.uname = entry.gname = ""
         return entry
@@ -321,6 +324,7 @@ def _unpack(packed: bytes, target: Path) -> None:
     try:
         with boundary(SandboxError, "a recorded download cannot be written", path=target):
             with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                # A recording may come from elsewhere, so its archives are not trusted.
                 archive.extractall(draft, filter="data")
             (draft / "x").rename(target)
     finally:

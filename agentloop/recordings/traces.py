@@ -1,9 +1,9 @@
 """Plays the answers of recorded traces back, with their token ids and log-probabilities: no model, no cost.
 
-An answer is found by the conversation that it was given to. The n-th time that an equal conversation asks, the n-th
-recorded answer is given, so a group of episodes gets every one of its answers once. Not compared is what a trace does
-not record: offered tools, the seed, and what a model thought. A trace that does not have what was left of a
-compacted context is played up to there. With the sandbox backend `replay` a whole episode runs again.
+An answer is found by the conversation before it. The n-th equal request gets the n-th recorded answer, so a group of
+episodes gets each of its answers once. Offered tools, the seed and the reasoning of a model are not compared, because a
+trace does not record them. A trace is played up to a compaction whose remaining context it does not have. With the
+sandbox backend `replay`, a whole episode runs again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentloop.store.place import open_store
 from agentloop.types import Completion, Message, ToolSpec, Trace
 
 SHOWN = 60
-"""Characters of a message that are shown of a difference."""
+"""Number of characters of a message that the report of a difference shows."""
 SQLITE = b"SQLite format 3\0"
 
 
@@ -31,15 +31,15 @@ class ReplayPolicy:
     name = "replay"
 
     def __init__(self, traces: Path | str | Iterable[Trace] | None) -> None:
-        """traces: themselves, a file that `agentloop traces export` wrote, or a store.
+        """traces: the traces themselves, a file that `agentloop traces export` wrote, or a store.
 
-        Raises ConfigError for a file that is not there, is none of the two, or has no answer in it.
+        Raises ConfigError for a file that does not exist, is neither an export nor a store, or has no answer.
         """
         if traces is None:
             raise ConfigError("policy 'replay' needs traces, a file or a store; set it under [policy]")
         self._replies = Replies[Completion]()
         self._conversations: list[list[Message]] = []
-        """Each trace's whole conversation, to say where another one departs from it."""
+        """Each trace's whole conversation, to report where another one departs from it."""
         for trace in _read(Path(traces)) if isinstance(traces, Path | str) else traces:
             self._add(trace)
         if not any(self._replies):
@@ -49,12 +49,13 @@ class ReplayPolicy:
     def hash(self) -> str:
         """Hash of everything that is played (hex)."""
         rows = (f"{asks} {done.model_dump_json()}" for asks, done in self._replies)
+        # Sorted, because the same traces may come in another order.
         return hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`. Raises UpstreamUnavailable, with the first difference, where nothing was recorded."""
+        """See `protocols.Policy`. Raises UpstreamUnavailable, with the first difference, if no answer was recorded."""
         key = _key(messages)
         completion = self._replies.next(key)
         if completion is not None:
@@ -76,6 +77,7 @@ class ReplayPolicy:
             if step.compacted and not step.context:
                 break
             conversation = list(step.context) or [*conversation, *step.heard]
+            # A copied turn belongs to another trace, which has it as well: it would be counted twice.
             if not step.copied:
                 self._replies.add(_key(conversation), step.completion)
             conversation.append(step.completion.message)
@@ -106,9 +108,9 @@ def _read(path: Path) -> Iterator[Trace]:
 
 
 def _stored(path: Path) -> Iterator[Trace]:
-    """In the order in which they were stored; those sent as spans are not whole, and are left out.
+    """The traces of a store in the order in which they were stored, without those that were sent as spans.
 
-    Of a store that several projects share, they are those of the project in the current folder.
+    If several projects share the store, only the traces of the project in the current folder.
     """
     store = open_store(str(path), create=False)
     try:
@@ -156,7 +158,7 @@ def _n_shared(conversation: Sequence[Message], messages: Sequence[Message]) -> i
 
 
 def _apart(recorded: Message, message: Message) -> str:
-    """Both from where they differ; of messages that differ in their calls alone, the calls."""
+    """Both messages from their first difference on; their calls, if only those differ."""
     if recorded.role == message.role and recorded.content != message.content:
         pairs = zip(recorded.content, message.content, strict=False)
         shortest = min(len(recorded.content), len(message.content))

@@ -48,6 +48,7 @@ class ArchiveSource:
 
     def read(self, n: int) -> bytes:
         """Exactly `n` bytes, fewer at the end. Raises TransferLimit."""
+        # tarfile reads a header in one piece, as long as the archive claims: gigabytes, if it is hostile.
         if not 0 <= n <= MAX_READ:
             raise TransferLimit(f"a header of {n:,} bytes in an archive from the sandbox")
         while len(self._buffer) < n and not self._ended:
@@ -136,14 +137,16 @@ def unpack(stream: ArchiveSource, draft: Path, max_bytes: int, max_entries: int)
     """Unpacks an archive below `draft`. Raises PathError, TransferLimit."""
     n_entries = n_files = n_bytes = 0
     skipped: list[str] = []
-    if stream.is_empty():  # its program failed; what it said is better than what could be said here
+    if stream.is_empty():  # its program failed, and its own message says why
         return Manifest(n_files=0, n_bytes=0)
     try:
+        # "r:", not "r": a compressed archive could expand to more bytes than were counted.
         with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r:") as archive:
             while (entry := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # it keeps every entry otherwise
                 n_entries += 1
                 first = _first_name(draft, entry)
+                # Counted before anything is written: a sparse file or a bomb must not fill the disk first.
                 n_bytes += _size(entry, first)
                 if n_entries > max_entries:
                     raise TransferLimit(f"more than {max_entries:,} entries; raise max_entries, or take a part")
@@ -198,6 +201,7 @@ def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, place: Path) -> Non
     place.parent.mkdir(parents=True, exist_ok=True)
     source = archive.extractfile(entry)
     assert source is not None  # noqa: S101 - a regular file
+    # "x": an entry never replaces or follows one that arrived before.
     with open(place, "xb") as out:
         shutil.copyfileobj(source, out, 1 << 16)
     place.chmod(0o755 if entry.mode & 0o100 else 0o644)

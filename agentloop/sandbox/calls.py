@@ -1,7 +1,7 @@
-"""Commands of a sandbox that has no supervisor: each is a call of its environment, which runs our script there.
+"""Commands of a sandbox without a supervisor: for each, its environment runs our script.
 
-`inside/command.sh` bounds time and output where they arise, and answers with one line, a frame, that says how the
-command ended. This module makes the text of a call and reads its frame; `remote_sandbox.py` makes the calls.
+`inside/command.sh` bounds time and output inside the sandbox, and answers with one line, a frame, which reports how the
+command ended. This module builds the text of a call and reads its frame; `remote_sandbox.py` makes the calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CommandPlace:
     folder: str
     """Folder in which commands start."""
     home: str = "/tmp/sandbox"  # noqa: S108 - the sandbox's own
-    """Home folder of its commands, which the first of them makes."""
+    """Home folder of its commands; the first command creates it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Frame:
     is_late: bool = False
     """True after a timeout."""
     n_out: int = 0
-    """Bytes that it printed; `out` has those that are kept."""
+    """Number of bytes that it printed; `out` has the kept ones."""
     n_err: int = 0
     out: bytes = b""
     err: bytes = b""
@@ -67,10 +67,11 @@ class ScriptCall:
     ) -> None:
         """half: bytes kept of the beginning and of the end of each output. cap: bytes above which the writer is ended.
 
-        input: file of the sandbox that the command reads. has_output_file: what it prints is in the file `output` of
-        the sandbox, and not in the frame.
+        input: file of the sandbox that the command reads. has_output_file: its output goes to the file `output` of the
+        sandbox instead of the frame.
         """
         self.timeout_s = timeout_s
+        # Random, so that a command cannot print a frame that would count as its own.
         self.mark = secrets.token_hex(8)
         self.output = f"{INSIDE}/{self.mark}.out"
         self._files = [input or "/dev/null"]
@@ -82,11 +83,12 @@ class ScriptCall:
 
     @property
     def n_answer(self) -> int:
-        """Characters of an answer in which the frame is: both outputs in base64, and what is printed beside."""
+        """Maximum characters of an answer with its frame: both outputs in base64, and anything printed around it."""
         return 8 * self._half + 4096
 
     def text(self, place: CommandPlace) -> str:
         """The command for the environment, which runs it as root."""
+        # The unit of `ulimit -f` in a POSIX shell.
         blocks = -(-self._cap // 512)
         numbers = [f"{self.timeout_s:g}", str(self._half), str(blocks)]
         return shlex.join(
@@ -94,7 +96,7 @@ class ScriptCall:
         )
 
     def sweep(self, place: CommandPlace) -> str:
-        """A command for the environment that ends what this one has started, whoever waits for it."""
+        """A command for the environment that kills every process that this command started."""
         mine = f"grep -lF AGENTLOOP_COMMAND={self.mark} /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
         return ScriptCall(f"kill -KILL $({mine})", timeout_s=10.0).text(place)
 
@@ -113,7 +115,7 @@ def _script() -> str:
 
 
 def setup(spec: SandboxSpec) -> str:
-    """The command that brings the script into an environment, and says what the environment has."""
+    """The command that copies the script into an environment and reports what the environment has."""
     is_image_folder = spec.root and spec.files is None
     folder = spec.workdir or ("" if is_image_folder else "/work")
     work = "" if is_image_folder else "mkdir -p /work"
@@ -139,9 +141,9 @@ echo "agentloop-setup uid=$(id -u) user=$user missing=$missing networks=$network
 
 
 def place_of(output: str, *, has_network: bool) -> CommandPlace | None:
-    """What `setup` said about an environment; None if it did not come to its end.
+    """The report of `setup` on an environment; None if `setup` did not finish.
 
-    has_network: False if there must be no way out. Raises CapabilityError where the script cannot work.
+    has_network: False if the sandbox must have no network. Raises CapabilityError if the script cannot work there.
     """
     match = _READY.search(output)
     if match is None:

@@ -49,4 +49,5 @@ async def plant(sandbox: Sandbox, episode_id: str) -> None:
     SandboxGone."""
     files = canaries(episode_id).files
     written = "; ".join(f"printf %s {shlex.quote(text)} > {path}" for path, text in files.items())
+    # Errors are dropped: without root, the folder cannot be made, and an attempt goes on without canaries.
     await sandbox.exec(f"{{ mkdir -p {FOLDER} && cd {FOLDER} && {written}; }} 2>/dev/null")

@@ -20,6 +20,7 @@ from agentloop.errors import CapabilityError
 from agentloop.types import SandboxSpec
 
 PREFIX = "agentloop-"
+# The default of the kernel.
 PERIOD_US = 100_000
 REMOVE_S = 1.0
 CROWD = 64
@@ -49,8 +50,8 @@ while [ $n -lt 100 ]; do
     done
 done
 """
-"""Waits until nobody can write to its input, then for the sandboxes to end, and kills them after five seconds; ten
-seconds at most."""
+"""A shell that waits for the end of its input, and then for the sandboxes to end. It kills them after five seconds and
+gives up after ten."""
 _watched_by = 0
 REMEDY = (
     "run as root, or as `systemd-run --user --scope -p Delegate=yes agentloop …`, or use docker, or leave the limit out"
@@ -128,6 +129,7 @@ def _is_removed(folder: Path) -> bool:
     try:
         folder.rmdir()
     except OSError as error:
+        # EBUSY: a process has not ended yet. No other error goes away by waiting.
         return error.errno != errno.EBUSY
     return True
 
@@ -147,6 +149,7 @@ def make(spec: SandboxSpec, name: str) -> ControlGroup | None:
                     f"bubblewrap cannot hold {limit} here: no {controller} cgroup can be made; {REMEDY}"
                 )
             folder = parent / f"{PREFIX}{os.getpid()}-{name}"
+            # In version 2, several limits share one folder.
             folder.mkdir(exist_ok=True)
             if folder not in folders:
                 folders.append(folder)
@@ -167,12 +170,12 @@ def _watch() -> None:
     if _watched_by != os.getpid():  # never yet, or by our parent before we were forked
         _watched_by = os.getpid()
         prefixes = {f"{parent}/{PREFIX}{_watched_by}-" for parent in map(find, LIMITS.values()) if parent}
-        read, _ = os.pipe()  # the end for writing stays open here, and is closed by the kernel with this process
+        read, _ = os.pipe()  # the write end stays open until the kernel closes it with this process
         null = os.open(os.devnull, os.O_WRONLY)
         try:
             moves = [(os.POSIX_SPAWN_DUP2, read, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
             words = ["/bin/sh", "-c", WATCH, "agentloop-watch", *sorted(prefixes)]
-            # A session of its own, because Ctrl-C is for its owner.
+            # In a separate session: Ctrl-C must reach the owner only.
             os.posix_spawn("/bin/sh", words, {"PATH": os.defpath}, file_actions=moves, setsid=True)
         finally:
             os.close(read)
@@ -197,6 +200,7 @@ def sweep() -> None:
     for parent in {find(controller) for controller in LIMITS.values()} - {None}:
         for folder in parent.glob(f"{PREFIX}*-*") if parent else ():
             owner = folder.name.split("-")[1]
+            # A number that another process has got since keeps a group alive; it goes with a later sweep.
             if owner.isdecimal() and not Path("/proc", owner).exists():
                 for pid in _words(folder / "cgroup.procs"):
                     with suppress(OSError):
@@ -257,12 +261,14 @@ def _words(file: Path) -> list[str]:
 def _values(spec: SandboxSpec, limit: str, *, is_v2: bool) -> Iterator[tuple[str, str]]:
     """(file, value to write) for one limit."""
     if limit == "memory_mb" and spec.memory_mb is not None:
+        # In this order: version 1 refuses memory plus swap below the limit on memory, which is infinite at first.
         n = str(spec.memory_mb << 20)
         yield ("memory.max" if is_v2 else "memory.limit_in_bytes"), n
         yield SWAP[is_v2], "0" if is_v2 else n
     elif limit == "n_processes":
         yield "pids.max", str(spec.n_processes)
     elif limit == "cpus" and spec.cpus is not None:
+        # The kernel refuses a quota below 1 ms.
         quota = max(1000, int(spec.cpus * PERIOD_US))
         if is_v2:
             yield "cpu.max", f"{quota} {PERIOD_US}"

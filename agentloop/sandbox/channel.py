@@ -55,7 +55,7 @@ MAX_U32 = 0xFFFFFFFF
 STUCK_S = 30.0
 """Maximum silence of a supervisor after the timeouts of all commands. Memory or CPU time may be exhausted."""
 SLACK = 1 << 16
-"""Number of bytes by which a frame may exceed the output that it carries: its numbers and remarks of the supervisor."""
+"""Number of bytes by which a frame may exceed the output that it carries: for numbers and remarks of the supervisor."""
 
 
 class SandboxConnection(Protocol):
@@ -143,6 +143,7 @@ class Channel(asyncio.Protocol):
         is_session = bool(how & CONTROL)
         stderr = Incoming(lambda _: None) if how & TERMINAL else self._in(ident, STDERR)
         if how & TERMINAL:
+            # A terminal has one output, so this one has ended.
             stderr.feed(b"")
         return Process(
             self._out(ident, STDIN),
@@ -181,6 +182,7 @@ class Channel(asyncio.Protocol):
         size: tuple[int, int] = SIZE,
     ) -> tuple[int, asyncio.Future[ExecResult]]:
         self._next += 1
+        # A result carries both outputs, each of `keep` bytes at most.
         self._max_frame = max(self._max_frame, 2 * keep + SLACK)
         name = lease.encode()
         head = REQUEST.pack(int(timeout_ms), min(max(0, keep), MAX_U32), how, *size, len(name))
@@ -226,6 +228,7 @@ class Channel(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The supervisor connected and waits for its score."""
         self._transport = cast(asyncio.Transport, transport)
+        # A duplicate, because the end of the block closes it and the transport still needs its own.
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connection:
             try:
                 score.hand_over(connection)
@@ -239,6 +242,7 @@ class Channel(asyncio.Protocol):
         try:
             while len(self._buffer) >= HEADER.size:
                 ident, kind, length = HEADER.unpack_from(self._buffer)
+                # Checked on the header: a hostile supervisor must not make this process wait for and hold 4 GiB.
                 if length > self._max_frame:
                     raise ValueError(f"a frame of {length:,} bytes")
                 if len(self._buffer) < HEADER.size + length:
@@ -258,6 +262,7 @@ class Channel(asyncio.Protocol):
         elif kind == DATA and (ident, payload[0]) in self._incoming:
             incoming = self._incoming[ident, payload[0]]
             incoming.feed(payload[1:])
+            # Else a supervisor that ignores its window could fill the memory of this process.
             if incoming.n_waiting > WINDOW:
                 raise ValueError("more than it was granted")
             if len(payload) == 1:

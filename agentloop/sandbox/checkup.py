@@ -49,6 +49,7 @@ TRIALS = (
     LimitTrial(
         "memory",
         {"memory_mb": 64, "scratch_mb": 4},
+        # tail holds 150 MB in memory, more than twice the limit.
         "head -c 200000000 /dev/zero | tail -c 150000000 > /dev/null; exit $?",
         lambda done: done.oom and done.exit_code != 0,
         "64 MiB",
@@ -64,6 +65,7 @@ TRIALS = (
         "cpu",
         {"cpus": 0.2},
         "n=0; while [ $n -lt 200000 ]; do n=$((n+1)); done; times",
+        # Between the allowed fifth and a whole core: CPU time is granted in periods of 100 ms.
         lambda done: _cpu_s(done) < 0.5 * done.duration_s,
         "a fifth of a core",
     ),

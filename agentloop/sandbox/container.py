@@ -29,6 +29,7 @@ def options(spec: SandboxSpec, settings: dict[str, Any], name: str, sockets: Pat
         "working_dir": _folder(spec, settings),
         "healthcheck": {"test": ["NONE"]},  # an image's own would be run by the engine, past the supervisor
         "host_config": {
+            # A sandbox whose owner was killed ends with its connection, and leaves no container.
             "auto_remove": True,
             "mounts": _mounts(spec, sockets, is_host),
             "tmpfs": _tmpfs(spec, settings),
@@ -39,6 +40,7 @@ def options(spec: SandboxSpec, settings: dict[str, Any], name: str, sockets: Pat
             "cap_drop": ["ALL"],
             "cap_add": privileges.ROOT_MAY if spec.root else [],
             "security_opt": ["no-new-privileges", f"seccomp={seccomp.profile()}"],
+            # The engine would write what PID 1 prints to a file on the host without a limit.
             "log_config": {"Type": "none"},
             **_limits(spec),
         },
@@ -54,9 +56,11 @@ def _limits(spec: SandboxSpec) -> dict[str, Any]:
         "ulimits": [Ulimit(name="core", soft=1, hard=1)],  # as in inside/pid1.py, which not every image runs
     }
     if spec.memory_mb is not None:
+        # The second limit counts memory plus swap, so equal limits leave no swap.
         limits["mem_limit"] = limits["memswap_limit"] = spec.memory_mb << 20
     if spec.cpus is not None:  # not nano_cpus, which refuses more than the machine has
         limits["cpu_period"] = PERIOD_US
+        # The kernel refuses a quota below 1 ms.
         limits["cpu_quota"] = max(1000, int(spec.cpus * PERIOD_US))
     if spec.root and "scratch_mb" in spec.model_fields_set:
         limits["storage_opt"] = {"size": f"{spec.scratch_mb}m"}

@@ -42,6 +42,7 @@ from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import SandboxSpec
 
 T = TypeVar("T")
+# The API of Docker Engine 20.10.
 MIN_API = (1, 41)
 PROBE_TIMEOUT_S = 2
 PROBE_SANDBOX_S = 10.0
@@ -159,6 +160,7 @@ class DockerBackend:
 
         def end() -> None:
             sockets.remove()
+            # The supervisor exits with its connection, so the engine usually has nothing left to kill.
             _wait_for_end(started.pid)
             remove(name)
 
@@ -180,7 +182,7 @@ class DockerBackend:
         from docker.errors import APIError
 
         with engine(timeout_s) as client:
-            if not self._swept:  # once; whatever ends later without its owner does so by itself
+            if not self._swept:  # once: sandboxes of owners that die later end by themselves
                 self._swept = True
                 sweep(client)
             host_config = arguments.pop("host_config")
@@ -257,7 +259,7 @@ async def _entered(sockets: SocketFolder, name: str, started: _Started, timeout_
     async def ended() -> bool:
         if started.pid and is_alive(started.pid):
             return False
-        # Gone, or never to be seen from here because the engine lives in another namespace: it knows.
+        # It is gone, or the engine runs in another process namespace and its number means nothing here.
         return await asyncio.to_thread(has_ended, name, timeout_s)
 
     return await sockets.entered(ended)

@@ -45,6 +45,7 @@ HEAD_S = 30.0
 CONNECT_S = 10.0
 IDLE_S = 60.0
 """Maximum silence of a host after we closed our side of its connection."""
+# Below the bound of the first process (`pid1.MAX_CONNECTIONS`), so that a refusal comes from here, with a reason.
 MAX_CONNECTIONS = 64
 MAX_LOOKUPS = 4
 HOP_BY_HOP = ("connection", "proxy-connection", "proxy-authorization", "keep-alive", "host")
@@ -86,7 +87,7 @@ class Egress:
         self._ended: dict[asyncio.Task[None], None] = {}
         """Connections whose program has sent everything or is gone, oldest first."""
         self._tls: ssl.SSLContext | None = None
-        # Its own, because a name server can be slow, and the loop's threads are every sandbox's.
+        # Separate threads: a slow name server would occupy those of the loop, which all sandboxes share.
         self._lookups = ThreadPoolExecutor(MAX_LOOKUPS)
         self._n = 0
 
@@ -142,6 +143,7 @@ class Egress:
             await self._led(self._gateway, b"\r\n".join(head) + b"\r\n\r\n" + rest, incoming, outgoing)
             return
         method, url, port = _target(head[0])
+        # A trailing dot and capitals name the same host, and must not evade the list or miss the secret.
         host = (url.hostname or "").rstrip(".").lower()
         tunnel = method == "CONNECT"
         secret = None if tunnel else self._secrets.get(host)
@@ -151,7 +153,7 @@ class Egress:
         assert task is not None  # noqa: S101 - a coroutine that runs has one
         self._open[task] = (host, port, address)
         try:
-            if not self._may(host, port, address):  # what is allowed changed while it connected
+            if not self._may(host, port, address):  # the list may have changed during the connect
                 raise HostRefused(f"{host}:{port} is no longer among the allowed hosts of this sandbox")
             if tunnel:
                 await outgoing.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -159,7 +161,7 @@ class Egress:
                 path = (url.path or "/") + (f"?{url.query}" if url.query else "")
                 writer.write(_request(method, path, url.netloc.rpartition("@")[2], head[1:], secret))
             writer.write(rest)
-            with suppress(OSError, TimeoutError):  # an end in the middle, which no words can be put into
+            with suppress(OSError, TimeoutError):  # after the head, no message can be inserted
                 await _relay(reader, writer, incoming, outgoing, lambda: self._ended.setdefault(task))
         finally:
             del self._open[task]
@@ -211,6 +213,7 @@ class Egress:
     async def _resolve(self, host: str, port: int) -> list[Address]:
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         addresses = await asyncio.get_running_loop().run_in_executor(self._lookups, ask)
+        # Mapped addresses (::ffff:10.0.0.1) are judged as the IPv4 addresses that they reach.
         return list(dict.fromkeys(_plain(ip_address(str(place[0]).partition("%")[0])) for *_, place in addresses))
 
     def _may(self, host: str, port: int, address: Address) -> bool:
@@ -298,7 +301,7 @@ async def _head(incoming: Incoming) -> tuple[list[bytes], bytes]:
     head, _, rest = data.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     if any(b"\r" in line or b"\n" in line or b"\0" in line or line[:1] in (b" ", b"\t") for line in lines):
-        # Another server could take what follows for a line of its own, and so for a header that was dropped here.
+        # Another server could read the rest as a separate line, and so as a header that was dropped here.
         raise HostRefused("the request has a head that can be read in two ways", "400 Bad Request")
     return lines, rest
 
@@ -324,7 +327,9 @@ def _target(line: bytes) -> tuple[str, SplitResult, int | None]:
 
 def _request(method: str, path: str, host: str, headers: list[bytes], secret: Secret | None) -> bytes:
     """The request for the host, sent on a separate connection."""
+    # The host closes after one answer: a second request on this connection would pass without a check.
     added = {"Host": host, "Connection": "close", **({secret.header: secret.value} if secret else {})}
+    # Also the client's own headers of the added names: a host might use those instead of ours.
     dropped = {*HOP_BY_HOP, *(name.lower() for name in added)}
     passed_on = [line for line in headers if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped]
     lines = [f"{method} {path} HTTP/1.1".encode(), *(f"{k}: {v}".encode() for k, v in added.items()), *passed_on]
@@ -360,7 +365,7 @@ async def _relay(
                 if sending.done() and is_open:
                     patience.reschedule(loop.time() + IDLE_S)
 
-            is_open = True  # a callback that is on its way comes although it was taken back
+            is_open = True  # a callback that is scheduled already runs even after its removal
             sending.add_done_callback(wait_on)
             try:
                 while (data := await reader.read(1 << 16)) and not outgoing.stopped:

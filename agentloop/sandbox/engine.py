@@ -115,7 +115,7 @@ def sweep(client: Any) -> list[str]:
     removed = []
     for container in containers(client):
         if container.is_orphan:
-            with suppress(APIError):  # swept by someone else meanwhile, or going by itself
+            with suppress(APIError):  # another process removed it, or it is being removed
                 client.api.remove_container(container.id, v=True, force=True)
                 removed.append(container.name)
     return removed
@@ -182,6 +182,7 @@ def _is_orphan(label: str) -> bool:
     if place != _place() or not all(word.isascii() and word.isdecimal() for word in (pid, process)):
         return False
     try:
+        # Numbers are used again: only the start time tells the owner from a later process.
         return _started(int(pid)) != process
     except (FileNotFoundError, ProcessLookupError):
         return True

@@ -1,8 +1,8 @@
 """The process that holds environments of Harbor for the backend `harbor` (`harbor.py`).
 
-It is a process because Harbor needs Python 3.12 or newer: `PYTHON -P environments.py NAME OPTIONS`, with an interpreter
-that has the package `harbor`, and nothing of agentloop. NAME is an environment of Harbor or `module:Class`, OPTIONS its
-keyword arguments as JSON. Requests on stdin and answers on stdout are a line of JSON each:
+A separate process, because Harbor needs Python 3.12 or newer: `PYTHON -P environments.py NAME OPTIONS`, with an
+interpreter that has the package `harbor`, and nothing of agentloop. NAME is an environment of Harbor or `module:Class`,
+OPTIONS its keyword arguments as JSON. Requests on stdin and answers on stdout are a line of JSON each:
 
     {"id": 0, "result": {"version": "0.26.0", "problem": null}}      first, unasked; problem: why nothing can be made
     {"id": 1, "do": "create", "sandbox": NAME, ...}                  the arguments of `create`, `exec`, ... below
@@ -62,7 +62,7 @@ class Environments:
             problem = _words(error)
             if error.name == "harbor":
                 problem = f"{sys.executable} has no package harbor; `pip install harbor`, with Python 3.12 or newer"
-        except (Exception, SystemExit) as error:  # whatever a provider's own check raises is the answer
+        except (Exception, SystemExit) as error:  # a provider's check may raise anything, and that is the answer
             problem = _words(error)
         try:
             number = version("harbor")
@@ -80,10 +80,10 @@ class Environments:
         memory_mb: int | None,
         lifetime_s: float | None,
     ) -> dict[str, Any]:
-        """Start an environment from an image, or from a folder with a Dockerfile.
+        """Starts an environment from an image, or from a folder with a Dockerfile.
 
-        network: hosts that it may reach; [] is none, None is all. `is_network_ours` in the result: no policy of Harbor
-        closes its network but our overlay, so it is worth a look.
+        network: hosts that it may reach; [] is none, None is all. `is_network_ours` in the result: our overlay closes
+        its network, not a policy of Harbor, so the caller must verify that.
         """
         self._folders[sandbox] = tempfile.TemporaryDirectory(prefix="agentloop-harbor-")
         task = asyncio.ensure_future(self._start(sandbox, image, folder, network, cpus, memory_mb))
@@ -118,9 +118,9 @@ class Environments:
         return {}
 
     async def stop(self, sandbox: str) -> dict[str, Any]:
-        """End an environment. Not there is not an error.
+        """Ends an environment. A missing one is no error.
 
-        One that is being started is ended after its start: given up in the middle, its service would go on with it.
+        One that is being started is ended after its start, because its service would finish the start anyway.
         """
         if timer := self._timers.pop(sandbox, None):
             timer.cancel()
@@ -285,5 +285,5 @@ async def main(name: str, options: dict[str, Any], answers: int) -> None:
 
 if __name__ == "__main__":
     own = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # libraries print to stdout, which must carry answers only
     asyncio.run(main(sys.argv[1], json.loads(sys.argv[2]), own))

@@ -38,6 +38,7 @@ class _Move:
         self._timer = timer
         os.mkfifo(path)
         path.chmod(0o666)  # the sandbox may be another user
+        # Both ways, so that opening the pipe blocks neither this process nor the shell.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def end(self) -> None:
@@ -65,8 +66,10 @@ class Fifos:
         self._held: list[str] = []
         self._running: set[PipedCommand] = set()
         self._queued: dict[object, str] = {}
+        # The same bound as that of the Python supervisor (`pid1.Supervisor.limit`).
         self._places = asyncio.Semaphore(2 * (os.cpu_count() or 1))
         self._loop = asyncio.get_running_loop()
+        # The write end of a pipe becomes readable only by an error: nobody has the read end open any more.
         self._loop.add_reader(orders, self._left)
         self._at_end: asyncio.TimerHandle | None = None
         if lifetime_s is not None:
@@ -185,6 +188,7 @@ class Fifos:
         self._orders = os.open(move.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         move.end()
         self._loop.add_reader(self._orders, self._left)
+        # Orders that came during the move were not written: they would have gone to the pipe that nobody reads.
         held, self._held = self._held, []
         with suppress(SandboxGone):
             for line in held:

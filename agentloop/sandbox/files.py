@@ -29,7 +29,7 @@ MAX_BYTES = 256 << 20
 MAX_ENTRIES = 10_000
 TIMEOUT_S = 120.0
 """Timeout of a transfer. A longer one has met a pipe without a writer, or programs that the agent replaced."""
-# Exit codes of our own commands.
+# Exit codes of our own commands, which neither tar nor a shell uses.
 NOT_A_FILE = 96
 IS_LINK = 97
 
@@ -40,6 +40,7 @@ async def read_file(start: Start, path: str, max_bytes: int) -> bytes:
     """The bytes of one file. Raises PathError, or TransferLimit above `max_bytes`."""
     name = shlex.quote(_absolute(path))
     data = bytearray()
+    # One byte more than allowed tells that the file is too long.
     command = f"[ -f {name} ] || exit {NOT_A_FILE}; exec head -c {max_bytes + 1} < {name}"
     async with _transfer(start, command, path) as process:
         async for piece in process.stdout:
@@ -57,6 +58,7 @@ async def write_file(start: Start, path: str, data: bytes, mode: int) -> None:
     target = _absolute(path)
     folder = os.path.dirname(target)
     name = shlex.quote(target)
+    # In the same folder, so that mv is a rename: a reader sees the old file or the new one.
     draft = shlex.quote(f"{folder.rstrip('/')}/.agentloop-{secrets.token_hex(6)}")
     command = (
         f"{_no_links(target)} [ ! -e {name} ] || [ -f {name} ] || exit {NOT_A_FILE}; "
@@ -76,7 +78,7 @@ async def upload(start: Start, source: Path, target: str) -> None:
     """
     folder = _absolute(target)
     name = shlex.quote(folder)
-    # First the folders that are about to be made, a line each: tar may follow a link that has such a name.
+    # The names of the folders come first, one a line: tar could follow a link that has such a name.
     command = (
         f"{_no_links(folder)} mkdir -p {name} && cd {name} || exit 1; "
         f'while IFS= read -r place && [ "$place" ]; do [ ! -L "./$place" ] || exit {IS_LINK}; done; exec tar -xf -'
@@ -105,6 +107,7 @@ async def download(start: Start, path: str, target: Path, *, max_bytes: int, max
         f"exec tar -cf - -C {shlex.quote(folder)} -- {shlex.quote(name)}"
     )
     target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, on one file system, so that the rename at the end is atomic.
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-"[:64], dir=target.parent))
     try:
         async with _transfer(start, command, path) as process:
@@ -175,6 +178,7 @@ def _must_have_worked(code: int, message: str, path: str) -> None:
 
 async def _rest(incoming: Incoming) -> None:
     """The rest of an archive after its end. A writer that continues is ended with the process."""
+    # A mebibyte: tar pads its archive only to a record of 10 KiB.
     for _ in range(16):
         if not await incoming.read():
             return

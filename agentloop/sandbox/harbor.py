@@ -1,6 +1,6 @@
 """Sandboxes in environments of Harbor: E2B, Modal, Daytona, GKE, podman, kata and others, on this machine or elsewhere.
 
-Harbor (`harbor` on PyPI, Apache-2.0) needs Python 3.12 or newer, so it runs in a process of its own
+Harbor (`harbor` on PyPI, Apache-2.0) needs Python 3.12 or newer, so it runs in a separate process
 (`environments.py`), which holds all environments of a backend and ends them when its owner dies.
 
 Guarantees: what the environment isolates; a user that is not root, unless the spec has `root`; wall time and output;
@@ -29,7 +29,7 @@ HELLO_S = 60.0
 """Time for Harbor to be imported and to look for its credentials."""
 SETUP_S = 60
 REFUSED = ("n_processes", "scratch_files", "agent_files")
-"""Limits of a spec that no environment of Harbor can be asked for."""
+"""Limits of a spec that no environment of Harbor accepts."""
 NO_IMAGE = ("pull access denied", "manifest", "registry", "not found", "no such image", "does not exist", "to solve")
 """Words of services that have no such image, cannot get it, or cannot build it."""
 MAX_WORDS = 400
@@ -50,8 +50,8 @@ class HarborBackend:
     ) -> None:
         """python: interpreter (3.12 or newer) that has `harbor` with the extra of the environment.
 
-        environment: its name in Harbor, or `module:Class`. image: what tasks get whose image is `host`, which only a
-        local sandbox can show. open_network: accept `allowed_hosts = ["*"]`, with which a sandbox also reaches the
+        environment: its name in Harbor, or `module:Class`. image: replaces the image `host`, which only a local sandbox
+        can show. open_network: accept `allowed_hosts = ["*"]`, with which a sandbox also reaches the
         private addresses that its machine can reach. options: keyword arguments of the environment.
         """
         self.isolation = f"harbor:{environment}"
@@ -63,7 +63,7 @@ class HarborBackend:
         self._process: LineProcess | None = None
 
     def probe(self) -> str | None:
-        """Start Harbor, and ask the environment for what it needs. None if that worked, else reason and remedy."""
+        """Starts Harbor and checks what the environment needs. None if that worked, else the reason and the remedy."""
         if not self._python or not self._environment:
             return (
                 "harbor needs the settings `[sandbox] python`, a Python 3.12 or newer in which `pip install harbor` "
@@ -98,7 +98,7 @@ class HarborBackend:
             sandbox = CalledSandbox(sandbox_id, self.isolation, process, place)
             await sandbox.fill(spec)
         except asyncio.CancelledError:
-            process.ask("stop", sandbox=sandbox_id)  # after its start, which nobody waits for
+            process.ask("stop", sandbox=sandbox_id)  # the process stops it after its start; nobody waits for that
             raise
         except BaseException as error:
             with suppress(AnsweredError, BrokenPipeError):
@@ -146,7 +146,7 @@ class HarborBackend:
         )
 
     def _check(self, spec: SandboxSpec) -> None:
-        """Raises CapabilityError for what no environment of Harbor can be asked for."""
+        """Raises CapabilityError for settings that no environment of Harbor accepts."""
         refused = [name for name in REFUSED if getattr(spec, name)]
         if "scratch_mb" in spec.model_fields_set:
             refused.append("scratch_mb")
@@ -163,7 +163,7 @@ class HarborBackend:
     async def _set_up(
         self, process: LineProcess, sandbox_id: str, spec: SandboxSpec, *, has_network: bool
     ) -> CommandPlace:
-        """Bring our script into the environment. Raises CapabilityError, ImageError."""
+        """Copies our script into the environment. Raises CapabilityError, ImageError."""
         setting_up = process.ask("exec", sandbox=sandbox_id, command=setup(spec), timeout_s=SETUP_S, tail=1 << 16)
         answer = await asyncio.wrap_future(setting_up)
         try:

@@ -34,6 +34,7 @@ def supervisor(interpreter: str | None, spec: SandboxSpec) -> list[str]:
     lifetime = "inf" if spec.lifetime_s is None else str(spec.lifetime_s)
     arguments = [f"{INSIDE}/sockets", folder, lifetime]
     if interpreter is not None:
+        # No variable, working folder or installed package can change what the supervisor imports.
         return [interpreter, "-I", "-S", "-c", PYTHON, *arguments]
     return ["/bin/sh", f"{INSIDE}/inside/pid1.sh", PYTHON, *arguments]
 
@@ -80,6 +81,7 @@ def listing() -> str:
             row = (*row, os.readlink(path))
         else:
             row = (*row, about.st_size, about.st_mtime_ns)
+        # A file name may be no UTF-8.
         digest.update(repr(row).encode(errors="surrogateescape"))
     return digest.hexdigest()
 

@@ -91,6 +91,7 @@ def key(path: Path) -> str:
         seen = hashlib.sha256(str(path).encode())
         for _, file in _files(path):
             about = file.lstat()
+            # The change time cannot be set back, so a file whose old time was restored is read again.
             numbers = (about.st_ino, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
             seen.update(repr((file.name, numbers)).encode())
         if seen.hexdigest() not in _contents:
@@ -144,7 +145,7 @@ def _raise(error: OSError) -> None:
 
 def _unpack(path: Path, folder: Path) -> None:
     """Unpacks a tar completely or not at all."""
-    for left in cache().glob(f".{folder.name}-*"):  # by a process that was killed
+    for left in cache().glob(f".{folder.name}-*"):  # drafts of processes that were killed; the lock is ours
         shutil.rmtree(left, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache()))
     try:
@@ -174,6 +175,7 @@ def _extract(archive: tarfile.TarFile, target: Path) -> None:
         links.pop(path, None)  # the last of a name counts
         if entry.isdir():
             path.mkdir(exist_ok=True)
+            # This user must be able to write and later delete what is below.
             folders[path] = entry.mode & 0o777 | 0o700
         elif entry.issym():
             links[path] = entry.linkname

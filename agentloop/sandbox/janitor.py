@@ -67,8 +67,9 @@ def sweep(image_days: float = IMAGE_DAYS) -> tuple[list[Find], Findings]:
     for find in before:
         if find.kind == "bubblewrap":
             kill(int(find.name))
+    # Before the groups and folders, which can be removed only when their processes are gone.
     _wait_for([find for find in before if find.kind == "bubblewrap"])
-    with suppress(SandboxUnavailable):  # `look` says so
+    with suppress(SandboxUnavailable):  # `look` reports it
         DockerBackend().sweep()
     with suppress(SandboxUnavailable):
         for find in before:
@@ -138,6 +139,7 @@ def _lifetime_s(words: list[str]) -> float:
 def _age_s(pid: int) -> float:
     with suppress(OSError):
         started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        # The start time of a process counts from boot, and so includes the time in which the machine slept.
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
     return 0.0
 

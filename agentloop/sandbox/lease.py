@@ -37,6 +37,7 @@ class Lease:
     def __init__(self, sandbox: SharedSandbox, name: str) -> None:
         """name: also the name of the scratch folder, with characters replaced that file names cannot contain."""
         self._sandbox = sandbox
+        # 200, because a file name has 255 bytes at most, and journals add a number and a suffix.
         self._name = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:200]
         self.id = f"{sandbox.id}/{self._name[:8]}"
         self.isolation = sandbox.isolation

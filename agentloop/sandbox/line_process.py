@@ -1,6 +1,6 @@
 """A process that answers requests: both are lines of JSON, on its stdin and its stdout.
 
-It can be asked from any thread and any event loop. It ends when its stdin ends, so also when this process dies.
+Any thread and any event loop may ask it. It ends when its stdin ends, and so also when this process dies.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class LineProcess:
         self._lines = _Lines(command)
         self.first: Future[dict[str, Any]] = self._lines.waiting[0]
         """The answer that comes without a request."""
+        # A finalizer, because it also runs at the end of the interpreter, when objects may never be collected.
         self.close = weakref.finalize(self, self._lines.end)
         """End its input. Returns at once; the process ends what it holds first."""
 
@@ -63,12 +64,13 @@ class LineProcess:
 
 
 class _Lines:
-    """What the threads use. It holds no `LineProcess`, so that one can end."""
+    """The state that the threads use. It does not refer to its `LineProcess`, which can therefore be collected."""
 
     def __init__(self, command: Sequence[str]) -> None:
+        # A file, not a pipe: nobody has to read it, so the process never blocks on its own messages.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the reading thread
         try:
-            # A session of its own: Ctrl-C is for this process, which then ends what the other holds.
+            # In a separate session: Ctrl-C must reach only this process, which then ends the other in order.
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -84,6 +86,7 @@ class _Lines:
         self.waiting: dict[int, Future[dict[str, Any]]] = {0: Future()}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
+        # Written by a thread: a full pipe must block neither the caller nor its event loop.
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.reading = threading.Thread(target=self._read, daemon=True, name="agentloop-lines-in")
         threading.Thread(target=self._write, daemon=True, name="agentloop-lines-out").start()

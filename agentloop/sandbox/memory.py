@@ -15,6 +15,7 @@ from agentloop.types import SandboxSpec
 
 RESERVE_MB = 24
 """Reserved for the first process, the starter of the sandbox, one command, and the resources in IPC_LIMITS."""
+# RESERVE_MB, and 8 MiB for the writable folders.
 MIN_MB = 32
 FILE_BYTES = 2048
 """Kernel memory for one file of a tmpfs with its name and attributes, rounded up; measured: 1,000 to 1,500 bytes."""
@@ -59,7 +60,7 @@ def rooms(spec: SandboxSpec, folders: Sequence[str], *, root: str | None = None)
     size = min(scratch, int(share * DATA_SHARE))
     by_folder = dict.fromkeys(folders, _room(spec, share, size))
     if root:
-        # What the folders cannot use is the root's; their share of files stays theirs.
+        # The root gets what the other folders cannot use of their shares; their numbers of files stay the same.
         share = total - len(folders) * min(share, int(size / DATA_SHARE))
         size = int(share * DATA_SHARE)
         by_folder[root] = _room(spec, share, min(scratch, size) if "scratch_mb" in spec.model_fields_set else size)

@@ -202,7 +202,7 @@ class PipedCommand:
         path = f"{self.path}.{name}"
         os.mkfifo(path)
         os.chmod(path, 0o666)  # noqa: S103 - the sandbox may be another user
-        # What is to be written is opened both ways at first, because nobody reads it yet.
+        # An end for writing is opened both ways at first, because nobody reads it yet.
         mode = os.O_RDWR if name in self.outgoing else os.O_RDONLY
         self._fds[name] = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
 

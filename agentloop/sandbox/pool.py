@@ -116,6 +116,7 @@ class SandboxPool:
         if task is None or _is_useless(task):
             task = self._shared[spec] = asyncio.ensure_future(self._create_shared(spec, task))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, should nobody be waiting
+        # Other episodes wait for the same sandbox, so one that gives up must not cancel its creation.
         return await asyncio.shield(task)
 
     async def _create_shared(self, spec: SandboxSpec, before: Sharing | None) -> SharedSandbox | None:
@@ -136,9 +137,12 @@ class SandboxPool:
         try:
             return await task
         except asyncio.CancelledError:
+            # The creation ended at the moment of the cancellation, so nobody else knows of its sandbox.
             if task.done() and not task.cancelled() and task.exception() is None:
                 await self._end(task.result())
             caller = asyncio.current_task()
+            # Either the caller was cancelled, or `close` cancelled the creation; only the first is a cancellation to
+            # the caller.
             if caller is not None and caller.cancelling():
                 raise
             raise SandboxGone("the sandbox pool was closed while the sandbox was being created") from None

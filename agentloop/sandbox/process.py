@@ -179,4 +179,5 @@ class Process:
 
 def escaped(command: str) -> str:
     """A command as one line for printf's %b. A NUL would end it early and cannot be intended."""
+    # Octal escapes with a leading zero, which each POSIX printf reads in %b.
     return command.replace("\0", "").replace("\\", "\\0134").replace("\n", "\\0012")

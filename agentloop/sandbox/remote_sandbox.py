@@ -61,7 +61,7 @@ class CalledSandbox:
             return ExecResult(exit_code=CANNOT_START, stdout="", stderr="cannot start: Argument list too long\n")
         frame = await self.call(call)
         code = frame.code
-        if frame.is_late and code == 0:  # it ended well when it was asked to
+        if frame.is_late and code == 0:  # it handled SIGTERM and exited with 0
             code = SIGTERM_CODE
         return ExecResult(
             exit_code=code,
@@ -134,7 +134,7 @@ class CalledSandbox:
         frame = call.frame(answer["output"])
         if frame is not None:
             return frame
-        # A command that is root can end the script, and nothing else may look like that.
+        # A command that runs as root can kill the script; the check tells that from an environment that is gone.
         check = ScriptCall("true", timeout_s=10.0)
         if check.frame((await self._run(check))["output"]) is None:
             raise self._lose(await self._why_silent())
@@ -165,7 +165,7 @@ class CalledSandbox:
         return await self._ask("exec", seconds + SLACK_S, command=command, timeout_s=seconds, tail=n_answer)
 
     async def _ask(self, what: str, within_s: float, **arguments: Any) -> dict[str, Any]:
-        """An answer of the environment. Raises SandboxGone, also where it fails."""
+        """An answer of the environment. Raises SandboxGone, also if the environment reports an error."""
         if self._end is not None:
             raise self._end.error()
         answer = asyncio.wrap_future(self._process.ask(what, sandbox=self.id, **arguments))
@@ -189,14 +189,14 @@ class CalledSandbox:
             answer.cancel()
 
     def _lose(self, end: End) -> SandboxGone:
-        """Nothing runs in it any more. The error for its user; others who wait get it as well."""
+        """Marks the sandbox as gone. Returns the error for the caller; other waiting calls get it as well."""
         self._end = self._end or end
         for answer in self._waiting:
             answer.cancel()
         return self._end.error()
 
     async def _why_silent(self) -> End:
-        """Why the script does not answer: it was taken away, or the environment is gone."""
+        """The reason for which the script does not answer: it was removed, or the environment is gone."""
         answer = await self._exec("echo agentloop-is-there", 10.0)
         words = " ".join(f"{answer['output']} {answer['error']}".split())[-300:]
         if "agentloop-is-there" in answer["output"]:
@@ -212,13 +212,13 @@ class CalledSandbox:
         if earlier is not None:
             await earlier
         with suppress(SandboxGone):  # then nothing runs either
-            if self._place.user == ROOT:  # and so is the script, which is to end as well
+            if self._place.user == ROOT:  # the script would kill itself, and its frame would never come
                 await self._exec("kill -9 -1", 10.0)
             else:
                 await self._run(ScriptCall("kill -9 -1", timeout_s=10.0))
 
     async def _stop(self) -> None:
-        with suppress(BrokenPipeError):  # the process has ended, and before that its environments, if it could
+        with suppress(BrokenPipeError):  # the process has ended, and stopped its environments before if it could
             try:
                 await asyncio.wrap_future(self._process.ask("stop", sandbox=self.id))
             except AnsweredError as error:

@@ -38,7 +38,7 @@ def wrapped(command: list[str], spec: SandboxSpec, folder: Path) -> list[str]:
     mounts = []
     for name, room in rooms.items():
         place = shlex.quote(str(folder / name))
-        # The root has its own folder, and the two that overlayfs needs with one more inside.
+        # Inodes of the root itself: its folder, the two folders of overlayfs, and one that overlayfs creates in them.
         n_own = 4 if name == ROOT else 1
         mounts.append(f"mount -t tmpfs -o nosuid,nodev,mode=1777,{room.options(n_own)} agentloop {place}")
         if name == ROOT:

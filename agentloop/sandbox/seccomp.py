@@ -145,6 +145,7 @@ def _program(column: int, arch: int) -> bytes:
     refuse = "refuse"
     unknown = "unknown"
     kill = "kill"
+    # The architecture first: under another one, such as 32-bit x86, the numbers below mean other calls.
     steps: list[tuple[int, int, str | None, str | int | None]] = [(LOAD, ARCH, None, None), (JUMP_EQ, arch, None, kill)]
     steps += [(LOAD, NUMBER, None, None)]
     # On x86-64, the x32 ABI has its own numbers for the same calls, which would bypass the list.
@@ -191,7 +192,7 @@ def profile() -> str:
     masked: list[dict[str, object]] = [
         {"index": 0, "value": flag, "valueTwo": flag, "op": "SCMP_CMP_MASKED_EQ"} for flag in NEW_NAMESPACE
     ]
-    # Masked, because the kernel looks at the lower half of the register alone, and libseccomp at all of it.
+    # Masked, because the kernel reads only the lower half of the register, and libseccomp compares all of it.
     families: list[dict[str, object]] = [
         {"index": 0, "value": 0xFFFFFFFF, "valueTwo": family, "op": "SCMP_CMP_MASKED_EQ"}
         for family in range(MAX_FAMILIES)

@@ -21,7 +21,7 @@ from agentloop.types import ExecResult
 
 # Orders are one line each: a token, and the text as printf's %b reads it. The shell's own two channels
 # are closed for what it runs, and first moved out of the way: bash uses 3 and 4 for here-documents.
-# `command` is there because orders may define functions of these names, and because a syntax error
+# `command` is needed because orders may define functions of these names, and because a syntax error
 # in a plain `eval` ends a POSIX shell.
 SHELL = r"""
 exec 8<&3 9>&4 3<&- 4>&-

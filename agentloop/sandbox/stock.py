@@ -57,7 +57,7 @@ class Stock:
 
         Raises whatever the creation of a sandbox raises.
         """
-        if self._min_idle < 1 or spec.lifetime_s is not None:  # whose time would pass on the shelf
+        if self._min_idle < 1 or spec.lifetime_s is not None:  # its time would pass on the shelf
             return await self._create(spec)
         key = (spec, await _contents(spec))
         shelf = self._shelves[key] = self._shelves.pop(key, Shelf())  # the last leased is the last in order
@@ -90,7 +90,7 @@ class Stock:
                 return
 
     async def _one_too_many(self) -> Shelf | None:
-        """Ends a sandbox if there are too many; the shelf that it was on."""
+        """Ends a sandbox if the stock has too many. Returns its shelf, or None."""
         if sum(len(shelf.sandboxes) for shelf in self._shelves.values()) <= MAX_IDLE:
             return None
         oldest = next(shelf for shelf in self._shelves.values() if shelf.sandboxes)

@@ -59,6 +59,7 @@ class SupervisedSandbox:
         self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "sandbox"
     ) -> ExecResult:
         """See `SharedSandbox`."""
+        # Counted, not read from the exit code: the kernel may kill a child, and the command itself may exit with 0.
         before = self._watch.kills() if self._watch else 0
         done = await self._connection.exec(command, lease=lease, timeout_s=timeout_s, max_output=max_output)
         if self._watch is None:

@@ -1,7 +1,7 @@
-"""Files in and out of a sandbox that has no streams: what a transfer sends or receives is one file on each side.
+"""Transfers files into and out of a sandbox without streams, through one temporary file on each side.
 
-`files.py` copies through the input or the output of a command. Here that is a file in the sandbox that only root can
-read, which the environment copies. What comes out is bounded in the sandbox, before it is copied.
+`files.py` copies through the input or the output of a command. Here each of them is a file in the sandbox that only
+root can read, which the environment copies. The output is bounded in the sandbox, before it is copied.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class ScriptCaller(Protocol):
     """A sandbox whose environment copies single files. Its methods raise SandboxGone."""
 
     async def call(self, call: ScriptCall) -> Frame:
-        """Run a command."""
+        """Runs a command."""
         ...
 
     async def bring(self, source: Path, target: str) -> None:
-        """Copy a file of this machine into the sandbox, as root."""
+        """Copies a file of this machine into the sandbox, as root."""
         ...
 
     async def fetch(self, source: str, target: Path) -> None:
-        """Copy a file of the sandbox to this machine."""
+        """Copies a file of the sandbox to this machine."""
         ...
 
     def drop(self, path: str) -> None:
-        """Remove a file of the sandbox, without waiting for that."""
+        """Removes a file of the sandbox, without waiting for that."""
         ...
 
 
@@ -105,18 +105,18 @@ class _Transfer:
         self._done.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody waits
 
     async def feed(self, data: bytes) -> None:
-        """Hand over output, as fast as it is read."""
+        """Hands over output, as fast as it is read."""
         while self._stdout.n_waiting > WINDOW:
             self._room.clear()
             await self._room.wait()
         self._stdout.feed(data)
 
     def run(self, work: Coroutine[Any, Any, Frame]) -> asyncio.Task[None]:
-        """Do the work of the transfer in the background."""
+        """Does the work of the transfer in the background."""
         return asyncio.ensure_future(self._run(work))
 
     def process(self, stdin: Outgoing, task: asyncio.Task[None]) -> Process:
-        """The transfer as `files.py` knows it."""
+        """The transfer in the form that `files.py` uses."""
 
         def control(what: str, arguments: tuple[int, ...]) -> None:
             task.cancel()
@@ -136,4 +136,5 @@ class _Transfer:
         finally:
             self._stdout.feed(b"")
             self._stderr.feed(b"")
+            # Only if it has no result yet: the work was cancelled, and a waiter must not wait for ever.
             self._done.cancel()

@@ -105,6 +105,7 @@ class UnconfinedSandbox:
         code = process.returncode or 0
         (out, lost_out), (err, lost_err) = (output.buffer.contents() for output in outputs)
         return ExecResult(
+            # Python reports the end by a signal as its negative number, a shell as 128 plus the number.
             exit_code=code if code >= 0 else 128 - code,
             stdout=out.decode(errors="replace"),
             stderr=err.decode(errors="replace"),

@@ -93,6 +93,7 @@ def put_attempts(
     prepared = prepare_attempts(shared, project, new)
     with database.write(within=within) as connection:
         stored = put_prepared(connection, shared.redactor, prepared)
+    # After the commit: the cache must never name a body that a failed transaction took back.
     prepared.batch.done()
     return stored
 
@@ -116,6 +117,7 @@ def put_prepared(connection: Connection, redactor: Redactor, prepared: PreparedA
     for one, trace_id, is_new in _resolve(connection, prepared.project, refused):
         attempt = stored[one.id] = _with_id(one.stored, trace_id)
         if is_new:
+            # The id is part of the compressed trace, so another id needs another body.
             ready.append(_prepare(redactor, prepared.project, one.placed._replace(attempt=attempt), batch.name))
             keys |= _insert(connection, ready[-1:])
     bodies = batch.put(connection)
@@ -141,8 +143,7 @@ def _once_each(ready: Sequence[_Ready]) -> list[_Ready]:
 
 
 def supersede(connection: Connection, *which: ColumnElement[bool]) -> int:
-    """Removes attempts from their stages, because they are made again. Returns their number. Their traces stay in the
-    store."""
+    """Removes attempts from their stages before they are repeated. Returns their number. Their traces stay."""
     ours = col(TraceRow.stage).is_not(None)
     changed = update(TraceRow).where(ours, *which).values(superseded=TraceRow.stage, stage=None)
     return connection.execute(changed).rowcount
@@ -161,6 +162,7 @@ def _resolve(connection: Connection, project: str, refused: Sequence[_Ready]) ->
     """
     rows: list[Any] = []
     for part in chunks(refused):
+        # A repeated write may find its trace under either id: the first one, or the one derived from its content.
         ids = [id for one in part for id in (one.id, _id_of_again(one))]
         names = {"ids": ids, "episodes": [one.row["episode_id"] for one in part]}
         rows += connection.execute(_STORED, {"project": project, **names}).all()
@@ -190,6 +192,7 @@ def _refuse_other(one: _Ready, before: Any, place: Any) -> None:
 
     before: the row with its id. place: the row of its episode.
     """
+    # A row that has and had no stage was imported or sent as spans, and belongs to somebody else.
     if before is not None and (before.episode_id != one.row["episode_id"] or before.stage is before.superseded is None):
         raise _conflict(one, before)
     may_go = place is None or one.placed.anew or place.reward_state == RewardState.infra_failed
@@ -238,6 +241,7 @@ def _prepare(redactor: Redactor, project: str, placed: Placed, name: Callable[[b
         stored = stored.model_copy(update={"trace": without_secrets})
     judged = verdict.model_dump_json().encode()
     values, facets = documents.columns(trace)
+    # The labels of a passed attempt stay in its verdict; the column counts failed traces only.
     critical = verdict.critical if verdict.reward is None or verdict.reward < 1.0 else None
     row = clean_texts(redactor, values) | {
         "project": project,
@@ -258,6 +262,7 @@ def _prepare(redactor: Redactor, project: str, placed: Placed, name: Callable[[b
         "reward": verdict.reward,
         "failure": critical.type.value if critical else None,
         "stored_at": datetime.now(UTC),
+        # One body for both: neither the trace nor its verdict can exist without the other.
         "body": pack_json(raw, judged),
     }
     bodies = [name(body) for body in documents.split_bodies(raw)]
@@ -277,8 +282,10 @@ def _put_verdicts(connection: Connection, keys: Mapping[str, int], ready: Sequen
             source = storable(score.source or JUDGE)
             error = score.error and storable(score.error)
             row = (key, storable(score.verifier), source, storable(score.version), score.value, error, now)
+            # A verdict may name a verifier twice; the primary key of the table allows one row, and the last one counts.
             scores[row[:3]] = row
         for failure in verdict.failures:
+            # The step is part of the primary key, which cannot be NULL.
             step = -1 if failure.step is None else failure.step
             name = (key, storable(failure.detector), failure.type.value, step)
             is_critical = failure is verdict.critical

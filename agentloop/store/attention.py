@@ -1,4 +1,4 @@
-"""What needs a person's attention, counted from indexes and from the newest traces alone."""
+"""Counts what needs a person's attention, from indexes and the newest traces only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentloop.store.evidence import EvidenceRow
 from agentloop.store.tables import TraceRow
 
 N_GATES = 20
-"""Newest comparisons among which failed ones are looked for."""
+"""Number of the newest comparisons that are searched for failed ones."""
 N_TRACES = 5000
 """Newest traces from which a canary is compared with the live version."""
 FAILED = ("FAIL", "INFRA")
@@ -43,18 +43,20 @@ class Attention:
 
     def n_disputed(self, project: str) -> int:
         """Number of traces whose verifiers disagree."""
-        is_disputed = text("reward_state = 'disputed'")  # as the partial index has it
+        # Literal text: SQLite uses a partial index only if the statement repeats its condition, without parameters.
+        is_disputed = text("reward_state = 'disputed'")
         query = select(func.count()).select_from(TraceRow).where(col(TraceRow.project) == project, is_disputed)
         with self._database.read() as connection:
             return int(connection.execute(query).scalar_one())
 
     def failed_gates(self, project: str) -> list[FailedGate]:
-        """Those among the newest comparisons of gates and loops that failed, the newest first."""
+        """The failed ones among the newest N_GATES comparisons of gates and loops, newest first."""
         query = select(col(EvidenceRow.id), col(EvidenceRow.verdict), col(EvidenceRow.started_at)).where(
             col(EvidenceRow.project) == project, col(EvidenceRow.kind).in_(("gate", "loop"))
         )
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(col(EvidenceRow.started_at).desc()).limit(N_GATES)).all()
+        # Filtered here, after the limit: a long past with few failures must not make the page read every comparison.
         return [FailedGate(id, verdict, at) for id, verdict, at in rows if verdict in FAILED]
 
     def arms(self, project: str, versions: tuple[int, ...]) -> dict[int, ArmCount]:

@@ -38,7 +38,7 @@ class VersionSum(NamedTuple):
     n_priced: int
     """Attempts with a known price."""
     cost_usd: float | None
-    """Of those; None if there are none."""
+    """Cost of the priced attempts; None without any."""
     n_prompt_tokens: int
     n_completion_tokens: int
 
@@ -61,6 +61,7 @@ class Behaviour:
             col(TraceRow.policy_version) == number,
             col(TraceRow.purpose).in_(MEASURED),
             col(TraceRow.task_id).is_not(None),
+            # The attempt that replaced it counts in its place.
             col(TraceRow.superseded).is_(None),
         )
         with self._database.read() as connection:

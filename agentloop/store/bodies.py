@@ -101,6 +101,7 @@ def compress_head(data: bytes) -> bytes:
 
 def decompress(data: bytes) -> bytes:
     """The inverse of both."""
+    # A body without the dictionary does not refer to it, so one decompressor reads both kinds.
     return bytes(data[1:]) if data[:1] == _PLAIN else _codec.either.decompress(data[1:])
 
 
@@ -108,6 +109,7 @@ class Hasher:
     """Names bodies by their content, differently in each project."""
 
     def __init__(self, project: str) -> None:
+        # Keyed, so that nobody can learn from a name whether another project has a certain text.
         self._empty = blake2b(digest_size=16, key=blake2b(project.encode(errors="replace"), digest_size=32).digest())
 
     def __call__(self, data: bytes) -> bytes:
@@ -144,7 +146,7 @@ def words(data: bytes) -> str:
 
 
 def _collect(value: Any, texts: list[str]) -> None:
-    """The texts in parsed JSON, in order. Exact types, because most values are texts and there are very many."""
+    """The texts in parsed JSON, in order. Types are compared exactly, which is faster: most values are texts."""
     inner = value
     if type(value) is dict:
         inner = [item for key, item in value.items() if key not in _UNSEARCHED]
@@ -160,6 +162,7 @@ def _collect(value: Any, texts: list[str]) -> None:
 def _plain(text: str) -> str:
     """Text without NULs and without JSON escapes, whose letters would otherwise stick to words."""
     if "\\" in text:
+        # JSON within a string keeps its escapes: `\nword` would be indexed as `nword`.
         for escape in ("\\n", "\\r", "\\t"):
             text = text.replace(escape, " ")
     return text.replace("\0", " ") if "\0" in text else text

@@ -12,7 +12,7 @@ from agentloop.types import Span
 
 
 class Told(Protocol):
-    """A span that reports a call, with the fields that matter here. See `types.Span`."""
+    """The fields of a span that decide which call it reports. See `types.Span`."""
 
     @property
     def span_id(self) -> str: ...
@@ -44,6 +44,7 @@ def calls_of(spans: Sequence[T], above: Mapping[str, str]) -> list[list[T]]:
     calls: list[list[T]] = []
     by_response: dict[str, list[list[T]]] = {}
     for span in sorted((s for s in spans if s.span_id not in inside), key=lambda s: (s.start_ns, s.span_id)):
+        # Start at the innermost span: it is closest to the model, and its figures are the ones to count.
         call = [span]
         while (outer := above.get(call[-1].span_id)) is not None and len(inside[outer]) == 1:
             call.append(by_id[outer])
@@ -86,11 +87,13 @@ def counted_calls(connection: Connection, trace_key: int) -> dict[str, int | flo
     counts."""
     spans = connection.execute(_ALL, {"key": trace_key}).all()
     ids = {span.span_id for span in spans}
+    # A span that names itself as its parent would never be innermost, and its call would not count.
     above = {span.span_id: span.parent_id for span in spans if span.parent_id in ids and span.parent_id != span.span_id}
     calls: list[list[Any]] = calls_of(spans, above)
     costs = [next((s.cost_usd for s in call if s.cost_usd is not None), None) for call in calls]
     return {
         "n_steps": len(calls),
+        # 0 means that the span reports no tokens, so the next span of the call is asked.
         "n_prompt_tokens": sum(next((s.n_prompt_tokens for s in call if s.n_prompt_tokens), 0) for call in calls),
         "n_completion_tokens": sum(
             next((s.n_completion_tokens for s in call if s.n_completion_tokens), 0) for call in calls

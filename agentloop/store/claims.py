@@ -1,8 +1,8 @@
-"""A worker's side of the units: it claims some, says that it lives, and commits, hands back or loses them.
+"""The worker's side of the units: a worker claims units, sends heartbeats, and commits, hands back or loses units.
 
 A claim raises the unit's epoch. Effects are written only after the unit was marked as done under the epoch of the
 claim, in the same transaction, so each unit has its effects once, whoever else works on it. The lease of a unit is the
-heartbeat of its worker. Only the database's clock counts.
+heartbeat of its worker. Only the database's clock counts, because the clocks of machines differ.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from agentloop.types import RunEnd, Unit, UnitState
 from agentloop.types.unit import NOTHING, units_before
 
 MAX_DEATHS = 3
-"""Workers that may die while they do a unit; after that it is dead."""
+"""Number of workers that may die while they do a unit; after that it is dead."""
 SUSPECT = MAX_DEATHS - 1
-"""Deaths after which a worker does only one such unit at a time: of those that it did together, one is to blame."""
+"""Deaths after which a worker does only one such unit at a time, so that the next death blames a single unit."""
 MAX_DEATHS_OF: Mapping[str, int] = MappingProxyType({"drive": 30})
-"""The same for kinds whose units take days, in which workers come and go. Only deaths without progress count
+"""MAX_DEATHS of kinds whose units take days, during which workers come and go. Only deaths without progress count
 (`Units.forgive_unit`)."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Pause after the first failure of infrastructure, which doubles with each one, and its maximum, in seconds."""
@@ -46,7 +46,7 @@ KEEP_GONE_S = 86400.0
 
 
 class WorkerCard(NamedTuple):
-    """What a worker says of itself."""
+    """The description that a worker registers with."""
 
     id: str
     host: str
@@ -80,7 +80,7 @@ class Claimed(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Tells one claim from all others."""
+        """Identifies one claim."""
         return self.number, self.epoch
 
 
@@ -111,7 +111,7 @@ class HandBack(StrEnum):
     unable = "unable"
     """The worker lacks something that the unit needs, and another one may have it. It does not count."""
     infrastructure = "infrastructure"
-    """What the unit needs has failed. It counts, and too many of them make the unit dead."""
+    """A service that the unit needs has failed. It counts, and too many failures make the unit dead."""
     mistake = MISTAKE
     """Only a person can fix it: the unit is dead at once."""
 
@@ -125,7 +125,7 @@ class Returned(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """What a worker learns when it says that it lives."""
+    """The answer to a worker's heartbeat."""
 
     is_draining: bool
     lost: frozenset[tuple[int, int]]
@@ -146,7 +146,7 @@ class Claims:
         self._max_lost = max_lost
         self._was_idle = True
         self._is_wary = False
-        """Whether it may have a suspect."""
+        """True if it may have a suspect. It saves a query in each claim of a worker that has none."""
         self._unknown = frozenset[tuple[int, int]]()
         """Places of claims of this worker that it did not know at its last heartbeat."""
         self._avoided: dict[int, float] = {}
@@ -160,7 +160,7 @@ class Claims:
     # ------------------------------------------------------------------ the worker
 
     def begin(self) -> None:
-        """Make the worker known. Its heartbeat begins."""
+        """Registers the worker. Its heartbeat begins."""
         in_transaction(self._database, self._begin)
 
     def _begin(self, connection: Connection) -> None:
@@ -170,12 +170,13 @@ class Claims:
         ask(connection, _BEGIN, values)
 
     def beat(self, claimed: Collection[Claimed], note: str = "") -> Beat:
-        """Say that the worker lives and still does `claimed`. note: what it waits for, for people."""
+        """Sends a heartbeat of the worker, which still does `claimed`. note: for people, what it waits for."""
 
         def beat(connection: Connection) -> tuple[Beat, frozenset[tuple[int, int]]]:
             rows = ask(connection, _BEAT, (len(claimed), _storable(note), self.card.id))
             if not rows:  # a restored backup does not have it
                 self._begin(connection)
+            # `gone` is undone by the heartbeat itself (_BEAT): a worker that was only slow goes on.
             is_draining = bool(rows) and rows[0][0] == "draining"
             forgotten = self._forgotten(connection, claimed)
             return Beat(is_draining, self._lost(connection, claimed)), forgotten
@@ -184,10 +185,10 @@ class Claims:
         return told
 
     def _forgotten(self, connection: Connection, claimed: Collection[Claimed]) -> frozenset[tuple[int, int]]:
-        """Hand back units of this worker that it does not know: the answer to their claim never arrived.
+        """Hands back units that are leased to this worker without its knowledge: the answer to their claim was lost.
 
-        Returns those that it does not know now. They are handed back with the next heartbeat, because the answer may be
-        on its way.
+        Returns those that are unknown for the first time. They are handed back with the next heartbeat, because the
+        answer may still be on its way.
         """
         unknown = frozenset((number, epoch) for number, epoch in ask(connection, _PLACES, (self.card.id,))) - {
             one.place for one in claimed
@@ -199,7 +200,7 @@ class Claims:
         return unknown - lost
 
     def end(self) -> None:
-        """Hand back what the worker still has, and remove it."""
+        """Hands back the units that the worker still has, and removes the worker."""
 
         def end(connection: Connection) -> None:
             for row in _rows_of(connection, self.card.id):
@@ -226,8 +227,8 @@ class Claims:
     def claim(self, k: int, *, rang: bool = False) -> list[Claimed]:
         """Up to `k` units that this worker can do. Runs get their shares of the slots by their weights.
 
-        Fewer than `k` say that no other unit is ready for this worker now. A worker that others took for dead gets none
-        until its next heartbeat, and one that is to drain none at all. rang: a bell has said that there are some units.
+        Fewer than `k` mean that no other unit is ready for this worker now. A worker that others took for dead gets
+        none until its next heartbeat, and a draining worker none at all. rang: a bell has announced units.
         """
         if self._was_idle and not rang:  # a worker that only looks for units must not keep writers waiting
             with self._database.read() as connection:
@@ -238,7 +239,7 @@ class Claims:
         return claimed
 
     def avoid(self, run: int, seconds: float) -> None:
-        """Claim no unit of this run for some time, because this worker lacks what they need."""
+        """Claims no unit of this run for some seconds, because this worker lacks something that they need."""
         self._avoided[run] = monotonic() + seconds
 
     def _claim(self, connection: Connection, k: int) -> list[Claimed]:
@@ -268,13 +269,14 @@ class Claims:
         return claimed
 
     def _take(self, connection: Connection, queue: int, n: int) -> list[tuple[Any, ...]]:
-        """Rows of up to `n` units of a queue that this worker claims: with what it has, at most one suspect."""
+        """Claims up to `n` units of a queue. Returns their rows. The worker has at most one suspect at a time."""
         if self._is_wary and ask(connection, _MY_SUSPECT, (self.card.id,)):
             return ask(connection, _CLAIM_UNSUSPECTED, (self.card.id, queue, n))
         rows = ask(connection, _CLAIM, (self.card.id, queue, n))
         suspects = sorted((row for row in rows if row[_N_DEATHS] >= SUSPECT), key=_ORDER)
         self._is_wary = bool(suspects)
         for row in suspects[1:]:
+            # Its epoch is higher now, which harms nothing: an epoch only has to differ from earlier claims.
             rows.remove(row)
             ask(connection, _UNCLAIM, (row[0],))
         if len(suspects) > 1:
@@ -282,7 +284,7 @@ class Claims:
         return rows
 
     def _full(self, connection: Connection) -> set[str]:
-        """Single kinds of which this worker has a unit."""
+        """Kinds in `card.single` of which this worker has a unit."""
         if not self.card.single:
             return set()
         return {kind for (kind,) in ask(connection, _MINE, (self.card.id,))}.intersection(self.card.single)
@@ -305,7 +307,7 @@ class Claims:
         return sorted(queues, key=lambda queue: (queue.rank, queue.number))
 
     def _n_leased(self, connection: Connection, runs: Collection[int]) -> dict[int, int]:
-        """Units of these runs that workers do now, of the kinds of this worker."""
+        """Run -> number of its leased units, of the kinds of this worker."""
         n_leased = dict.fromkeys(runs, 0)
         of_runs = ", ".join(str(run) for run in sorted(runs))
         for run, n in ask(connection, f"{_LOADS} q.run IN ({of_runs}) AND q.kind IN ({listed(self.card.kinds)})"):
@@ -342,11 +344,13 @@ class Claims:
         for claimed, effect in finished:
             if effect.attempts:
                 attempts[claimed.project] += effect.attempts
+        # Sorted, so that two workers lock the rows of several projects in one order.
         return [prepare_attempts(self._shared, project, placed) for project, placed in sorted(attempts.items())]
 
     def _finish(
         self, connection: Connection, finished: Sequence[Finished], prepared: Sequence[PreparedAttempts]
     ) -> list[bool]:
+        # Before any effect: the update locks the units, so no other worker claims them while the effects are written.
         counting = self._mark_done(connection, finished)
         counts = [claimed.place in counting for claimed, _ in finished]
         if not all(counts):  # rare: nothing of those that do not count is written, not even a text that others share
@@ -365,7 +369,7 @@ class Claims:
         return counts
 
     def _mark_done(self, connection: Connection, finished: Sequence[Finished]) -> set[tuple[Any, ...]]:
-        """The places of those that count. A worker may have one unit twice, claimed again after its lease had ended."""
+        """The places of those that count. A worker has one unit twice if it claims it again after its lease ended."""
         counting = set[tuple[Any, ...]]()
         for part in chunks(finished):
             values: list[Any] = []
@@ -375,10 +379,11 @@ class Claims:
         return counting
 
     def hand_back(self, returned: Sequence[Returned]) -> None:
-        """Give units up. Those that another worker has by now stay as they are."""
+        """Gives units up. Units that another worker has claimed since stay as they are."""
         reasons = {one.claimed.place: one for one in returned}
 
         def hand_back(connection: Connection) -> None:
+            # Sorted, like every lock on several units: two transactions in different orders would deadlock.
             for part in chunks(sorted({number for number, _ in reasons})):
                 for row in _leased(connection, part):
                     one = reasons.get((row.number, row.epoch))
@@ -392,6 +397,7 @@ class Claims:
         is_dead = why is HandBack.mistake or n_lost >= self._max_lost
         pause_s = 0.0
         if why is HandBack.infrastructure:
+            # 1, 2, 4, ... 60 s: with 5 tries, the default, a fault of 15 s is outlasted.
             pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (n_lost - 1))
         self._put_back(connection, row, is_dead=is_dead, how=why, error=error, n_lost=n_lost, pause_s=pause_s)
 
@@ -407,6 +413,7 @@ class Claims:
         n_deaths: int | None = None,
         pause_s: float = 0.0,
     ) -> None:
+        # Redacted before it is cut: a redactor does not recognise half a secret.
         error = _storable(self._shared.redactor.text(error))[:MAX_ERROR]
         entry = {
             "worker": row.owner, "epoch": row.epoch, "leased_at": str(row.leased_at), "ended_at": str(row.now),
@@ -419,18 +426,21 @@ class Claims:
         ask(connection, _BACK, (state.value, n_lost, n_deaths, pause_s, history, error, is_dead, row.number))
 
     def reap(self) -> int:
-        """Take the units of workers whose heartbeat is older than their lease. Returns the number of units.
+        """Makes the units of workers whose heartbeat is older than their lease ready again. Returns their number.
 
         A unit whose worker died MAX_DEATHS times is dead. The epoch stays, so a worker that was only cut off commits
         what it does if nobody has claimed it since.
         """
+        # Every worker asks often and rarely finds anything; a write transaction would block all others on SQLite.
         with self._database.read() as connection:
             if not ask(connection, _OVERDUE):
                 return 0
 
         def reap(connection: Connection) -> int:
+            # Before the next statement: a heartbeat in the future would never grow older than its lease.
             ask(connection, _SET_BACK)
             ask(connection, "UPDATE worker SET state = 'gone' WHERE state <> 'gone' AND beat_at < {after -lease_s}")
+            # Rows that another reaper has locked are skipped: that reaper puts them back.
             rows = [_Leased(*row) for row in ask(connection, f"{_LEASED} AND {_ORPHANED} {{skip}}")]
             for row in rows:
                 error = f"worker {row.owner} gave no heartbeat any more while it did the unit"
@@ -473,7 +483,7 @@ class _Leased(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Tells one claim from all others."""
+        """Identifies one claim."""
         return self.number, self.epoch
 
 
@@ -487,7 +497,7 @@ _BEAT = (
     "state = CASE WHEN state = 'gone' THEN 'up' ELSE state END WHERE id = $3 RETURNING state"
 )
 _DUE = f"state = 'ready' AND (not_before IS NULL OR not_before <= {{now}} OR not_before > {{after {MAX_PAUSE_S}}})"
-"""Nobody waits longer than the longest pause: a later time is from before the database's clock was set back."""
+"""A unit waits no longer than the longest pause: a later time was written before the clock was set back."""
 _QUEUES = (
     "SELECT q.number, q.project, q.run, q.kind, q.needs, r.weight, r.bundle, "  # noqa: S608
     f"(SELECT rank FROM unit WHERE queue = q.number AND {_DUE} ORDER BY rank, position, number LIMIT 1) "
@@ -502,6 +512,9 @@ _MINE = (
 def _claim_of(which: str) -> str:
     """The statement that claims units of a queue; which: a further condition."""
     return (
+        # Materialised, so that PostgreSQL locks and limits once; a plain subquery may run again for each candidate row.
+        # The state of the worker is read in the same statement, so a worker that was reaped a moment ago claims
+        # nothing.
         "WITH chosen AS MATERIALIZED ("  # noqa: S608
         "SELECT number AS one FROM unit WHERE queue = $2 AND (SELECT state FROM worker WHERE id = $1) = 'up' "
         f"AND {_DUE}{which} ORDER BY rank, position, number LIMIT $3 "
@@ -539,6 +552,8 @@ _N_DEATHS = 8
 @lru_cache(64)
 def _done(n: int) -> str:
     """The statement that marks `n` units as done and returns the numbers of those that count."""
+    # PostgreSQL takes the untyped values of VALUES for text, which equals no number. Both databases call the columns of
+    # VALUES column1, column2, ...
     rows = ", ".join(f"(CAST(${k} AS BIGINT), CAST(${k + 1} AS INTEGER), ${k + 2})" for k in range(1, 3 * n, 3))
     before = listed(units_before(UnitState.done))
     return (
@@ -554,7 +569,7 @@ def _storable(text: str) -> str:
 
 
 def _rows_of(connection: Connection, worker: str) -> list[_Leased]:
-    """What a worker has claimed."""
+    """The leased units of a worker, locked."""
     return [_Leased(*row) for row in ask(connection, f"{_LEASED} AND owner = $1 ORDER BY number {{lock}}", (worker,))]
 
 
@@ -566,6 +581,7 @@ def _leased(connection: Connection, numbers: Sequence[int]) -> list[_Leased]:
 
 def _claimed(queue: _Waiting, rows: Iterable[tuple[Any, ...]]) -> Iterator[Claimed]:
     for number, epoch, key, asks, limit_s, rank, position, n_lost, _ in rows:
+        # A rank is the negative priority, so that an ascending index yields the highest priority first.
         unit = Unit(key, queue.kind, orjson.loads(asks), queue.needs, limit_s, -rank, position)
         yield Claimed(number, epoch, queue.project, queue.run, unit, n_lost, queue.bundle)
 
@@ -580,6 +596,7 @@ def _shares(queues: Sequence[_Waiting], k: int, n_taken: Mapping[int, int]) -> d
         return dict.fromkeys(shares, k)
     weights = {queue.run: queue.weight for queue in queues}
     loads = {(queue.load + n_taken[queue.run] / queue.weight, queue.run) for queue in queues}
+    # A sorted list is a heap. Equal loads are ordered by the number of the run, so the shares can be repeated exactly.
     heap = sorted(loads)
     for _ in range(k):
         load, run = heap[0]

@@ -21,10 +21,12 @@ from agentloop.store.keys import Spent
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Span
 
+# A commit waits for an fsync: 10 ms bound the commits to 100 a second, and add 10 ms to an answer at most.
 WAIT_S = 0.01
 """Minimum number of seconds between the starts of two transactions."""
 MAX_WAITING = 96 << 20
 """Maximum bytes that wait for a commit."""
+# Bounds the memory of a transaction, and the time for which others wait for SQLite's only writer.
 MAX_COMMIT = 2048
 """Maximum rows in one transaction, unless a single item has more."""
 NOTHING: Mapping[str, Spent] = MappingProxyType({})
@@ -79,6 +81,7 @@ class Commits(Generic[Item, Result]):
             self._waiting.append(waiting)
             self._n_rows += n_rows
             self._n_bytes += n_bytes
+            # In between, the thread waits for the clock; waking it for each item would cost a switch of threads.
             if len(self._waiting) == 1 or self._n_rows >= MAX_COMMIT:
                 self._changed.notify()
         # Shielded, because the rows of a client that disconnects may be in a transaction already.
@@ -96,7 +99,9 @@ class Commits(Generic[Item, Result]):
     def _run(self) -> None:
         next_at = 0.0
         while waiting := self._take(next_at):
+            # Measured from the start, so a commit that takes longer than WAIT_S is followed by the next one at once.
             next_at = time.monotonic() + WAIT_S
+            # One transaction for each project, because a batch of bodies belongs to one project (`SharedBodies.batch`).
             for project in dict.fromkeys(one.project for one in waiting):
                 self._commit(project, [one for one in waiting if one.project == project])
 
@@ -126,11 +131,14 @@ class Commits(Generic[Item, Result]):
         except BaseException as error:  # a thread that ended here would let everyone wait for ever
             problem = error
         self.n_commits += 1
+        # A StoreError is about the store, such as a full disk: repeating each item alone would fail the same way,
+        # slowly.
         is_of_rows = isinstance(problem, AttemptConflict) or not isinstance(problem, StoreError)
         if problem and len(batch) > 1 and is_of_rows:
             for one in batch:  # one item has rows that the store rejects: the others must not fail with it
                 self._commit(project, [one])
             return
+        # Only now: bytes that are being written occupy memory as much as bytes that wait.
         with self._changed:
             self._n_bytes -= sum(one.n_bytes for one in batch)
         for one, result in zip(batch, results, strict=True):

@@ -13,7 +13,7 @@ from agentloop.store.tables import TraceRow
 
 CostBy = Literal["version", "task", "model", "day"]
 MAX_SUMMED = 200_000
-"""Newest traces of a project that sums are about."""
+"""Number of the newest traces of a project that sums include."""
 _KEY = col(TraceRow.key)
 _TOKENS = col(TraceRow.n_prompt_tokens) + col(TraceRow.n_completion_tokens)
 _VALUES: dict[str, Any] = {
@@ -47,7 +47,7 @@ class CostSums:
     _database: Database
 
     def begin_of_sums(self, project: str) -> int:
-        """The key after which the traces are that sums are about; 0 for all."""
+        """The key of the newest trace that sums leave out; 0 if they include all."""
         query = select(_KEY).where(col(TraceRow.project) == project).order_by(_KEY.desc())
         with self._database.read() as connection:
             return connection.execute(query.offset(MAX_SUMMED).limit(1)).scalar() or 0

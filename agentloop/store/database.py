@@ -37,7 +37,7 @@ FOLDER = "traces"
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 ASKED_S = 0.05
-"""Seconds after which `Database.is_file_locked` of another process has certainly let go of the lock."""
+"""Seconds after which `Database.is_file_locked` of another process has certainly released the lock."""
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +53,7 @@ class Database:
             self.engine = sqlite_engine(Path(where), timeouts)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         self.name = str(self.path) if self.path else without_password(self.engine.url)
+        # Derived once: each call of `execution_options` makes a new engine object.
         self._writing = self.engine.execution_options(agentloop_write=WRITES)
         self.fences: dict[str, str] = {}
         """Leases on a server, with their owners, that this process must still hold whenever it writes (`lease.py`)."""
@@ -73,6 +74,7 @@ class Database:
         elif folder.name == FOLDER:
             _restrict(folder, PRIVATE_FOLDER)
         if not self.path.exists():
+            # Before SQLite creates it: SQLite would use the umask, and the file could be read for a moment.
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, PRIVATE_FILE))
         mode = _restrict(self.path, PRIVATE_FILE)
         for suffix in ("-wal", "-shm"):  # SQLite gives new ones the mode of the file
@@ -133,6 +135,8 @@ class Database:
         transaction ends."""
         self.check_units(connection)
         for project, owner in self.fences.items():
+            # A shared lock: the writers of this process do not wait for each other, but whoever takes the lease waits
+            # for them.
             rows = run(connection, "SELECT owner FROM lease WHERE project = $1 FOR SHARE", (project,))
             if rows != [(owner,)]:
                 other = rows[0][0].rpartition(" (")[0] if rows else "another process"
@@ -142,7 +146,8 @@ class Database:
                 )
 
     def check_units(self, connection: Connection) -> None:
-        """Raises LeaseLost unless the claims of all `units` go on. Nobody can end them until the transaction ends."""
+        """Raises LeaseLost unless the claims of all `units` hold. Nobody can end them until the transaction ends."""
+        # SQLite has one writer at a time, and no row locks.
         lock = "?" if self.is_sqlite else "$1 FOR SHARE"
         for number, epoch in self.units.items():
             rows = run(connection, f"SELECT epoch, state FROM unit WHERE number = {lock}", (number,))  # noqa: S608
@@ -167,6 +172,7 @@ class Database:
         assert self.path is not None  # noqa: S101
         try:
             with self.path.with_suffix(".lock").open() as handle:
+                # Shared, so that processes that only ask do not see each other as owners. Closing the file releases it.
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -177,6 +183,7 @@ class Database:
     def _lock_file(self, held: ExitStack, path: Path) -> None:
         path.touch(PRIVATE_FILE)
         _restrict(path, PRIVATE_FILE)
+        # Not "w": opening must not erase the process id of the owner, which the message below quotes.
         handle = held.enter_context(path.open("a+"))
         try:
             _lock_now(handle)
@@ -187,6 +194,7 @@ class Database:
             ) from None
         handle.truncate(0)
         handle.write(str(os.getpid()))
+        # The process that is refused reads the id while this one still runs.
         handle.flush()
 
     @contextmanager
@@ -198,6 +206,7 @@ class Database:
             problem = str(error.orig).strip().partition("\n")[0]
             raise StoreError(f"{self.name}: {problem}; {_remedy(problem, self.path is None)}") from error
         except OSError as error:
+            # A StoreError of ours is an OSError, too, and already has its next move.
             if isinstance(error, AgentLoopError):
                 raise
             raise StoreError(

@@ -1,7 +1,7 @@
 """A Trace as a document whose messages and results are shared bodies: the storage form of imported traces.
 
-In the head, `{"$": n}` refers to the n-th body, as in a span's head. A head has three lines, so that whoever needs the
-steps does not parse what had no place in them, which is most of a large log; older heads have all in one line.
+In the head, `{"$": n}` refers to the n-th body, as in a span's head. A head has three lines, so that a reader of the
+steps does not parse what had no place in them, which is most of a large log; older heads have everything in one line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agentloop.types import Imported, Trace
 
 Facets = set[tuple[str, str]]
 Resolve = Callable[[dict[str, Any]], None]
-"""Puts the bodies of a part of a trace in the place of the references to them."""
+"""Replaces the references in a part of a trace by their bodies."""
 
 
 def split(imported: Imported) -> tuple[bytes, list[bytes]]:
@@ -35,6 +35,7 @@ def trace_of(head: bytes) -> dict[str, Any]:
 
 def worth_of(head: bytes) -> dict[str, Any]:
     """The `scores` and the `verdict` in a head, as plain JSON."""
+    # The second line, or the only line of an older head.
     worth: dict[str, Any] = orjson.loads(head.split(b"\n", 2)[:2][-1])
     return worth
 
@@ -69,7 +70,7 @@ def references(part: dict[str, Any]) -> set[int]:
 
 
 def resolve(part: dict[str, Any], body: Callable[[int], bytes]) -> None:
-    """Put the bodies of a part in the place of the references to them."""
+    """Replaces the references in a part of a trace by their bodies."""
     _exchange(part, lambda reference: orjson.loads(body(reference["$"])))
 
 
@@ -89,6 +90,7 @@ def _exchange(trace: dict[str, Any], turn: Callable[[Any], Any]) -> None:
     trace["messages"] = [turn(message) for message in trace["messages"]]
     for step in trace["steps"]:
         step["heard"] = [turn(message) for message in step["heard"]]
+        # Older heads have no `context`.
         step["context"] = [turn(message) for message in step.get("context", ())]
         step["completion"]["message"] = turn(step["completion"]["message"])
         step["results"] = [turn(result) for result in step["results"]]
@@ -113,6 +115,7 @@ def columns(trace: Trace) -> tuple[dict[str, Any], Facets]:
         "agent": trace.agent,
         "model": next((step.model for step in completions if step.model), None),
         "stop_reason": trace.stop_reason.value,
+        # Steps and calls of tools are those of the main agent; errors, tokens and costs include its sub-agents.
         "n_steps": len(trace.steps),
         "n_tool_calls": sum(len(step.completion.message.tool_calls) for step in trace.steps),
         "n_errors": sum(not result.ok for step in steps for result in step.results),

@@ -31,7 +31,7 @@ class EndpointFacts(NamedTuple):
     age_s: float
     """Seconds since its last heartbeat."""
     lease_s: float
-    """Age of its heartbeat at which nobody calls it any more."""
+    """Age of its heartbeat in seconds from which it gets no more calls."""
 
     @property
     def is_silent(self) -> bool:
@@ -46,12 +46,12 @@ class EndpointRows:
     _database: Database
 
     def beat_endpoint(self, url: str, models: Sequence[str], *, host: str, lease_s: float, note: str = "") -> None:
-        """A server says that it lives, and which models it has."""
+        """Records the heartbeat of a server, and the models that it has."""
         values = (self.project, url, host, " ".join(sorted(models)), note, lease_s)
         in_transaction(self._database, lambda connection: ask(connection, _BEAT, values))
 
     def end_endpoint(self, url: str) -> None:
-        """A server ends."""
+        """Removes a server, and rows of servers that died more than KEEP_S ago."""
         with self._database.write() as connection:
             ask(connection, "DELETE FROM endpoint WHERE project = $1 AND url = $2", (self.project, url))
             ask(connection, _FORGET, (self.project, KEEP_S))
@@ -64,6 +64,7 @@ class EndpointRows:
                 "SELECT url, host, models, note, beat_at, lease_s FROM endpoint WHERE project = $1 ORDER BY url",
                 (self.project,),
             )
+            # By the same clock as the heartbeats: the clocks of two machines may differ by more than a lease.
             [[moment]] = ask(connection, "SELECT {now}")
         return [
             EndpointFacts(url, host, tuple(models.split()), note, age_s(moment, beat_at), lease_s)

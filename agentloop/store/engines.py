@@ -20,7 +20,7 @@ WRITES = "writes"
 REMOVES = "removes"
 """Kinds of transactions that write."""
 WAIT = "agentloop_wait_s"
-"""Execution option of a transaction that waits only so many seconds for others."""
+"""Name of the execution option with the maximum seconds for which a transaction waits for others."""
 
 
 PING_AFTER_S = 5.0
@@ -42,20 +42,25 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 
 def sqlite_engine(path: Path, timeouts: Timeouts) -> Engine:
-    # Made from its parts, because in a URL that is written out a `?` in the path would begin the options.
+    # Built from its parts: in a URL as text, a `?` in the path would begin the options.
     engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": timeouts.lock_s})
 
     @event.listens_for(engine, "connect")
     def _pragmas(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # the driver would begin and commit on its own account
-        if not connection.execute("PRAGMA page_count").fetchone()[0]:  # it is a write: who reads would wait for others
+        connection.isolation_level = None  # else the driver itself begins and commits, and `_begin` could not choose
+        # Only possible before the first table. It is a write: on an existing file, a reader would wait for writers.
+        if not connection.execute("PRAGMA page_count").fetchone()[0]:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         for pragma in (
             f"busy_timeout = {round(1000 * timeouts.lock_s)}",
             "journal_mode = WAL",
+            # NORMAL would sync only at checkpoints in WAL mode, and a power cut could take back what was acknowledged.
             "synchronous = FULL",
+            # In pages of 4 KiB: 16 MiB, so a busy writer has a quarter of the checkpoints of the default, 1,000.
             "wal_autocheckpoint = 4000",
+            # 64 MiB: a checkpoint that a long reader delayed must not leave the file large for ever.
             "journal_size_limit = 67108864",
+            # Negative: KiB, so 16 MiB for each connection.
             "cache_size = -16384",
             "temp_store = MEMORY",
         ):
@@ -63,7 +68,7 @@ def sqlite_engine(path: Path, timeouts: Timeouts) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        # A writer says so at once: one that has read first could not wait for another writer any more.
+        # A writer takes the lock at once: after a read, SQLite refuses the lock instead of waiting for another writer.
         options = connection.get_execution_options()
         begin = "BEGIN IMMEDIATE" if options.get("agentloop_write") else "BEGIN"
         if WAIT not in options:
@@ -72,7 +77,7 @@ def sqlite_engine(path: Path, timeouts: Timeouts) -> Engine:
         run(connection, f"PRAGMA busy_timeout = {round(1000 * options[WAIT])}")
         try:
             run(connection, begin)
-        finally:  # the connection goes back to the pool
+        finally:  # the pool gives the connection to others, who wait as long as usual
             run(connection, f"PRAGMA busy_timeout = {round(1000 * timeouts.lock_s)}")
 
     return engine
@@ -84,12 +89,13 @@ def without_password(url: URL) -> str:
 
 
 def _postgresql(url: URL, timeouts: Timeouts) -> Engine:
-    # A pooler between us and the server may give each transaction another session: nothing is prepared or set in one.
+    # A pooler before the server may give each transaction another session, so nothing is prepared or set in a session.
     connect = {
         "prepare_threshold": None,
-        "autocommit": True,  # the driver would begin in a round trip of its own; `_begin` does
+        "autocommit": True,  # the driver would spend a round trip on BEGIN; `_begin` sends it with the settings
         "connect_timeout": max(2, round(timeouts.connect_s)),  # libpq takes no less
-        "tcp_user_timeout": round(1000 * (timeouts.statement_s + timeouts.connect_s)),  # of a cut connection
+        # A connection that was cut without a word: the kernel would otherwise retransmit for a quarter of an hour.
+        "tcp_user_timeout": round(1000 * (timeouts.statement_s + timeouts.connect_s)),
     }
     engine = create_engine(url, connect_args={name: value for name, value in connect.items() if name not in url.query})
     limits = ", ".join(
@@ -102,6 +108,7 @@ def _postgresql(url: URL, timeouts: Timeouts) -> Engine:
     )
     locks = {
         None: "",
+        # Writers exclude removers, not each other: a body that a writer found must not be removed before it is linked.
         WRITES: f", pg_advisory_xact_lock_shared({BODY_LOCK})",
         REMOVES: f", pg_advisory_xact_lock({BODY_LOCK})",
     }
@@ -120,7 +127,7 @@ def _postgresql(url: URL, timeouts: Timeouts) -> Engine:
 
     @event.listens_for(engine, "checkout")
     def _ping(connection: Any, record: Any, _: Any) -> None:
-        # A connection that was idle may have been cut; asking each time would cost as much as a statement.
+        # A connection that was idle may have been cut. A check before each use would cost as much as a statement.
         if time.monotonic() - record.info.get("used_at", math.inf) > PING_AFTER_S:
             try:
                 engine.dialect.do_ping(connection)

@@ -20,9 +20,9 @@ from agentloop.store.statements import insert_rows
 from agentloop.store.tables import Key
 
 ALL = "all"
-"""Key of runs that are numbered whatever their question."""
+"""Key of runs that are numbered across all questions."""
 MAX_CLASHES = 100
-"""Maximum number of times that others may take a number first. Each time, one of them has begun a run."""
+"""Maximum number of times that other processes may take a number first. Each clash means that another run began."""
 
 
 class EvidenceRow(SQLModel, table=True):
@@ -140,6 +140,7 @@ class EvidenceLog:
     def outcomes(self) -> list[StoredOutcome]:
         """The outcomes in the order in which they count, followed by those that do not count yet."""
         columns = [getattr(OutcomeRow, name) for name in StoredOutcome._fields]
+        # The databases disagree on where NULL sorts; outcomes that do not count yet come last on both.
         order = (col(OutcomeRow.position).is_(None), col(OutcomeRow.position), col(OutcomeRow.key))
         query = select(*columns).where(*self._of(OutcomeRow)).order_by(*order)
         with self._database.read() as connection:
@@ -164,6 +165,7 @@ class EvidenceLog:
         with self._database.write(within=within) as connection:
             for task_id, side, trial in waited:
                 same = {"task_id": task_id, "side": side, "trial": trial, "position": None}
+                # `position` is NULL here, and NULL equals nothing.
                 where = [col(getattr(OutcomeRow, name)).is_not_distinct_from(value) for name, value in same.items()]
                 connection.execute(delete(OutcomeRow).where(*self._of(OutcomeRow), *where))
             for table, names, rows in (
@@ -171,6 +173,8 @@ class EvidenceLog:
                 ("look", StoredLook._fields, looks),
             ):
                 own: list[tuple[Any, ...]] = [(*self._mine.values(), *row) for row in rows]
+                # A look follows from its outcomes, so two processes compute equal ones; a second outcome at one
+                # position is an error.
                 insert_rows(connection, table, (*self._mine, *names), own, ignore=table == "look")
 
     def restate(self, about: dict[str, object], *, within: Connection | None = None) -> None:
@@ -223,6 +227,7 @@ def begin_next(
             # In a savepoint, so that a clash leaves the rest of the transaction. The other process has then committed.
             with suppress(IntegrityError), session.begin_nested():
                 return EvidenceLog(database, _next(session, project, kind, question, about))
+        # The last try raises the clash.
         return EvidenceLog(database, _next(session, project, kind, question, about))
 
 
@@ -234,6 +239,7 @@ def _next(
     about: Callable[[Sequence[dict[str, Any]]], dict[str, Any]],
 ) -> EvidenceRow:
     mine = (col(EvidenceRow.project) == project, col(EvidenceRow.kind) == kind)
+    # After a clash the session still holds the old rows; populate_existing reads them again.
     query = select(EvidenceRow).where(*mine).order_by(col(EvidenceRow.number)).execution_options(populate_existing=True)
     rows = list(session.scalars(query))
     row = next((row for row in rows if row.about["question"] == question and row.verdict is None), None)
@@ -249,6 +255,7 @@ def _next(
             started_at=datetime.now(UTC),
         )
         session.add(row)
+        # Now, so that a clash is raised within the savepoint.
         session.flush()
     return row
 

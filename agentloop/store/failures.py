@@ -30,7 +30,7 @@ PAGE = 2000
 _OF_CALLS = ("call.", "infra.tool_timeout")
 """Prefixes of types that always belong to a call."""
 _OF_STEPS = ("obs.", "plan.", "infra.", "outcome.unsafe_action", "outcome.reward_hack")
-"""Prefixes of types that belong to a call if the step has one. A failure of the whole run is no tool's fault."""
+"""Prefixes of types that belong to a call if the step has one. No tool is at fault for a failure of the whole run."""
 OUTCOMES = ("failure", "label", "reward", "state")
 """Filter keys that select failures. All other keys select the traces that a rate is a share of."""
 _COLUMNS = {
@@ -142,6 +142,7 @@ class Failures:
         keys = select(col(TraceRow.key)).where(*self._about(filter, project)).order_by(col(TraceRow.key))
         after = 0
         while True:
+            # The end of a page is read first, so that a page has whole traces: a limit on labels could cut one apart.
             page = keys.where(col(TraceRow.key) > after).offset(PAGE - 1).limit(1)
             with self._database.read() as connection:
                 last = connection.execute(page).scalar()
@@ -159,7 +160,7 @@ class Failures:
             after = last
 
     def begin_of_failures(self, filter: str, *, project: str, newest: int) -> int:
-        """The key after which the newest failed traces are, `newest` at most; 0 if there are no others.
+        """The key of the newest failed trace that is not among the `newest` newest ones; 0 without one.
 
         Raises ConfigError.
         """
@@ -169,7 +170,7 @@ class Failures:
             return connection.execute(query).scalar() or 0
 
     def passed(self, tasks: Collection[str], *, project: str) -> dict[str, str]:
-        """Task -> id of the newest trace that passed it; missing where none did."""
+        """Task -> id of the newest trace that passed it, for tasks that were passed."""
         newest = select(func.max(col(TraceRow.key))).where(
             col(TraceRow.project) == project, col(TraceRow.task_id).in_(tasks), _won, col(TraceRow.superseded).is_(None)
         )
@@ -205,6 +206,7 @@ class Failures:
 def without_outcomes(filter: str) -> str:
     """The terms of a filter that select traces, not failures."""
     terms = parse(filter)
+    # The text between the terms is kept as written, so quotes and escapes need not be written again.
     edges = [*(term.at - 1 for term in terms), len(filter)]
     positions = (n for n, term in enumerate(terms) if term.key not in OUTCOMES)
     return "".join(filter[edges[n] : edges[n + 1]] for n in positions).strip()
@@ -229,6 +231,7 @@ def _tools(connection: Any, rows: Sequence[FailureLabel]) -> dict[tuple[int, int
         )
         for key, tool in connection.execute(mine.order_by(col(FacetRow.value))):
             facets.setdefault(key, []).append(tool)
+    # A trace with a single tool needs no body, and no decompression.
     alone = [row for row in at_step if len(facets.get(row.key, ())) == 1 and row.type.startswith(_OF_CALLS)]
     named = {(row.key, row.step): facets[row.key][0] for row in alone}
     several = [row for row in at_step if row.key in facets and (row.key, row.step) not in named]
@@ -260,6 +263,7 @@ def _named(connection: Any, rows: Sequence[FailureLabel]) -> dict[tuple[int, int
             message, *results = (orjson.loads(data[keys[part["$"]]]) if "$" in part else part for part in parts)
             if tool := _at_fault(row, message, results):
                 tools[row.key, row.step] = tool
+        # Spans are not numbered by step, so the tool is known only if a single one had errors.
         tools.update(_of_spans(connection, [row for key in spans for row in of[key]]))
     return tools
 
@@ -276,6 +280,7 @@ def _at_fault(row: FailureLabel, message: Any, results: Sequence[Any]) -> str | 
     for call in calls:
         if quote and (quote in call["arguments"] or quote in came.get(call["id"], {}).get("content", "")):
             return str(call["name"]) or None
+    # A call without a result counts as not failed: nothing says how it ended.
     failed = (call for call in calls if not came.get(call["id"], {}).get("ok", True))
     call = next(failed, calls[0] if calls else None)
     return str(call["name"]) or None if call else None

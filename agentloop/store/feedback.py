@@ -90,6 +90,7 @@ class Feedbacks:
         """Id of an episode's trace. Raises NoSuchTrace, and StateError if the episode has several."""
         query = select(col(TraceRow.id)).where(col(TraceRow.project) == project, col(TraceRow.episode_id) == episode)
         with self._database.read() as connection:
+            # One more than the message shows; an episode may have thousands.
             ids = list(connection.execute(query.order_by(col(TraceRow.key)).limit(4)).scalars())
         if not ids:
             raise NoSuchTrace(f"no trace of episode {episode!r} in project {project!r}; send a call of it first")
@@ -107,6 +108,7 @@ def put_feedback(
     rows: list[dict[str, Any]] = []
     n_rewards = 0
     for item in items:
+        # Redacted before it is cut: a redactor does not recognise half a secret.
         source = storable(redactor.text(item.source))[:MAX_SOURCE]
         row = item._asdict() | {
             "trace_key": key,
@@ -127,6 +129,7 @@ def _becomes_reward(
     if item.is_self_reported or item.score is None or not 0 <= item.score <= 1:
         return False
     query = select(col(TraceRow.reward_state)).where(col(TraceRow.key) == key)
+    # Infrastructure lost the episode, so no score can say how good the agent was.
     if connection.execute(query).scalar_one() == RewardState.infra_failed:
         return False
     try:
@@ -137,6 +140,7 @@ def _becomes_reward(
     before = last_verdict(connection, key)
     verdict = Verdict(trace_id=trace_id, state=RewardState.scored, reward=item.score)
     if before is not None:
+        # Scores and failures of the earlier verdict stay; only the reward changes.
         verdict = before.verdict.model_copy(update={"state": RewardState.scored, "reward": item.score})
     append(connection, shared, New(key, verdict, None, API, why))
     return True
@@ -147,6 +151,7 @@ def evaluations(span: Span, trust: Collection[str]) -> list[TraceFeedback]:
 
     trust: sources whose scores do not count as self-reported.
     """
+    # A search in bytes: parsing each head would cost more than storing the span.
     if span.name != _EVENT and _MARK not in span.head:
         return []
     head: dict[str, Any] = orjson.loads(span.head)
@@ -165,6 +170,7 @@ def _results(name: str, head: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _evaluation(attributes: Mapping[str, Any], trust: Collection[str]) -> TraceFeedback:
     value = attributes.get("gen_ai.evaluation.score.value")
     score = None
+    # A bool is an int in Python; JSON parsers accept numbers that overflow to infinity.
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         score = float(value)
     texts = (attributes.get(f"gen_ai.evaluation.{name}") for name in ("score.label", "explanation"))

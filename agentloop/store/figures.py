@@ -55,6 +55,7 @@ class FigureRows:
             connection.execute(delete(FigureRow).where(*mine, col(FigureRow.step) >= step if anew else is_replaced))
             at = stored_time(connection, datetime.now(UTC))
             rows = [
+                # SQLite turns NaN into NULL by itself and stores infinity; NULL stands for both, in both databases.
                 (self.project, version, step, name, float(value) if math.isfinite(value) else None, at)
                 for name, value in figures.items()
             ]

@@ -17,6 +17,7 @@ MAX_PAGE = 1000
 """Maximum number of traces on one page."""
 PAGE = 200
 """Number of traces that `every` reads at once."""
+# Bodies are most of a row, and no list shows them.
 LISTED = columns(TraceRow, without=("body", "bodies"))
 
 
@@ -38,7 +39,9 @@ def find(database: Database, project: str | None, filter: str, cursor: str | Non
     if cursor is not None:
         query = query.where(col(TraceRow.key) < key_of(cursor))
     with database.read() as connection:
+        # One row more tells whether there is a next page.
         rows: Any = connection.execute(query.order_by(col(TraceRow.key).desc()).limit(limit + 1)).mappings().all()
+    # Not validated: the values come from the columns of the table itself.
     traces = [TraceSummary.model_construct(**row) for row in rows[:limit]]
     return TracePage(traces, str(traces[-1].key) if len(rows) > limit else None)
 
@@ -68,6 +71,7 @@ def named(database: Database, project: str | None, prefix: str) -> TraceSummary:
     """
     query = select(*LISTED) if project is None else select(*LISTED).where(col(TraceRow.project) == project)
     of_id = col(TraceRow.id)
+    # From the most exact to the widest; the first condition that matches anything decides.
     terms = (
         of_id == prefix,
         of_id.startswith(prefix, autoescape=True),
@@ -102,6 +106,7 @@ def rows_where(database: Database, query: Any, project: str | None, filter: str)
 
 def key_of(cursor: str) -> int:
     """The key of a trace that a cursor names. Raises ConfigError."""
+    # Fewer than 19 digits fit into 64 bits. isdigit alone accepts digits of other scripts.
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
         raise ConfigError(f"cursor: {cursor!r} is none of this store; leave it out to begin with the newest trace")
     return int(cursor)

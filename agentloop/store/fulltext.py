@@ -1,4 +1,4 @@
-"""Full-text search over bodies: FTS5 in SQLite, tsvector with GIN in PostgreSQL, both in `body_text`.
+"""Full-text search over bodies: FTS5 in SQLite, tsvector with GIN in PostgreSQL, both in the table `body_text`.
 
 A search finds traces with a body that contains all words; words quoted together must follow each other.
 """
@@ -27,11 +27,14 @@ from agentloop.store.statements import chunks, run
 PART = 200_000
 """Maximum number of characters of one row in PostgreSQL, where a tsvector is limited to a megabyte."""
 
+# Letters and digits in lower case, a space for any other byte: what unicode61 of FTS5 makes of ASCII.
 _ASCII = bytes(ord(chr(c).lower()) if chr(c).isascii() and chr(c).isalnum() else ord(" ") for c in range(256))
 _ACCENTS = re.compile("[\u0300-\u036f]")
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
 
 CREATE_SQLITE = (
+    # Without content: the bodies are already in `body`, compressed, so a removal must repeat the words
+    # (`bodies.words`).
     "CREATE VIRTUAL TABLE body_text USING fts5(words, content='', tokenize='unicode61')",
     # Fewer merges than the default of 4: they are a third of the cost of a write.
     "INSERT INTO body_text(body_text, rank) VALUES ('automerge', 16)",
@@ -87,6 +90,7 @@ def _folded(text: str) -> str:
     """
     if text.isascii():  # thirty times as fast
         return text.encode().translate(_ASCII).decode()
+    # unicode61 removes accents by default, so `café` and `cafe` are one word in both databases.
     text = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", text)))
     return _BETWEEN_WORDS.sub(" ", text).lower()
 
@@ -95,6 +99,7 @@ def _parts(text: str) -> list[str]:
     """Parts of at most PART characters, cut between words if possible."""
     parts = []
     while len(text) > PART:
+        # The search for a space ends at half a part, so that each part makes progress.
         cut = text.rfind(" ", PART // 2, PART)
         cut = PART if cut < 0 else cut
         parts.append(text[:cut])

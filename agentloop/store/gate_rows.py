@@ -93,7 +93,7 @@ class GateRows:
     _shared: SharedBodies
 
     def put_sent_gate(self, sent: SentEvidence) -> None:
-        """Stores a gate that was sent, in one transaction, in place of what was sent of it before."""
+        """Stores a gate that was sent, in one transaction. Replaces what was sent of it before."""
         clean = self._shared.redactor.text
         mine = {"project": self.project, "evidence": sent.id}
         outcomes = [(*mine.values(), *row._replace(body=clean(row.body))) for row in sent.outcomes]
@@ -123,7 +123,7 @@ class GateRows:
         return GatePage(gates, int(n_all))
 
     def gates_of(self, sha256: str, name: str) -> list[StoredGate]:
-        """Comparisons whose candidate is a version, newest first. name: of it, such as `v3`."""
+        """Comparisons whose candidate is a version, newest first. name: the name of the version, such as `v3`."""
         mine = (col(EvidenceRow.project) == self.project, col(EvidenceRow.kind).in_(KINDS))
         about = col(EvidenceRow.about)
         same = or_(about["candidate"].as_string() == sha256, _HEADER["candidate"].as_string() == name)
@@ -141,7 +141,7 @@ class GateRows:
         return _gate(row) if row is not None else None
 
     def last_looks(self, ids: Collection[str]) -> dict[str, StoredLook]:
-        """Comparison -> the last look at its first suite; without those that have none."""
+        """Comparison -> the last look at its first suite, for comparisons that have one."""
         newest = (
             select(col(LookRow.evidence), func.max(col(LookRow.number)).label("number"))
             .where(col(LookRow.project) == self.project, col(LookRow.evidence).in_(ids))
@@ -156,6 +156,7 @@ class GateRows:
             .order_by(col(LookRow.suite).desc())
         )
         with self._database.read() as connection:
+            # Suites descend, so the first one is the last to be written into the dictionary.
             return {row[0]: StoredLook(*row[1:]) for row in connection.execute(query)}
 
     def thinned_looks(self, id: str, most: int) -> dict[str, list[StoredLook]]:
@@ -170,6 +171,7 @@ class GateRows:
         with self._database.read() as connection:
             ends = select(col(LookRow.suite), func.max(number), func.max(col(LookRow.e_fail)))
             for suite, last, highest in list(connection.execute(ends.where(*mine).group_by(col(LookRow.suite)))):
+                # Rounded up, so that there are not more than about `most` looks.
                 step = max(1, -(-last // most))
                 is_drawn = or_(number % step == 0, number == last, col(LookRow.e_fail) == highest)
                 query = select(*columns).where(*mine, col(LookRow.suite) == suite, is_drawn).order_by(number)
@@ -185,6 +187,7 @@ class GateRows:
 
     def trial_rows(self, id: str) -> list[TrialRow]:
         """The outcomes of a comparison that count, in their order."""
+        # Details are shown of failures only, so the body of a full reward need not leave the database.
         full = (col(OutcomeRow.reward) == 1.0, None)
         body = case(full, else_=col(OutcomeRow.body)).label("body")
         columns: list[Any] = [getattr(OutcomeRow, name) for name in TrialRow._fields[:-1]]

@@ -1,7 +1,7 @@
 """The history of verdicts on traces. No verdict is overwritten; each has a time and a name.
 
-The tables `score`, `label` and `trace` have the current state, for search. The table `verdict` has every verdict ever
-given.
+The tables `score`, `label` and `trace` have the current state, for search. The table `verdict` has every verdict that
+was ever given.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ class History:
         """Stores verdicts in one transaction. A verdict that equals the last one adds nothing to the history."""
         with self._database.write(within=within) as connection:
             changed = replace_verdicts(connection, self._shared, new)
+            # Only verdicts that changed: rewriting a body costs a decompression and a compression.
             rewrite(connection, self._shared, changed)
 
     def clean(self, verdict: Verdict) -> Verdict:
@@ -174,6 +175,7 @@ class History:
             row = connection.execute(select(*columns(TraceRow)).where(col(TraceRow.key) == key)).one()
             before = read_verdict(connection, row)
             mine = [one for one in before.failures if one.detector == failure.detector]
+            # A repeated request adds nothing to the history.
             if mine == [failure]:
                 return False
             connection.execute(
@@ -195,6 +197,7 @@ class History:
         )
         with self._database.read() as connection:
             rows = list(connection.execute(query.order_by(col(LabelRow.given_at), col(LabelRow.detector))))
+        # Rows are ordered by time, so the newest label of a trace overwrites the others.
         newest = {row.id: _label(row) for row in rows}
         return list(newest.items())
 
@@ -244,6 +247,7 @@ class History:
         queries = {
             "disputed": mine.where(state == "disputed").order_by(newest),
             "waiting": mine.where(state == "unscored", waits).order_by(newest),
+            # By id, not by time: ids are random, so the sample is one of all traces.
             "sampled": mine.where(state == "scored", ~labelled).order_by(col(TraceRow.id)).limit(sample),
         }
         with self._database.read() as connection:
@@ -265,6 +269,7 @@ class History:
             for part in chunks(sorted(ids)):
                 scores = select(*columns(ScoreRow)).where(col(ScoreRow.trace_key).in_(part))
                 rows = list(connection.execute(scores.order_by(col(ScoreRow.given_at))))
+                # Rows are ordered by time, so the last person counts.
                 gold = {row.trace_key: row.value for row in rows if row.verifier == HUMAN and row.value is not None}
                 for row in rows:
                     if row.verifier != HUMAN and row.value is not None:

@@ -19,7 +19,7 @@ EVER_MADE = "keys_ever_made"
 
 
 LINK_SIGNATURES = "link_secret"
-"""Name of the setting that signs read-only links."""
+"""Name of the setting with the secret that signs read-only links."""
 
 
 class KeyBudget(NamedTuple):
@@ -99,21 +99,23 @@ class Keys:
         with self._database.write() as connection:
             if not connection.execute(delete(KeyRow).where(col(KeyRow.id) == key_id)).rowcount:
                 return False
-            _remember(connection)  # a key that is older than the setting
+            # A key of an older schema was created without the mark.
+            _remember(connection)
             return True
 
     def link_secret(self) -> bytes:
-        """The secret that signs read-only links; made when the first one is."""
+        """The secret that signs read-only links; created with the first link."""
         with self._database.read() as connection:
             secret = connection.execute(_LINK_SECRET).scalar()
         if secret is None:
             with self._database.write() as connection:
+                # Two processes may create it at once: the first one counts, and both read it back.
                 insert_rows(connection, "setting", ("name", "value"), [(LINK_SIGNATURES, token_bytes(32))], ignore=True)
                 secret = connection.execute(_LINK_SECRET).scalar_one()
         return bytes(secret)
 
     def rotate_link_secret(self) -> None:
-        """End all read-only links."""
+        """Ends all read-only links: their signatures become invalid."""
         with self._database.write() as connection:
             connection.execute(delete(SettingRow).where(col(SettingRow.name) == LINK_SIGNATURES))
 
@@ -136,6 +138,7 @@ def spend(connection: Connection, spent: Mapping[str, Spent]) -> None:
         {"key_id": key_id, "calls": s.n_calls, "tokens": s.n_tokens, "usd": s.cost_usd} for key_id, s in spent.items()
     ]
     if rows:
+        # Sorted, so that two transactions lock the rows of keys in one order.
         connection.execute(_SPEND, sorted(rows, key=lambda row: str(row["key_id"])))
 
 

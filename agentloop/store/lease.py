@@ -1,6 +1,6 @@
 """A lease for one loop per project on a server: a row that its owner renews, by the database's clock.
 
-No session holds anything, because a pooler between us and the server may give each transaction another session. Every
+Nothing depends on a session, because a pooler before the server may give each transaction another session. Every
 write checks in its own transaction that this process still holds the lease. So a process that was cut off or suspended
 writes nothing after another process has taken the project.
 """
@@ -22,11 +22,13 @@ from sqlmodel import Field, SQLModel
 from agentloop.errors import StoreError
 from agentloop.store.database import Database
 
+# Two renewals may fail before the lease ends. A longer lease would lock a project for longer after a kill.
 LEASE_S = 30
 """Duration of a lease in seconds."""
 RENEWAL_S = 10
 """Interval of renewals in seconds."""
 _log = logging.getLogger(__name__)
+# One statement takes a free or ended lease and renews our own, so no other process can come between.
 _TAKE = text(
     "INSERT INTO lease (project, owner, ends_at) VALUES (:project, :owner, now() + make_interval(secs => :seconds)) "
     "ON CONFLICT (project) DO UPDATE SET owner = excluded.owner, ends_at = excluded.ends_at "
@@ -51,10 +53,11 @@ class LeaseRow(SQLModel, table=True):
 def lease(database: Database, project: str, owner: str | None = None) -> Iterator[None]:
     """Holds the project for this process. Raises StoreError if another process holds it.
 
-    owner: name that several processes share, because something else makes sure that only one of them goes on.
+    owner: a name that several processes share, if something else ensures that only one of them continues.
 
     The lease of a killed process ends after at most LEASE_S.
     """
+    # The random part tells two processes apart that have one id: containers on a host, or an id that was reused.
     owner = owner or f"process {os.getpid()} on {socket.gethostname()} ({secrets.token_hex(4)})"
     if not _take(database, project, owner):
         with database.read() as connection:
@@ -67,12 +70,14 @@ def lease(database: Database, project: str, owner: str | None = None) -> Iterato
     ended = threading.Event()
     renewal = threading.Thread(target=_renew, args=(database, project, owner, ended), name="lease", daemon=True)
     renewal.start()
+    # From here on, each write checks the lease in its own transaction (`Database.write`).
     database.fences[project] = owner
     try:
         yield
     finally:
         del database.fences[project]
         ended.set()
+        # A renewal that is under way must not write the row again after it was deleted.
         renewal.join()
         with database.write(fenced=False) as connection:
             connection.execute(_END, {"project": project, "owner": owner})
@@ -95,5 +100,5 @@ def _renew(database: Database, project: str, owner: str, ended: threading.Event)
         try:
             if not _take(database, project, owner):
                 return  # the next write ends the run
-        except StoreError as error:
+        except StoreError as error:  # a server that restarts may be back before the lease ends
             _log.warning("%s", error)

@@ -1,7 +1,7 @@
 """Lists of traces in bounded time, newest first, for pages.
 
-A filter with a term that an index answers with few traces (`query.candidates`) is answered exactly. Any other filter is
-answered by looks at the newest traces, a part at a time, which say how far they looked. Only light columns are read.
+A filter with a term that an index answers with few traces (`query.candidates`) is answered exactly. For any other
+filter, a look reads the newest traces, a part at a time, and reports how far it looked. Only light columns are read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PART = 5000
 """Traces of one part of a look."""
 MAX_PARTS = 10
 LOOK_S = 0.15
-"""Seconds after which a look begins no other part."""
+"""Seconds after which a look begins no further part. Somebody waits for the page."""
 MAX_COUNT = 100_000
-"""Most traces that are counted."""
+"""Number up to which traces are counted. Beyond it, the exact number is worth no wait."""
 MAX_NEW = 1000
-"""Most new traces that are counted."""
+"""Number up to which new traces are counted."""
 MAX_VALUES = 8
 """Values of a facet, the most common ones."""
 LIGHT = (
@@ -73,7 +73,7 @@ class ListPart(NamedTuple):
     next: int | None
     """The next part of the list has keys below this one; None at the end."""
     more: bool
-    """In a sorted list, whether further traces were found than there are rows."""
+    """In a sorted list, whether more traces match than there are rows."""
 
 
 class Facets(NamedTuple):
@@ -107,6 +107,7 @@ class Looks:
         cursor: `next` of an earlier part. sort: of SORTS; only what one look finds is sorted, and `start` skips
         traces of it. Raises ConfigError.
         """
+        # Above every key, and still a number of 64 bits in both databases.
         end = (1 << 62) if cursor is None else key_of(cursor)
         order = _order(sort)
         with self._database.read() as connection:
@@ -192,7 +193,8 @@ class _Wanted:
         self._project = project
         self._dialect = connection.dialect.name
         self._terms = parse(filter)
-        conditions(filter, self._dialect)  # reports what cannot be read, also where there is no trace
+        # A wrong filter is refused also in an empty project, where no query would ever use it.
+        conditions(filter, self._dialect)
         self._keys, self._key = self._in_order()
 
     def _in_order(self) -> tuple[Any, Any]:
@@ -204,7 +206,7 @@ class _Wanted:
         return select(_KEY).where(col(TraceRow.project) == self._project), _KEY
 
     def exact(self) -> list[Condition]:
-        """The conditions, however many traces there are."""
+        """The conditions without a range of keys."""
         return [col(TraceRow.project) == self._project, *conditions(self._filter, self._dialect)]
 
     def within(self, keys: KeyRange) -> list[Condition]:
@@ -221,19 +223,21 @@ class _Wanted:
         for term in self._terms:
             keys = candidates(term, self._dialect, self._project)
             if keys is not None:
+                # One more than allowed tells "few" from "many", however many there are.
                 rows = self._connection.execute(keys.limit(MAX_CANDIDATES + 1)).scalars().all()
                 if len(rows) <= MAX_CANDIDATES:
                     return sorted({key or 0 for key in rows}, reverse=True)
         return None
 
     def range_before(self, end: int, n_parts: int = 1) -> KeyRange:
-        """The newest traces with keys below `end`, PART for each part; it begins with 0 where there are no others.
+        """The newest traces with keys below `end`, PART for each part; it begins with 0 if it includes all of them.
 
         If an index has the traces of a term in order, they are the newest ones of that term.
         """
         newest = self._keys.where(self._key < end).order_by(self._key.desc())
         first = self._connection.execute(newest.offset(n_parts * PART - 1).limit(1)).scalar() or 0
         if self._key is not _KEY:
+            # Between the newest trace with the term and `end` there is nothing to look at.
             last = self._connection.execute(newest.limit(1)).scalar()
             end = first if last is None else last + 1
         return KeyRange(first, end)
@@ -256,7 +260,7 @@ class _Wanted:
         return ListPart(rows[:limit], n, None, following, is_more and not is_by_key)
 
     def ordered(self, end: int, order: list[Any], start: int, limit: int) -> ListPart:
-        """What one look finds, sorted."""
+        """The matches of one look, sorted."""
         keys = self.range_before(end, n_parts=2)
         query = select(*_LIGHT).where(*self.within(keys)).order_by(*order).offset(start).limit(limit + 1)
         rows = list(self._connection.execute(query))
@@ -278,6 +282,7 @@ class _Wanted:
         if len(rows) > limit:
             following = rows[limit - 1].key
         n = self._n_all()
+        # The first page saw all traces, so its rows are the count.
         if n is None and end == 1 << 62 and following is None:
             n = len(rows)
         n_looked = None
@@ -305,6 +310,7 @@ def _order(sort: str) -> list[Any]:
     if name not in SORTS:
         raise ConfigError(f"sort: no {name!r} (known: {', '.join(SORTS)}){did_you_mean(name, list(SORTS))}")
     column = SORTS[name]
+    # Traces without a value come last in both directions; the key makes the order of equal values the same each time.
     return [column.is_(None), column.desc() if sort.startswith("-") else column.asc(), _KEY.desc()]
 
 
@@ -314,6 +320,7 @@ def _facet_counts(matching: list[Condition]) -> Any:
         select(_KEY, *(column.label(name) for name, column in _FACETS.items()))
         .where(*matching)
         .cte("matching")
+        # Else SQLite may evaluate the filter once for each facet.
         .prefix_with("MATERIALIZED")
     )
     counted = {name: select(*_value_and_count(subset.c[name])).where(subset.c[name].is_not(None)) for name in _FACETS}
@@ -332,5 +339,5 @@ def _value_and_count(value: Any) -> tuple[Any, Any]:
 
 
 def _literal(text: str) -> Any:
-    """text: a constant of this module."""
+    """A literal in SQL. text: a constant of this module, never a user's text, because it is not escaped."""
     return literal_column(f"'{text}'")

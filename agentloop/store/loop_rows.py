@@ -12,7 +12,7 @@ from agentloop.store.database import Database
 from agentloop.store.tables import FigureRow, TraceRow
 
 MAX_LOOKED = 2000
-"""Newest traces among which the newest attempt is looked for."""
+"""Number of the newest traces that are searched for an attempt."""
 
 
 class StageUnderWay(NamedTuple):
@@ -30,7 +30,7 @@ class LoopSum(NamedTuple):
     n_priced: int
     """Attempts with a known price."""
     cost_usd: float | None
-    """Of those; None if there are none."""
+    """Cost of the priced attempts; None without any."""
     n_prompt_tokens: int
     n_completion_tokens: int
 

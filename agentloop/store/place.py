@@ -1,4 +1,4 @@
-"""Determines the store of a project, from an option, the settings or the environment. Only this module decides it."""
+"""Determines the store of a project from an option, the settings or the environment. No other module decides it."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def store_place(folder: Path, named: str | None = None) -> StorePlace:
     Raises ConfigError, also for an option with a password, because every process of the machine could read it.
     """
     settings, name = load_store(folder)
+    # A password stands between `:` and `@`, or in a query parameter that libpq reads (password, passfile, sslpassword).
     if named is not None and "://" in named and re.search(r"://[^/@]*:[^/@]+@|[?&](ssl)?pass\w*=", named):
         raise ConfigError(
             "--store has a password, which other users of this machine can read; set AGENTLOOP_STORE__URL, or name a "
@@ -129,6 +130,7 @@ def run_store(folder: Path, project: Path) -> Iterator[Store]:
             make_folder((folder / STORE).parent)
         except OSError as error:
             raise ConfigError(f"--out {folder}: no folder can be made there ({error.strerror}); name another") from None
+        # The folder of a run can be deleted or copied as a whole, with its store.
         place = place._replace(where=folder / STORE)
     store = place.open(secrets=known_secrets(project))
     try:

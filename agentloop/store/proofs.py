@@ -45,6 +45,7 @@ def put_proofs(connection: Connection, project: str, proofs: Iterable[Proof]) ->
         body = orjson.dumps(document).decode()
         rows.append((project, content_hash(document), proof.candidate, proof.baseline, body, now))
     if rows:
+        # Two processes that judge the same evidence store equal proofs under one id.
         insert_rows(connection, "proof", _COLUMNS, rows, ignore=True)
 
 

@@ -1,4 +1,4 @@
-"""Answers of the models that rewrite text for a trainer. A recorded answer is never paid for again."""
+"""Recorded answers of the models that rewrite text for a trainer, so that no answer is paid for twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removes old traces by age or size, once or every few minutes beside a service. Parses limits as users write them."""
+"""Removes old traces by age or size, once, or every few minutes beside a service. Parses the limits of users."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class RetentionLimits:
         """Size to which the store is reduced, oldest traces first."""
         if self.larger_than is None:
             return None
-        if self.larger_than[-1:].isdigit():  # which would be bytes, and never meant
+        # ByteSize would read it as bytes, and 10 bytes are never what a user means.
+        if self.larger_than[-1:].isdigit():
             raise ConfigError(f"{self.larger_than!r} has no unit; say {self.larger_than}GB, or write 500MB or 8GiB")
         try:
             return int(TypeAdapter(ByteSize).validate_python(self.larger_than))
@@ -61,10 +62,11 @@ def pruning(store: Store, limits: RetentionLimits, say: Callable[[str], None]) -
                 gone = store.forget(before=limits.before(), max_bytes=limits.max_bytes())
                 if gone.traces:
                     say(f"pruned: {amount(gone)}")
-            except StoreError as error:  # of a disk that is full, say: it may be better the next time
+            except StoreError as error:  # such as a full disk, which may have space the next time
                 say(f"pruning failed: {error}")
             ended.wait(EVERY_S)
 
+    # Not a daemon: a process that ends in the middle of a removal waits for the transaction.
     thread = threading.Thread(target=prune, name="prune")
     try:
         if limits != RetentionLimits(None, None):

@@ -40,10 +40,11 @@ from agentloop.store.tables import FacetRow, LabelRow, ScoreRow, SpanRow, TraceB
 MAX_CHARACTERS = 4000
 MAX_TERMS = 50
 MAX_VALUES = 200
-"""Maximum values of a filter. Each value is a level of an expression, of which SQLite reads 1,000."""
+"""Maximum values of a filter. Each value is a level of an expression, and SQLite refuses more than 1,000 levels."""
 
 Condition = ColumnElement[bool]
 
+# A quoted value has two disjoint alternatives, so no filter makes the match slow.
 _TERM = re.compile(
     r'(?P<minus>-?)(?:(?P<key>[^\s":=<>]+)(?P<op><=|>=|[:=<>]))?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<word>[^\s"]+))?',
     re.DOTALL,
@@ -70,10 +71,10 @@ _NUMBERS = {
 _BY_PROJECT = ("id", "session", "episode", "stage", "failure")
 """Keys whose indexes begin with the project."""
 _NO_TIME = datetime.min.replace(tzinfo=UTC)
-"""For terms that do not speak of a time."""
+"""Stands for the present in terms without a time."""
 _TIMES = {"started": None, "since": ">=", "until": "<"}
 KEYS = (*_NAMES, *_FACETS, "label", *_NUMBERS, "score.NAME", "error", *_TIMES, "text")
-"""Every key there is."""
+"""All keys of the language."""
 _COMPARE: dict[str, Callable[[Any, Any], Condition]] = {
     ":": lambda a, b: a == b,
     "=": lambda a, b: a == b,
@@ -85,7 +86,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Condition]] = {
 
 
 class Term(NamedTuple):
-    """One condition as it was written; `at` and `value_at` are the positions of it and of its value, from 1."""
+    """One condition as it was written. `at` and `value_at`: positions of the term and of its value, counted from 1."""
 
     negated: bool
     key: str
@@ -104,7 +105,7 @@ class KeyRange(NamedTuple):
 
 
 def parse(text: str) -> list[Term]:
-    """The terms of a filter. Raises FilterError that names the word, its position, and the keys there are."""
+    """The terms of a filter. Raises FilterError with the word, its position, and all keys."""
     if len(text) > MAX_CHARACTERS:
         _refuse_at(MAX_CHARACTERS + 1, f"{len(text)} characters, at most {MAX_CHARACTERS} are allowed")
     _check_characters(text)
@@ -146,6 +147,7 @@ def conditions(
     wanted = []
     for term in parse(text):
         condition = _condition(term, dialect, now or datetime.now(UTC), keys)
+        # NOT NULL is NULL: without coalesce, a trace without the value would match neither the term nor its negation.
         wanted.append(not_(func.coalesce(condition, false())) if term.negated else condition)
     return wanted
 
@@ -297,7 +299,9 @@ def _values(term: Term) -> list[str]:
 
 
 def _like(column: Any, pattern: str, dialect: str) -> Condition:
-    if dialect == "sqlite":  # GLOB tells cases apart, as equality does, and can use an index
+    # LIKE of SQLite ignores case. GLOB is case-sensitive, as equality is, and can use an index.
+    if dialect == "sqlite":
+        # `?` and `[` are wildcards of GLOB only; a bracket makes each of them literal.
         escaped = re.sub(r"[\[?]", lambda match: f"[{match[0]}]", pattern)
         glob: Condition = column.op("GLOB", is_comparison=True)(escaped)
         return glob
@@ -316,6 +320,7 @@ def _number(term: Term) -> float | int:
         number = math.nan
     if not math.isfinite(number):
         _refuse(term.value, term.value_at, f"{term.key} needs a number")
+    # PostgreSQL uses the index of an integer column only for an integer. Beyond 2^31, none would fit the column's type.
     return int(number) if number.is_integer() and abs(number) < 2**31 else number
 
 
@@ -327,7 +332,7 @@ def _time(term: Term, now: datetime) -> datetime:
 
 
 def time_of(text: str, now: datetime) -> datetime:
-    """A date, a time, or as long before `now`. Raises ValueError or OverflowError for anything else."""
+    """Parses a date, a time, or an age before `now`. Raises ValueError or OverflowError for anything else."""
     ago = _AGO.fullmatch(text)
     if ago:
         return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
@@ -336,6 +341,7 @@ def time_of(text: str, now: datetime) -> datetime:
 
 
 def _check_characters(text: str) -> None:
+    # PostgreSQL refuses NUL in a parameter, and no driver can encode half of a surrogate pair.
     if text.isascii() and "\0" not in text:
         return
     for at, character in enumerate(text, 1):

@@ -33,6 +33,7 @@ def _texts(value: object) -> Iterator[str]:
 def _longest(quote: str, texts: Sequence[str]) -> str:
     if any(quote in text for text in texts):
         return quote
+    # autojunk would ignore frequent characters in quotes of 200 characters or more, and find no match there.
     matcher = SequenceMatcher(b=quote, autojunk=False)
     best = ""
     for text in texts:

@@ -25,6 +25,7 @@ class Record:
         with self._database.session(write=True, within=within) as session:
             last = session.exec(select(func.max(StageRow.position)).where(StageRow.project == self.project)).one() or 0
             before = session.get(StageRow, (self.project, row.name))
+            # A stage that is recorded again keeps its place in the order.
             row.position = before.position if before else last + 1
             session.merge(row)
 

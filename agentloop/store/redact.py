@@ -35,6 +35,7 @@ _TOKEN = re.compile(
     r"(?P<aws>(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9]))"
     r"|(?P<github>gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{22,})"
     r"|(?P<anthropic>sk-ant-[A-Za-z0-9_-]{16,})"
+    # A digit is required, because names such as `task-sk-learn-feature-extraction` have none.
     r"|(?P<openai>sk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,})"
     r"|(?P<slack>(?:xox[abceoprs]|xapp)-(?=[A-Za-z-]*[0-9])[A-Za-z0-9-]{12,})"
     r"|(?P<google>AIza[A-Za-z0-9_-]{35}|GOCSPX-[A-Za-z0-9_-]{20,})"
@@ -43,14 +44,19 @@ _TOKEN = re.compile(
 _SHAPE = re.compile(rb"A[KSBC][IC]A|gh[pousr]_|github_pat_|sk-|xox|xapp-|AIza|GOCSPX-|eyJ")
 """Matches everything that _TOKEN and _JWT match, and is faster."""
 _JWT = re.compile(r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}")
+# A key without its end line counts as well, as far as base64 goes: output is often cut off. At most 20,000 characters,
+# so that an unclosed mark does not make the search quadratic.
 _PEM = re.compile(
     r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
     r"(?:[^\"']{0,20000}?-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|(?:\\+[nr]|[A-Za-z0-9+/=\s])*)"
 )
+# The lookahead leaves a password that was redacted before unchanged: stored text may be redacted again.
 _URL = re.compile(r"(://[^\s:/@\"'<>\[]*:)(?!\[redacted:)([^\s/@\"'<>\\]+)(?=@)")
+# A digit is required: prose has `bearer` before ordinary words.
 _BEARER = re.compile(r"(?i)(bearer\s+)(?=[A-Za-z._~+/=-]*[0-9])([A-Za-z0-9._~+/=-]{16,})")
 
 _HEX = re.compile(r"[0-9a-fA-F_=+/-]+")
+# Hashes of lock files, public SSH keys, and the ids of answers and calls: random, but no secrets, and needed to join.
 _NOT_SECRET = re.compile(r"(?:sha\d+[-=]|AAAA[BCE]3|chatcmpl-|toolu_|call[_-]|msg_|resp_|req_|run[_-]|rs_|fc_|gen-)")
 _LINE = re.compile(r"[A-Za-z0-9+/_=-]+")
 _LINE_OF_BASE64 = re.compile(r"(?:\s|\\+[nr])+[A-Za-z0-9+/]{16,}")
@@ -63,8 +69,9 @@ class Redactor:
         """secrets: known values, such as those of environment variables. Values shorter than MIN_KNOWN are ignored."""
         self._key = key
         self._outside = outside_redactors()
+        # Longest first, so that a secret that contains another one is replaced as a whole.
         values = sorted({secret for secret in secrets if len(secret) >= MIN_KNOWN}, key=len, reverse=True)
-        # Also as JSON writes them: within a string that is JSON itself, and in what is looked at before it is parsed.
+        # Also in the spellings of JSON: a string may contain JSON, and `_suspicious` searches JSON before it is parsed.
         forms = {
             form
             for secret in values
@@ -86,7 +93,7 @@ class Redactor:
             return data
         try:
             return json.dumps(clean, ensure_ascii=False, separators=(",", ":")).encode()
-        except UnicodeEncodeError:  # half of a surrogate pair
+        except UnicodeEncodeError:  # half of a surrogate pair, which UTF-8 cannot encode and an escape can
             return json.dumps(clean, separators=(",", ":")).encode()
 
     def text(self, text: str) -> str:
@@ -122,10 +129,12 @@ class Redactor:
 
         Words are tested as written, which equals their value except where an escape stands for a letter.
         """
-        if self._outside:  # only they know what they look for
+        # Nothing is known about what redactors of other packages look for.
+        if self._outside:
             return True
         if b"earer" in data or b"EARER" in data or (b"@" in data and b"://" in data):
             return True
+        # An escape may spell a letter of a secret, so the bytes do not show it.
         if b"\\" in data and (b"\\u" in data or b"\\/" in data):
             return True
         for form in self._raw_forms:
@@ -162,6 +171,7 @@ class Redactor:
         return text[start:begins] + clean
 
     def _mark(self, kind: str, secret: str) -> str:
+        # Keyed: without the key of the store, nobody can test a guess of a short secret against the digits.
         digest = hmac.digest(self._key, secret.encode(errors="surrogatepass"), "sha256")
         return f"[redacted:{kind}:{digest.hex()[:12]}]"
 
@@ -192,6 +202,7 @@ def _is_random(text: str, start: int, end: int) -> bool:
     word = text[start:end].rstrip("=")
     if not RANDOM <= len(word) <= MAX_RANDOM or _HEX.fullmatch(word) or _NOT_SECRET.match(word):
         return False
+    # `h1:` begins a hash in go.sum, `base64,` the data of a URL.
     if text.endswith(("h1:", "base64,"), 0, start):
         return False
     if len(word) >= 60 and (_LINE_OF_BASE64.match(text, end) or _is_last_line(text, start)):

@@ -35,6 +35,7 @@ def forget(
     """
     full = size(database)
     removed = _remove(database, project, before, None) if before is not None else []
+    # Repeated, because the number is an estimate: traces differ in size, and shared bodies stay.
     while max_bytes is not None and (n := _surplus(database, max_bytes)):
         more = _remove(database, project, None, n)
         if not more:
@@ -65,6 +66,7 @@ def _surplus(database: Database, max_bytes: int) -> int:
     full = size(database)
     with database.read() as connection:
         n_all = connection.execute(select(func.count()).select_from(TraceRow)).scalar_one()
+    # At least one, or a rounded 0 would end the loop above the limit.
     return max(1, n_all * (full - max_bytes) // full) if full > max_bytes else 0
 
 
@@ -116,12 +118,14 @@ def _remove(database: Database, project: str | None, before: datetime | None, mo
 
 def _merge(database: Database, n_times: int) -> None:
     """Merges the FTS5 index, which frees the space of deleted entries: 500 pages at a time, all at first."""
+    # A negative number makes FTS5 merge all segments, as `optimize` does, but a part at a time.
     pages = -500
     for _ in range(n_times):
         with database.write() as connection:
             before = connection.exec_driver_sql("SELECT total_changes()").scalar_one()
             connection.exec_driver_sql("INSERT INTO body_text(body_text, rank) VALUES ('merge', ?)", (pages,))
-            if connection.exec_driver_sql("SELECT total_changes()").scalar_one() - before < 2:  # nothing is left to do
+            # FTS5 documents this test: fewer than two changes mean that nothing is left to merge.
+            if connection.exec_driver_sql("SELECT total_changes()").scalar_one() - before < 2:
                 return
         pages = 500
 
@@ -135,4 +139,5 @@ def _shrink(database: Database) -> None:
                 raw.cursor().executescript("PRAGMA incremental_vacuum")  # `execute` would free a single page
             else:  # created before it was set; setting it now rewrites the file
                 raw.cursor().executescript("PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
+            # The file shrinks only when the log is written back; TRUNCATE also empties the log.
             raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -1,5 +1,5 @@
-"""What people decide about traces one at a time: who reviews which trace now, which labels a person rejects, and how a
-person takes back what they said.
+"""Decisions of people about single traces: who reviews which trace now, which labels a person rejects, and how a person
+takes back a verdict.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from agentloop.store.verdicts import (
 from agentloop.types import Failure, FailureType, Verdict
 
 RESERVED = timedelta(minutes=10)
-"""For how long an opened trace is offered to nobody else."""
+"""Time for which an opened trace is offered to nobody else."""
 MAX_REVIEWS = 1000
-"""Traces that the queue lists for each reason."""
+"""Maximum number of traces that the queue lists for each reason."""
 
 
 class Reservation(NamedTuple):
-    """Who reviews a trace, and until when nobody else is offered it."""
+    """The person who reviews a trace, and the time until which nobody else is offered it."""
 
     by: str
     ends_at: datetime
@@ -57,7 +57,7 @@ class ReviewRequest(NamedTuple):
 
 
 class Opinions(NamedTuple):
-    """What people and verifiers say of one trace."""
+    """The rewards and scores that people and verifiers gave one trace."""
 
     persons: tuple[tuple[str, float], ...]
     """(name, reward), the earliest first."""
@@ -74,7 +74,7 @@ class Reviews:
     # ------------------------------------------------------------------ the queue
 
     def review_queue(self, project: str, by: str, *, sample: int) -> list[ReviewRequest]:
-        """What a person is asked about, in the order in which it is offered.
+        """The traces that a person is asked about, in the order in which they are offered.
 
         Disputed and waiting traces; then traces that one other person has judged, for a second opinion; then `sample`
         scored traces that no person has judged. At most MAX_REVIEWS of each.
@@ -99,6 +99,7 @@ class Reviews:
             "disputed": newest.where(state == "disputed"),
             "waiting": newest.where(state == "unscored", key.in_(waits)),
             "second": newest.where(state == "scored", key.in_(judged_once)),
+            # By id, which is random, so the sample is one of all traces and the same until one is judged.
             "sampled": mine.where(state == "scored", ~judged).order_by(col(TraceRow.id)).limit(sample),
         }
         with self._database.read() as connection:
@@ -134,20 +135,21 @@ class Reviews:
     # ------------------------------------------------------------------ reservations
 
     def reserve(self, project: str, trace_id: str, by: str) -> Reservation:
-        """Reserve a trace for a person, unless another one has it. Returns the reservation that holds."""
+        """Reserves a trace for a person, unless another person has it. Returns the valid reservation."""
         now = datetime.now(UTC)
         values = {"project": project, "trace_id": trace_id, "by": by, "ends_at": now + RESERVED}
         this = _this(project, trace_id)
         with self._database.write() as connection:
             free = or_(col(ReservationRow.by) == by, col(ReservationRow.ends_at) < now)
             taken = update(ReservationRow).where(this, free).values(by=by, ends_at=values["ends_at"])
+            # Update before insert: the row of an earlier reservation stays, and only its owner or its end frees it.
             if not connection.execute(taken).rowcount:
                 connection.execute(_INSERT[connection.dialect.name], values)
             row = connection.execute(select(*columns(ReservationRow)).where(this)).one()
         return Reservation(row.by, _aware(row.ends_at))
 
     def release(self, project: str, trace_id: str, by: str) -> None:
-        """End a person's own reservation of a trace."""
+        """Ends a person's own reservation of a trace."""
         with self._database.write() as connection:
             connection.execute(delete(ReservationRow).where(_this(project, trace_id), col(ReservationRow.by) == by))
 
@@ -172,9 +174,9 @@ class Reviews:
         why: str,
         within: Connection | None = None,
     ) -> bool:
-        """A person says that a trace does not have this failure. No program's label of it counts any more.
+        """Records a person's word that a trace does not have this failure. Programs' labels of it no longer count.
 
-        step: None for the whole trace. Returns False if the same person said so before. Raises NoSuchTrace.
+        step: None for the whole trace. Returns False if the same person rejected it before. Raises NoSuchTrace.
         """
         by = self._shared.redactor.text(by)
         why = self._shared.redactor.text(why)
@@ -205,10 +207,10 @@ class Reviews:
     # ------------------------------------------------------------------ taking back
 
     def take_back(self, project: str, trace_id: str, *, by: str) -> Verdict:
-        """Undo everything that a person said of a trace: the verdict, the label and the rejections.
+        """Undoes everything that a person decided about a trace: the verdict, the label and the rejections.
 
-        The verdict from before stands again; the history has both. Raises NoSuchTrace, and StateError if the person
-        said nothing, or if another verdict stands by now.
+        The previous verdict stands again; the history has both. Raises NoSuchTrace, and StateError if the person
+        decided nothing, or if another verdict stands now.
         """
         by = self._shared.redactor.text(by)
         with self._database.write() as connection:
@@ -218,6 +220,8 @@ class Reviews:
             history = [each for each in map(past, rows) if not each.by.startswith(LABELLED)]
             before = next((each for each in reversed(history) if each.by != by), None)
             is_standing = bool(history) and history[-1].by == by
+            # Before the check: a person may have only a label or a rejection, which the history of verdicts does not
+            # show.
             n_removed = _remove_words(connection, key, by)
             if not is_standing and not n_removed:
                 said = "you said nothing of it"
@@ -232,7 +236,8 @@ class Reviews:
                 new = [New(key, verdict, None, before.by if before else IMPORT, f"{by} took back their verdict")]
                 replace_verdicts(connection, self._shared, new)
                 rewrite(connection, self._shared, new)
-            put_labels(connection, [(key, verdict.failures)])  # a person's label had taken the mark of the critical one
+            # The label of the person had become the only critical one; these mark their own again.
+            put_labels(connection, [(key, verdict.failures)])
             name_failures(connection, [(key,)])
             row = connection.execute(select(*columns(TraceRow)).where(col(TraceRow.key) == key)).one()
             return read_verdict(connection, row)

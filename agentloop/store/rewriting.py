@@ -52,6 +52,7 @@ def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence
         mine = col(ScoreRow.trace_key).in_(part)
         connection.execute(delete(ScoreRow).where(mine, col(ScoreRow.source) == JUDGE))
     _remove_labels(connection, {key: last[key] for key in keys if key in last})
+    # After the removal of our old labels, and before the new ones: only labels of others are left.
     theirs = _critical(connection, keys)
     put_scores(connection, ((item.key, item.verdict.scores) for item in changed), JUDGE)
     put_labels(connection, ((item.key, item.verdict.failures) for item in changed), keep=theirs)
@@ -117,13 +118,14 @@ def append_rows(connection: Connection, new: Sequence[New], last: dict[int, Any]
     for item in new:
         body = zlib.compress(item.verdict.model_dump_json().encode(), level=1)
         before = last.get(item.key)
+        # Compressed bytes are compared: equal verdicts give equal bytes, so nothing is decompressed.
         if before is not None and (before.body, before.by, before.why) == (body, item.by, item.why):
             if item.stamp is not None and before.stamp != item.stamp:
                 stamps.append((item.stamp, before.key))
             continue
         verdict = item.verdict
         rows.append((item.key, now, item.by, item.why, verdict.state.value, verdict.reward, item.stamp, body))
-    if connection.dialect.name == "sqlite":  # the driver has no times of its own
+    if connection.dialect.name == "sqlite":  # which has no type for times
         rows = [(key, f"{at:%Y-%m-%d %H:%M:%S.%f}", *more) for key, at, *more in rows]
     insert_rows(connection, "verdict", HISTORY, rows)
     mark = "?" if connection.dialect.name == "sqlite" else "%s"
@@ -142,6 +144,7 @@ def rewrite(connection: Connection, shared: SharedBodies, new: Sequence[New]) ->
         for key, body, is_ours in connection.execute(query):
             verdict = verdicts[key or 0]
             critical = theirs.get(key or 0) or (verdict.critical.type.value if verdict.critical else None)
+            # A success has no failure, whichever label is critical (`verdicts.put_labels`).
             critical = None if verdict.reward is not None and verdict.reward >= 1.0 else critical
             if is_ours and body is not None:
                 trace = zlib.decompress(body).partition(b"\n")[0]

@@ -1,6 +1,6 @@
-"""Runs: what somebody asked for, and consists of units (`units.py`).
+"""Runs: requests that consist of units (`units.py`).
 
-A run that has not ended is continued by whoever begins one of that name, such as a loop after a kill.
+A process that begins a run continues the run of that name if it has not ended, such as a loop after a kill.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Runs:
     ) -> RunFacts:
         """The run of that name that has not ended, else a new one. Raises StateError if it has other settings.
 
-        asks: what was asked for, as JSON. weight: its share of the workers, relative to other runs. bundle: SHA-256 of
+        asks: the request, as JSON. weight: its share of the workers, relative to other runs. bundle: SHA-256 of
         the files that its units read.
         """
         if not weight > 0:
@@ -57,6 +57,8 @@ class Runs:
         text = orjson.dumps(dict(asks or {})).decode()
 
         def begin(connection: Connection) -> RunFacts:
+            # Insert, then read: the unique index over open runs decides which of two processes begins the run, and both
+            # read it.
             ask(connection, _BEGIN, (self.project, kind, name, weight, text, bundle, config_hash))
             [row] = ask(connection, f"{_SELECT} AND name = $2 AND {_OPEN}", (self.project, name))
             return _facts(row)
@@ -81,7 +83,7 @@ class Runs:
             return [_facts(row) for row in ask(connection, f"{_SELECT} {where}ORDER BY number", (self.project,))]
 
     def put_progress(self, number: int, progress: Mapping[str, Any]) -> None:
-        """Replaces what followers of the run see."""
+        """Replaces the progress that followers of the run see."""
         text = orjson.dumps(dict(progress)).decode()
         with self._database.write() as connection:
             statement = "UPDATE run SET progress = $1 WHERE project = $2 AND number = $3"
@@ -97,6 +99,7 @@ class Runs:
         text = orjson.dumps(dict(result or {})).decode()
 
         def move(connection: Connection) -> RunFacts:
+            # The condition is part of the update, so of two moves at once only one finds a state that allows it.
             before = runs_before(after)
             ended = "{now}" if after in ENDS else "NULL"
             rows = ask(
@@ -116,7 +119,7 @@ class Runs:
 
 
 def end_run(connection: Connection, number: int, end: RunEnd) -> None:
-    """Ends a run that has not ended, in an open transaction. The units that it leaves are cancelled."""
+    """Ends a run, unless it has ended, in an open transaction. Its unfinished units are cancelled."""
     text = orjson.dumps(dict(end.result)).decode()
     rows = ask(connection, _END, (end.state.value, end.why, text, number))
     if rows:
@@ -141,7 +144,7 @@ _END = (
     "WHERE number = $4 AND state IN ('running', 'paused') RETURNING number"
 )
 _UNFINISHED = tuple(state for state in units_before(UnitState.cancelled) if state != UnitState.dead)
-"""What killed its workers stays visible as dead."""
+"""Dead units stay dead, so that people see which units killed their workers."""
 _CANCEL = (
     "UPDATE unit SET state = 'cancelled', ended_at = {now} "  # noqa: S608
     f"WHERE state IN ({listed(_UNFINISHED)}) AND queue IN (SELECT number FROM queue WHERE run = $1)"

@@ -1,4 +1,4 @@
-"""Sessions of people who look at pages in a browser, with what they looked at and what they reserved for review.
+"""Sessions of people who read pages in a browser, the traces that they looked at, and their reservations for review.
 
 The store keeps only a hash of a session's cookie, never the cookie itself.
 """
@@ -16,11 +16,11 @@ from sqlmodel import Field, SQLModel, col
 from agentloop.store.database import Database
 
 IDLE = timedelta(hours=12)
-"""A session that was not used for this long has ended."""
+"""Time without use after which a session has ended."""
 SAME_VISIT = timedelta(minutes=1)
-"""Whoever looks at a trace again within this time makes the same visit, so reading it does not write each time."""
+"""Time within which a second look at a trace is the same visit, so that not every reading writes."""
 VISIT_WAIT_S = 0.05
-"""Maximum seconds for which a visit waits for another writer: somebody waits for the page."""
+"""Maximum seconds for which a visit waits for another writer, because somebody waits for the page."""
 
 
 class SessionRow(SQLModel, table=True):
@@ -31,12 +31,12 @@ class SessionRow(SQLModel, table=True):
     sha256: str = Field(primary_key=True)
     """Hash of the cookie."""
     key_id: str
-    """The key that it signed in with. The session has no rights that this key does not have any more."""
+    """The key that it signed in with. The session loses each right that the key loses."""
     used_at: datetime
 
 
 class VisitRow(SQLModel, table=True):
-    """Who looked at which trace, and when last."""
+    """The last visit of a person to a trace."""
 
     __tablename__ = "trace_visit"
 
@@ -66,7 +66,7 @@ class StoredSession(NamedTuple):
 
 
 class TraceVisit(NamedTuple):
-    """Who looked at a trace, and when last."""
+    """A person who looked at a trace, and the time of the last visit."""
 
     by: str
     at: datetime
@@ -78,7 +78,7 @@ class SessionRecords:
     _database: Database
 
     def put_session(self, sha256: str, key_id: str) -> None:
-        """Begin a session, and remove those that have ended."""
+        """Begins a session, and removes those that have ended."""
         now = datetime.now(UTC)
         with self._database.write() as connection:
             connection.execute(delete(SessionRow).where(col(SessionRow.used_at) < now - IDLE))
@@ -93,18 +93,18 @@ class SessionRecords:
         return StoredSession(row.sha256, row.key_id, _aware(row.used_at))
 
     def use_session(self, sha256: str) -> None:
-        """Record that a session is in use."""
+        """Records that a session is in use."""
         used = update(SessionRow).where(col(SessionRow.sha256) == sha256).values(used_at=datetime.now(UTC))
         with self._database.write() as connection:
             connection.execute(used)
 
     def end_session(self, sha256: str) -> None:
-        """End a session; does nothing if it has ended."""
+        """Ends a session; does nothing if it has ended."""
         with self._database.write() as connection:
             connection.execute(delete(SessionRow).where(col(SessionRow.sha256) == sha256))
 
     def put_visits(self, project: str, trace_ids: Collection[str], by: str) -> None:
-        """Record that somebody looked at some traces; at most some hundred.
+        """Records that somebody looked at some traces, a few hundred at most.
 
         Raises StoreError if other writers hold the store for longer than VISIT_WAIT_S.
         """
@@ -114,8 +114,9 @@ class SessionRecords:
             *mine, col(VisitRow.trace_id).in_(trace_ids), col(VisitRow.at) > now - SAME_VISIT
         )
         with self._database.read() as connection:
+            # A read first: most visits are repeated ones, and need no writer at all.
             seen_ids = set(connection.execute(query).scalars())
-        new_ids = sorted(set(trace_ids) - seen_ids)  # in one order, or two writers could wait for each other
+        new_ids = sorted(set(trace_ids) - seen_ids)  # one order for all writers, or two could deadlock
         if not new_ids:
             return
         with self._database.write(wait_s=VISIT_WAIT_S) as connection:
@@ -128,7 +129,7 @@ class SessionRecords:
                     )
 
     def visits(self, project: str, trace_id: str) -> list[TraceVisit]:
-        """Who looked at a trace, the latest first."""
+        """The people who looked at a trace, latest visit first."""
         query = (
             select(col(VisitRow.by), col(VisitRow.at))
             .where(col(VisitRow.project) == project, col(VisitRow.trace_id) == trace_id)

@@ -43,6 +43,7 @@ class BodyBatch:
     def __init__(self, shared: SharedBodies, hasher: Hasher) -> None:
         self._shared = shared
         self._hasher = hasher
+        # Kept, so that a cache that `forget` replaced meanwhile does not receive names of removed bodies from `done`.
         self._remembered = shared.remembered
         self._new: dict[bytes, bytes] = {}
         self._ready: dict[bytes, tuple[bytes, str]] = {}
@@ -56,6 +57,7 @@ class BodyBatch:
         name = self._new.get(came) or self._remembered.get(came)
         if name is None:
             name = self._new[came] = self._prepare(came, raw)
+        # A name from the cache alone: its body may have been removed since, and `put` would need it again.
         elif name not in self._ready:
             self._raw[name] = raw
         return name
@@ -70,6 +72,7 @@ class BodyBatch:
         return self._clean[came] is not raw
 
     def _prepare(self, came: bytes, raw: bytes) -> bytes:
+        # `has_secret` may have redacted it already.
         clean = self._clean.pop(came, None) or self._shared.redactor.json(raw)
         name = came if clean is raw else self._hasher(clean)
         self._ready[name] = compress(clean), words(clean)
@@ -81,24 +84,25 @@ class BodyBatch:
         keys = _find(connection, names)
         missing = [name for name in names if name not in keys]
         for name in missing:
-            if name not in self._ready:  # it was there when it was last seen, and was removed
+            if name not in self._ready:  # another process removed it since this one cached its name
                 self._prepare(self._hasher(self._raw[name]), self._raw[name])
         if missing:
             new = self._insert(connection, missing)
             fulltext.add(connection, [(key, self._ready[name][1]) for name, key in new.items()])
             keys.update(new)
-            if len(keys) < len(names):  # another writer stored the same at the same time
+            if len(keys) < len(names):  # another writer stored equal bodies at the same time
                 keys.update(_find(connection, [name for name in missing if name not in keys]))
         return keys
 
     def _insert(self, connection: Connection, names: list[bytes]) -> dict[bytes, int]:
         if connection.dialect.name == "sqlite":
+            # The only writer may choose the keys itself, and inserts many rows with one call of the driver.
             first = (connection.exec_driver_sql("SELECT max(key) FROM body").scalar() or 0) + 1
             keys = dict(zip(names, range(first, first + len(names)), strict=True))
             numbered = [(key, name, self._ready[name][0]) for name, key in keys.items()]
             insert_rows(connection, "body", ("key", "hash", "data"), numbered)
             return keys
-        # In one order for all writers, so that no two wait for each other.
+        # One order for all writers, or two with the same new bodies could deadlock.
         rows = [(name, self._ready[name][0]) for name in sorted(names)]
         new = insert_new(connection, "body", ("hash", "data"), rows, ("hash", "key"))
         return {bytes(name): key for name, key in new}
@@ -106,6 +110,7 @@ class BodyBatch:
     def done(self) -> None:
         """The transaction is on disk, so its bodies need not be prepared again."""
         if len(self._remembered) + len(self._new) > MAX_REMEMBERED:
+            # All at once: the names of running episodes come back with their next batch.
             self._remembered.clear()
         self._remembered.update(self._new)
 
@@ -146,6 +151,7 @@ def unlink(connection: Connection, trace_keys: list[int]) -> None:
     for part in chunks(sorted(claimed)):
         used = set(connection.execute(select(table.c.body_key).where(table.c.body_key.in_(part)).distinct()).scalars())
         loose = [key for key in part if key not in used]
+        # Before the bodies: an index without content must receive the words that it has to remove.
         fulltext.remove(connection, [(key, words(data)) for key, data in load(connection, loose).items()])
         connection.execute(body.delete().where(body.c.key.in_(loose)))
 

@@ -1,6 +1,6 @@
-"""Snapshots: objects of the files that a loop goes on from, when workers drive it and not the folder's own machine.
+"""Snapshots: objects of the files from which a loop continues when workers drive it.
 
-Each row is a change of one path, and can exist once. The newest row of a path says what is there.
+Each row is one change of one path, and can exist once. The newest row of a path describes its present state.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Snapshots:
 
         def put(connection: Connection) -> None:
             [[moment]] = ask(connection, "SELECT {now}")
+            # No `ignore`: a step that exists was written by another driver, which this one must not follow.
             insert_rows(connection, "snapshot", _NAMES, [(self.project, *one, moment) for one in snapshots])
 
         if snapshots:

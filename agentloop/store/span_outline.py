@@ -32,7 +32,7 @@ _BODIES = (
     "WHERE trace_body.trace_key = ?"
 )
 FEW = 8
-"""Keys up to which the packed keys of each span are searched as bytes."""
+"""Number of keys up to which the packed keys of each span are searched as bytes."""
 
 
 class HeadedSpan(NamedTuple):
@@ -91,6 +91,7 @@ class Outlines:
             rows: Iterable[Any] = connection.execute(query)
             if len(wanted) <= FEW:  # searching bytes is cheaper than reading all keys
                 needles = [pack_keys([key]) for key in wanted]
+                # A needle may also match across two packed keys; the exact comparison below drops such a span.
                 rows = [row for row in rows if any(needle in row.bodies for needle in needles)]
             hits = ((row.span_id, [key for key in unpack_keys(row.bodies) if key in wanted]) for row in rows)
             return {span_id: own_keys for span_id, own_keys in hits if own_keys}
@@ -109,6 +110,8 @@ def _each_body(connection: Connection, trace_key: int) -> Iterable[tuple[int, by
     )
     packet: list[int] = []
     n_bytes = 0
+    # Sizes first, because psycopg reads a whole result into memory. The extra row with the full size ends the last
+    # packet.
     for key, size in [*connection.execute(sizes), (None, MAX_TOGETHER)]:
         if key is not None:
             packet.append(key)

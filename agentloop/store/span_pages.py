@@ -37,6 +37,7 @@ def read_spans(
     query = select(*columns).where(col(SpanRow.trace_key) == mine)
     by_time = (col(SpanRow.start_ns), col(SpanRow.span_id))
     if after is not None:
+        # A comparison of tuples, so that spans with one start time are neither skipped nor repeated between pages.
         query = query.where(tuple_(*by_time) > tuple_(*_cursor(after)))
     with database.read() as connection:
         rows = connection.execute(query.order_by(*by_time).limit(limit + 1)).all()
@@ -72,6 +73,7 @@ def span_ids(database: Database, project: str, trace_id: str) -> list[str]:
 
 def _cursor(after: str) -> tuple[int, str]:
     start, _, span_id = after.partition(".")
+    # A client sends the cursor: a number of more than 64 bits, or a NUL, would be an error of the database.
     if not start.isascii() or not start.isdigit() or int(start) > MAX_NS or "\0" in span_id:
         raise ConfigError(f"after: {after!r} is no cursor of this store; leave it out to begin with the first span")
     return int(start), span_id

@@ -51,7 +51,7 @@ _LONGEST = 500
 has the whole name."""
 _searched = attrgetter("session", "agent", "model", "tool", "episode_id", "task_id", "response_id")
 
-# Made once, because making a statement costs more than it does to store a span.
+# Built once, because building a statement costs more than storing a span.
 _TRACE: Any = TraceRow.__table__  # type: ignore[attr-defined]
 _EMPTY = dict.fromkeys(
     ("n_steps", "n_tool_calls", "n_spans", "n_errors", "n_prompt_tokens", "n_completion_tokens", "duration_s"), 0
@@ -63,6 +63,7 @@ _INSERT = {
 _SELECT = (
     select(*(_TRACE.c[name] for name in ("key", "id", "source", "n_spans", *SUMMED)))
     .where(_TRACE.c.project == bindparam("project"), _TRACE.c.id.in_(bindparam("ids", expanding=True)))
+    # Locked in one order, so that two batches with the same traces do not deadlock.
     .order_by(_TRACE.c.id)
     .with_for_update()
 )
@@ -124,6 +125,7 @@ def put_spans(
         by_id = traces.setdefault(span.trace_id, {})
         if span.span_id not in by_id:
             error = span.error
+            # Token ids decode to the text, so redacting the text alone would leave the secret.
             if carries_ids(span) and any(map(batch.has_secret, span.bodies)):
                 span = span_without_ids(span)
             message = _message(span)
@@ -139,8 +141,10 @@ def put_spans(
     called = {span.trace_id for span in spans if _is_call(span)}
     sources = {trace_id: GATEWAY if trace_id in called else SOURCE for trace_id in traces}
     with database.write(within=within) as connection:
+        # Locks the rows of the traces: the sums below add to values that nobody else may change meanwhile.
         before, new = _trace_rows(connection, project, sources)
         for trace_id, row in before.items():
+            # A new trace has no spans, so most batches skip this query.
             if row.key not in new:
                 for span_id in _known(connection, row.key, list(traces[trace_id])):
                     del traces[trace_id][span_id]
@@ -173,6 +177,7 @@ def _write(
         total = Sums(row)
         for span, names, searched, answer, called, *_ in ready:
             body_keys = [keys[name] for name in names]
+            # In the order of COLUMNS; the field `bodies` is replaced by their keys.
             rows.append((trace_key, *span[1:16], pack_keys(body_keys), *span[17:]))
             links += [(trace_key, key) for key in body_keys]
             if searched:
@@ -188,6 +193,7 @@ def _write(
         calls = [span for span, *_ in ready if span.kind == "chat"]
         if only_spans and calls and is_told_twice(connection, trace_key, calls, others=row.n_steps > 0):
             told_twice.append(trace_key)
+    # Before the counting below, which reads the spans of the trace back.
     insert_rows(connection, "span", COLUMNS, rows)
     for each in sums:
         if each["trace_key"] in told_twice:
@@ -260,6 +266,7 @@ def _clean(span: Span, redactor: Redactor, texts: Mapping[str, str]) -> Span:
         parent_id=span.parent_id,
         name=texts[span.name],
         kind=span.kind,
+        # OTLP times have 64 bits without a sign; a column has a sign.
         start_ns=max(0, min(span.start_ns, MAX_NS)),
         end_ns=max(0, min(span.end_ns, MAX_NS)),
         error=span.error and texts[span.error],
@@ -267,6 +274,7 @@ def _clean(span: Span, redactor: Redactor, texts: Mapping[str, str]) -> Span:
         agent=agent,
         model=model,
         tool=tool,
+        # A sender may claim any number; 2^48 leaves room for 32,768 such spans in the sum of a trace.
         n_prompt_tokens=max(0, min(span.n_prompt_tokens, 2**48)),
         n_completion_tokens=max(0, min(span.n_completion_tokens, 2**48)),
         cost_usd=cost if cost is None or math.isfinite(cost) else None,
@@ -326,7 +334,8 @@ def _answer(message: dict[str, Any], redactor: Redactor) -> str | None:
     content = message.get("content")
     if not isinstance(content, str) or not content.strip():
         return None
-    text = redactor.text(content.strip()).replace("\0", "\ufffd")  # before it is cut: half a secret is not known as one
+    # Redacted before it is cut: half a secret is not recognised as one.
+    text = redactor.text(content.strip()).replace("\0", "\ufffd")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 

@@ -1,4 +1,4 @@
-"""Attempts of loops, gates and runs, by stage; and the evidence of gates and banks."""
+"""Attempts of loops, gates and runs, by stage, and the evidence of gates and banks."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ class Stages:
             if not without:
                 return supersede(connection, *mine)
             rows = connection.execute(select(col(TraceRow.key), col(TraceRow.episode_id)).where(*mine))
+            # Filtered here: there may be more episodes than a statement can have values.
             keys = [key for key, episode in rows if episode not in without]
             return sum(supersede(connection, col(TraceRow.key).in_(part)) for part in chunks(keys))
 
@@ -133,6 +134,7 @@ class Stages:
         for key, stage, _ in rows:
             if stage is not None:
                 begun[stage] = min(key, begun.get(stage, key))
+        # A stage begins with its first stored attempt; within it, the plan decides and not the clock.
         rows.sort(key=lambda row: (begun.get(row[1] or "", row[0]), row[2] or 0, row[0]))
         return [key for key, _, _ in rows]
 

@@ -25,8 +25,8 @@ NOW = {"sqlite": "strftime('%Y-%m-%d %H:%M:%f000', 'now')", "postgresql": "now()
 def run(connection: Connection, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """Runs one statement with `marks` for its values. Returns its rows.
 
-    It bypasses SQLAlchemy, and on a server psycopg's search for marks in each statement, which cost more than the
-    statement itself if that has many rows.
+    It bypasses SQLAlchemy, and on a server the search of psycopg for marks in each statement. Both cost more than the
+    statement itself if it has many rows. Raises DBAPIError, as SQLAlchemy does.
     """
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
@@ -39,10 +39,11 @@ def run(connection: Connection, statement: str, values: Sequence[Any] = ()) -> l
     try:
         cursor = psycopg.RawCursor(driver)
         cursor.execute(statement, values)
+        # In a pipeline, fetching would wait for the server and undo what the pipeline saves.
         in_pipeline = driver.pgconn.pipeline_status
         return [] if in_pipeline or cursor.description is None else cursor.fetchall()
     except psycopg.Error as error:
-        if driver.closed:  # else SQLAlchemy would roll it back, fail, and log the traceback of that
+        if driver.closed:  # else SQLAlchemy would try a rollback, fail, and log that traceback
             connection.invalidate(error)
         raise DBAPIError(None, None, error) from error
 
@@ -90,6 +91,7 @@ def insert_rows(
     if connection.dialect.name == "sqlite" and rows:
         driver: Any = connection.connection.driver_connection
         try:
+            # One prepared statement with one row: SQLite has no round trips that a statement of many rows could save.
             driver.executemany(_insert("sqlite", table, tuple(names), 1, made_at) + end, rows)
         except sqlite3.Error as error:
             raise DBAPIError(None, None, error) from error
@@ -134,6 +136,7 @@ def _parts(rows: Sequence[tuple[Any, ...]], n_values: int) -> Iterator[Sequence[
 
 def _storable(connection: Connection, value: Any) -> Any:
     if isinstance(value, str):
+        # PostgreSQL refuses NUL in a text.
         return value if connection.dialect.name == "sqlite" else value.replace("\0", "\ufffd")
     return stored_time(connection, value) if isinstance(value, datetime) else value
 

@@ -1,7 +1,7 @@
 """Steps n to m of a stored trace, without reading the others.
 
-Of a trace with 10,000 steps, making all the objects takes seconds and its messages megabytes. Here the head is inflated
-and read as plain JSON; only the steps asked for become objects, and only their messages are loaded.
+A trace with 10,000 steps takes seconds to turn into objects, and its messages take megabytes. Here the head is inflated
+and read as plain JSON; only the requested steps become objects, and only their messages are loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SubAgent(Frozen):
     agent: str | None
     n_steps: int
     step: int | None
-    """Index of the step that asked for it; None where nobody said."""
+    """Index of the step that started it; None if the source does not name it."""
     call_id: str | None
 
 
@@ -42,7 +42,7 @@ class StepPage(Frozen):
     start: int
     """Position of the first step of the page, counted from 0."""
     messages: tuple[Message, ...]
-    """What the agent was told before its first step; empty where `start` is not 0."""
+    """The messages before the first step; empty if `start` is not 0."""
     steps: tuple[Step, ...]
     sub_agents: tuple[SubAgent, ...]
 
@@ -54,9 +54,9 @@ class TraceHead(NamedTuple):
     keys: tuple[int, ...] | None
     """Row keys of the bodies by their numbers; None if the document contains them."""
     resolve: Callable[[dict[str, Any]], None]
-    """Puts the bodies of a part in the place of the references: an object with `messages`, `steps` and `children`."""
+    """Replaces references in a part by their bodies. A part is an object with `messages`, `steps` and `children`."""
     raw: bytes = b""
-    """JSON with `raw`: what had no place in the trace; empty if there can be none."""
+    """JSON with `raw`, which is everything that had no place in the trace; empty for a trace that cannot have it."""
 
 
 def read_head(row: TraceRow, bodies: Callable[[Iterable[int]], dict[int, bytes]]) -> TraceHead:
@@ -105,6 +105,7 @@ def _page(
         document = named[place]["trace"]
     steps = document["steps"]
     messages = document["messages"] if start == 0 else []
+    # Without children: the bodies of sub-agents are not part of this page.
     part = {"messages": messages, "steps": steps[start : start + limit], "children": []}
     resolve(part)
     return StepPage(

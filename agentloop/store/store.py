@@ -107,9 +107,9 @@ class Store(
     ) -> None:
         """project: owner of the stages, versions, reports, decisions and attempts.
 
-        upgrade: of older tables: True for a server's, too, False for none, which opens the store without a write;
-        default: a file's. secrets: values that must never be stored. Raises StoreError if the store does not exist
-        (create=False) or cannot be used, ConfigError for an invalid URL.
+        upgrade: which older tables are upgraded. True: also those of a server; False: none, so the store is opened
+        without a write; default: those of a file. secrets: values that must never be stored. Raises StoreError if the
+        store does not exist (create=False) or cannot be used, ConfigError for an invalid URL.
         """
         self.project = project
         self._database = Database(where, timeouts)
@@ -134,12 +134,13 @@ class Store(
                 self._shared = SharedBodies(Redactor(self._hash_key(), self._secrets))
             if upgrade or (upgrade is None and self.path is not None):
                 traces.index_old_episodes(self._database, self._shared)
+        # Also after Ctrl-C: a pool without an owner would keep its connection to the server.
         except BaseException:
             self.close()
             raise
 
     def in_project(self, project: str) -> Store:
-        """The same store for another project (tenant); whoever opened it closes it."""
+        """The same store for another project (tenant). It shares the connection, so close only the original."""
         if project == self.project:
             return self
         other = copy(self)
@@ -161,6 +162,7 @@ class Store(
         if self.path is None:
             with lease(self._database, name, owner):
                 yield
+        # flock belongs to the open file: a second lock in this process would be refused by its own first one.
         elif self._is_locked:
             yield
         else:
@@ -190,7 +192,7 @@ class Store(
             del self._database.units[unit]
 
     def check_claims(self) -> None:
-        """Raises LeaseLost as a write would."""
+        """Raises LeaseLost if a write in a block of `driving` would raise it."""
         with self._database.read() as connection:
             self._database.check_units(connection)
 
@@ -204,20 +206,22 @@ class Store(
         """Claims the project for the owner of `token`, if nobody else has it. Returns whether that succeeded."""
         name = f"project {self.project}"
         with self._database.write() as connection:
+            # The first claim wins; the read in the same transaction tells who that was.
             insert_rows(connection, "setting", ("name", "value"), [(name, token.encode())], ignore=True)
             stored = connection.execute(select(SettingRow.value).where(SettingRow.name == name)).scalar_one()
         return bytes(stored) == token.encode()
 
     def hide(self, secrets: Iterable[str]) -> None:
-        """Values that must never be stored, beside those that it was opened with."""
+        """Adds values that must never be stored to those that the store was opened with."""
         more = self._secrets.union(secrets)
         if more != self._secrets:
             self._secrets = more
             self._shared.redactor = Redactor(self._hash_key(), more)
+            # Cached names stand for bodies that were redacted without the new secrets.
             self._shared.forget()
 
     def claims(self, card: WorkerCard, *, max_lost: int = 5) -> Claims:
-        """The side of a worker of the units of this store. max_lost: of `Claims`."""
+        """The units of this store from the side of a worker. max_lost: see `Claims`."""
         return Claims(self._database, self._shared, card, max_lost=max_lost)
 
     def transaction(self) -> AbstractContextManager[Connection]:
@@ -368,7 +372,8 @@ class Store(
         return retention.forgettable(self._database, before=before, max_bytes=max_bytes, project=project)
 
     def check(self) -> None:
-        """Raise StoreError if the store cannot be written."""
+        """Raises StoreError if the store cannot be written."""
+        # A write that changes no value still needs the lock and the disk.
         same = update(SettingRow).where(col(SettingRow.name) == "hash_key").values(value=SettingRow.value)
         with self._database.write() as connection:
             connection.execute(same)
@@ -397,6 +402,7 @@ class Store(
             key = connection.execute(query).scalar()
         if key is None:
             with self._database.write() as connection:
+                # Two processes may open a new store at once; both must read back the one key that was stored.
                 row = ("hash_key", token_bytes(32))
                 insert_rows(connection, "setting", ("name", "value"), [row], ignore=True)
                 key = connection.execute(query).scalar_one()

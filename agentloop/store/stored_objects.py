@@ -1,8 +1,8 @@
-"""Which objects somebody has stored, and which of them something still names: what a sweep may remove.
+"""Records which objects were stored and which are still named, so that a sweep can remove the others.
 
-Whoever stores an object says so before the upload. A sweep removes only what this store knows, so several stores may
-share a place of objects. It holds the row of an object while it removes the object, so whoever stores it again at that
-moment waits, and uploads it afterwards.
+A process records an object before it uploads the object. A sweep removes only recorded objects, so several stores may
+share one place of objects. It locks the row of an object while it removes the object, so a process that stores it again
+at that moment waits, and uploads it afterwards.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from agentloop.store.database import Database
 from agentloop.store.portable import ask, in_transaction
 
+# Any SHA-256 in the text counts, wherever it stands: keeping an object too many is harmless.
 _ADDRESS = re.compile(r"\b[0-9a-f]{64}\b")
 _PUT = (
     "INSERT INTO stored_object (sha256, put_at) VALUES ($1, {now}) "
@@ -44,7 +45,7 @@ class NamedObjects(NamedTuple):
     files: frozenset[str]
     """Bundles of runs, and snapshots."""
     asks: frozenset[str]
-    """What units ask for. Such an object may name others."""
+    """Objects that units ask for. Such an object may name others."""
 
 
 class StoredObjects:
@@ -53,7 +54,7 @@ class StoredObjects:
     _database: Database
 
     def put_object(self, sha256: str) -> None:
-        """Somebody is about to store this object, and to name it in a row soon after."""
+        """Records that a process is about to store this object, and will soon name it in a row."""
         in_transaction(self._database, lambda connection: ask(connection, _PUT, (sha256,)))
 
     def old_objects(self, older_than_s: float) -> set[str]:
@@ -62,9 +63,9 @@ class StoredObjects:
             return {sha256 for (sha256,) in ask(connection, _OLD, (older_than_s,))}
 
     def named_objects(self, grace_s: float) -> NamedObjects:
-        """What runs name that go on, and the newest snapshots.
+        """The objects that unfinished runs name, and the newest snapshots.
 
-        grace_s: time for which an ended run, and a snapshot that was superseded, still counts.
+        grace_s: seconds for which an ended run, and a superseded snapshot, still counts.
         """
         with self._database.read() as connection:
             values = (grace_s,)
@@ -75,12 +76,13 @@ class StoredObjects:
     def remove_object(self, sha256: str, older_than_s: float, remove: Callable[[str], None]) -> bool:
         """Calls `remove` and forgets the object, unless somebody stored it meanwhile. Returns whether it was removed.
 
-        What `remove` raises leaves the row, so that a later sweep tries again.
+        If `remove` raises, the row stays, so that a later sweep tries again.
         """
 
         def forget(connection: Connection) -> bool:
             rows = ask(
                 connection,
+                # The age again: somebody may have stored it since it was listed as old.
                 "DELETE FROM stored_object WHERE sha256 = $1 AND put_at < {after -$2} RETURNING sha256",
                 (sha256, older_than_s),
             )
@@ -91,6 +93,6 @@ class StoredObjects:
         return in_transaction(self._database, forget)
 
     def take_turn(self, chore: str, every_s: float) -> bool:
-        """Whether this process shall do a chore now that somebody does every `every_s` seconds."""
+        """Whether this process must do a chore now that some process does every `every_s` seconds."""
         with self._database.write() as connection:
             return bool(ask(connection, _CHORE, (chore, every_s)))

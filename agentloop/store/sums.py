@@ -23,7 +23,7 @@ SUMMED = (
 
 
 class Sums:
-    """Starts with the values of the row, and adds spans that are not included yet.
+    """Starts with the values of the row, and adds spans that it does not include yet.
 
     Tokens and cost are those of model calls: the spans of agents and workflows repeat the usage of the calls below
     them.
@@ -57,8 +57,10 @@ class Sums:
         self.facets.update(("tool", name) for name in calls)
         if span.kind != EVENT:
             self._add(span)
+        # A sub-agent's call has a parent; its answer is not the answer of the run.
         if span.kind == "chat" and span.parent_id is None and span.end_ns >= self._end:
             self._answer = answer
+        # Some senders leave the start at 0, which would date the trace to 1970.
         if 0 < span.start_ns < self._start:
             self._start = span.start_ns
         if span.end_ns > self._end:
@@ -99,11 +101,13 @@ class Sums:
         if not only_spans:
             return values | {name: getattr(row, name) for name in SUMMED}
         has_start = self._start < 1 << 63
-        is_scored = self._reward is not None and row.reward_state == "unscored"  # what was put later counts
+        is_scored = self._reward is not None and row.reward_state == "unscored"  # a later verdict stands
         return values | {
             "name": self._name,
             "agent": self._agent,
             "model": self._model,
+            # Added to the row, so a batch never reads the spans before it; `put_spans` holds the row and adds each span
+            # once.
             "n_steps": row.n_steps + self._n_chat,
             "n_tool_calls": row.n_tool_calls + self._n_tool,
             "n_errors": row.n_errors + self._n_errors,

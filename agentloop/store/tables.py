@@ -20,9 +20,9 @@ SCHEMA_VERSION = 12
 `agentloop store upgrade`; a newer schema is refused."""
 
 Key = BigInteger().with_variant(Integer, "sqlite")
-"""64 bits; in SQLite the type must be INTEGER for the column to be the row id itself."""
+"""64 bits. SQLite uses a column as the row id itself only if its type is INTEGER."""
 DEFAULT_PROJECT = "default"
-"""The tenant if there is only one, and of a loop whose settings name no other."""
+"""The only tenant of a store without tenants, and the project of a loop whose settings name none."""
 
 
 class TraceSummary(SQLModel):
@@ -82,6 +82,7 @@ class TraceSummary(SQLModel):
 
 _LIVE = text("state = 'live'")
 _CANARY = text("state = 'canary'")
+# Queries must repeat these conditions literally, or SQLite does not use the partial index (`attention.py`).
 _DISPUTED = text("reward_state = 'disputed'")
 _OURS = text("stage IS NOT NULL")
 _LINKED = text("episode_id IS NOT NULL")
@@ -101,11 +102,13 @@ class TraceRow(TraceSummary, table=True):
         Index("trace_by_stage", "project", "stage", "n"),
         Index("trace_by_failure", "project", "failure", "key"),
         Index("trace_by_session", "project", "session", "key"),
+        # The rule that an episode has one attempt is held here, so two processes cannot both store one.
         Index("trace_of_episode", "project", "episode_id", unique=True, sqlite_where=_OURS, postgresql_where=_OURS),
         Index("trace_by_episode", "project", "episode_id", sqlite_where=_LINKED, postgresql_where=_LINKED),
         Index("trace_by_project", "project", "key"),
         Index("trace_disputed", "project", "key", sqlite_where=_DISPUTED, postgresql_where=_DISPUTED),
         Index("trace_by_source", "source"),
+        # Retention removes the oldest traces of all projects first.
         Index("trace_by_age", "stored_at"),
         Index("trace_by_outcome", *_OUTCOME, sqlite_where=_OF_TASK, postgresql_where=_OF_TASK),
     )
@@ -303,6 +306,7 @@ class PolicyRow(SQLModel, table=True):
 
     __tablename__ = "policy_version"
     __table_args__ = (
+        # These two indexes hold the rule of one live version and one canary, whoever moves a version.
         Index("policy_live", "project", unique=True, sqlite_where=_LIVE, postgresql_where=_LIVE),
         Index("policy_canary", "project", unique=True, sqlite_where=_CANARY, postgresql_where=_CANARY),
     )

@@ -17,7 +17,7 @@ from agentloop.types import Purpose, RewardState
 PASSES = 0.5
 """Reward from which an attempt counts as passed."""
 MAX_LOOKED = 1000
-"""Attempts at a task among which the best and the worst are looked for."""
+"""Number of the newest attempts at a task that are searched for the best and the worst."""
 TRAINED = (Purpose.train, Purpose.validate, Purpose.demonstrate)
 """Purposes of attempts that training made."""
 
@@ -126,7 +126,7 @@ class TaskOutcomes:
 
 
 def _purposes(trained: bool) -> Sequence[Purpose | None]:
-    """Each is one query, which then reads one range of the index."""
+    """The purposes to query one by one: each query then reads one range of the index."""
     return TRAINED if trained else (*MEASURED, None)
 
 
@@ -135,6 +135,7 @@ def _among(versions: Collection[int | None]) -> ColumnElement[bool]:
     numbers = [number for number in versions if number is not None]
     if None not in versions:
         return version.in_(numbers)
+    # NULL equals no member of a list, so it needs a condition of its own.
     return version.is_(None) | version.in_(numbers) if numbers else version.is_(None)
 
 

@@ -27,6 +27,7 @@ def clean_trace(redactor: Redactor, trace: Trace) -> tuple[Trace, bytes]:
     redacted = redactor.json(raw)
     if redacted is raw:
         return trace, raw
+    # The id is a name that others refer to, and stays even if it looks like a secret.
     clean = _without_ids(trace, Trace.model_validate_json(redacted)).model_copy(update={"id": trace.id})
     return clean, clean.model_dump_json().encode()
 
@@ -42,13 +43,14 @@ def carries_ids(span: Span) -> bool:
 
 
 def span_without_ids(span: Span) -> Span:
-    """The span with a mark instead of its token ids. Bodies are numbered, so bodies of ids become empty."""
+    """The span with a mark instead of its token ids. Bodies of ids become `null`."""
     head = orjson.loads(span.head)
     attributes = head["attributes"]
     bodies = [_message_without_ids(body) if _KEY in body else body for body in span.bodies]
     for name in _ATTRIBUTES:
         reference = attributes.pop(name, None)
         if isinstance(reference, dict) and "$" in reference:
+            # Removing a body would shift the numbers of those after it.
             bodies[reference["$"]] = _NOTHING
     attributes[REDACTED] = True
     return span._replace(head=orjson.dumps(head), bodies=tuple(bodies))
@@ -68,6 +70,7 @@ def _without_ids(trace: Trace, clean: Trace) -> Trace:
     for step, clean_step in zip(trace.steps, clean.steps, strict=True):
         is_redacted = is_redacted or _before(step) != _before(clean_step)
         is_redacted = is_redacted or step.completion.message != clean_step.completion.message
+        # The ids of this step include its prompt, so what came before counts; its results are only in the next prompt.
         steps.append(_stripped(clean_step) if is_redacted else clean_step)
         is_redacted = is_redacted or step.results != clean_step.results
     children = tuple(

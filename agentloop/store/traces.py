@@ -43,7 +43,7 @@ _USED = ("n_prompt_tokens", "n_completion_tokens", "cost_usd")
 
 
 def index_old_episodes(database: Database, shared: SharedBodies) -> None:
-    """Make episodes of schema 1 searchable, whose verdicts and messages exist only in their bodies.
+    """Makes episodes of schema 1 searchable, whose verdicts and messages exist only in their bodies.
 
     After an interruption, it continues when the store is opened again.
     """
@@ -65,6 +65,7 @@ def index_old_episodes(database: Database, shared: SharedBodies) -> None:
                 link(connection, ((key or 0, bodies[name]) for name in names))
                 values, facets = documents.columns(trace)
                 put_facets(connection, shared.redactor, [(key or 0, facets)])
+                # With the new source the episode no longer matches `old`, so the loop ends and a killed one continues.
                 columns = {name: values[name] for name in ("source", "model", "n_errors", *_USED)}
                 connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(columns))
         batch.done()
@@ -77,12 +78,13 @@ def put_imported(
     items: Sequence[Imported],
     within: Connection | None = None,
 ) -> int:
-    """Write imported traces in one transaction; existing ones are not changed. Returns the number of new traces."""
+    """Writes imported traces in one transaction; existing ones are not changed. Returns the number of new traces."""
     batch = shared.batch(project)
     ready = {}
     for item in items:
         if item.trace.id not in ready:
             head, raw = documents.split(_clean_ids(shared.redactor, item))
+            # Line by line, so that the three lines stay three: JSON itself has no line breaks.
             clean_head = b"\n".join(map(shared.redactor.json, head.split(b"\n")))
             ready[item.trace.id] = item, compress(clean_head), [batch.name(body) for body in raw]
     with database.write(within=within) as connection:
@@ -107,6 +109,7 @@ def put_imported(
                 "body": head,
                 "bodies": packed,
             }
+            # Nothing for a trace that another process stored since `_keys`.
             for (key,) in insert_new(connection, "trace", tuple(row), [tuple(row.values())], ("key",)):
                 n += 1
                 link(connection, ((key, bodies[name]) for name in names))
@@ -153,7 +156,7 @@ def read_whole(connection: Connection, key: int) -> tuple[Imported | None, Verdi
 
 
 def remove_traces(connection: Connection, keys: list[int]) -> None:
-    """Remove traces with everything that belongs to them."""
+    """Removes traces with everything that belongs to them, in a transaction that `removes`."""
     unlink(connection, keys)
     for part in chunks(keys):
         for table in (SpanRow, FacetRow, ScoreRow, LabelRow, LabelRejectionRow, VerdictRow, FeedbackRow):
@@ -170,7 +173,7 @@ def _keys(connection: Connection, project: str, ids: Sequence[str]) -> dict[str,
 
 
 def put_facets(connection: Connection, redactor: Redactor, facets: Iterable[tuple[int, documents.Facets]]) -> None:
-    """Insert facets of traces by their keys."""
+    """Inserts facets of traces by their keys."""
     rows = [
         (key, name, redactor.text(value).replace("\0", "\ufffd"))
         for key, pairs in facets

@@ -55,6 +55,7 @@ class Traffic:
         query = select(*_COLUMNS).where(
             col(TraceRow.project) == self.project,
             col(TraceRow.policy_version).in_(versions),
+            # Only the gateway itself knows which version answered; a sender may claim any.
             col(TraceRow.source) == GATEWAY,
             col(TraceRow.stage).is_(None),
             col(TraceRow.started_at) >= since,

@@ -1,7 +1,7 @@
-"""Attempts that test tasks, stored until their command ends: after a kill, the same command makes only the others.
+"""Attempts that test tasks, stored until their command ends, so that after a kill it makes only the missing ones.
 
-Such attempts show what a task or a case is worth, and nothing about how good a policy is. So they are in a file of
-their own, whatever store the settings name: no list, figure, gate or training can include them.
+Such attempts measure a task or a case, not a policy. So they are in a separate file, whatever store the settings name:
+no list, figure, gate or training can include them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from agentloop.store.store import Store
 def unfinished_store(
     folder: Path, command: str, say: Callable[[str], None], *, secrets: Iterable[str] = ()
 ) -> Iterator[Store | None]:
-    """The store of `command` in the project `folder`. Removed after the block; an error in the block leaves it there.
+    """The store of `command` in the project `folder`. It is removed after the block, unless the block raises.
 
-    command: a name for a folder, the same for the command that continues. say: gets a line where attempts are there
-    already. None, with the reason to `say`, where the store cannot be used: the folder is read-only, or the same
-    command is running.
+    command: name of its folder, the same for the command that continues. say: gets a line if attempts exist already.
+    None, with the reason to `say`, if the store cannot be used: the folder is read-only, or the same command is
+    running.
     """
     place = folder / UNFINISHED / command
     with ExitStack() as resources:
@@ -40,12 +40,14 @@ def unfinished_store(
             say(f"continuing {place}: {counted(n, 'attempt')} are there already; delete that folder to start over")
         yield store
         if store is not None:
+            # Within the lock, so that the same command cannot begin in a folder that is being removed.
             shutil.rmtree(place, ignore_errors=True)
             _remove_empty(folder / STATE)
 
 
 def _remove_empty(state: Path) -> None:
     """Removes the folders above the store if they contain nothing else."""
+    # Another command may have a store there: rmdir fails on a folder that is not empty.
     with suppress(OSError):
         (state / UNFINISHED.name).rmdir()
         ignored = state / ".gitignore"

@@ -1,8 +1,8 @@
 """The rows of work: runs, their queues, their units, and the workers that lease the units (`units.py`, `claims.py`).
 
 A unit's kind, needs and run are those of its queue. So a worker looks only at the few queues that it can serve, however
-many units wait, and a unit's row stays small. A lease is the heartbeat of its worker: no unit's row changes while it is
-done, because rows that change often slow a queue on PostgreSQL down.
+many units wait, and a unit's row stays small. A lease is the heartbeat of its worker: the row of a unit does not change
+while a worker does it, because dead row versions slow a queue on PostgreSQL down.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class UnitRow(SQLModel, table=True):
     __tablename__ = "unit"
     __table_args__ = (
         UniqueConstraint("project", "key"),
+        # Each index holds the few units in one state, so it stays small however many units are done.
         Index("unit_ready", "queue", "rank", "position", "number", sqlite_where=_READY, postgresql_where=_READY),
         Index("unit_leased", "owner", sqlite_where=_LEASED, postgresql_where=_LEASED),
         Index("unit_leased_by_queue", "queue", sqlite_where=_LEASED, postgresql_where=_LEASED),
@@ -116,17 +117,17 @@ class SnapshotRow(SQLModel, table=True):
 
 
 class StoredObjectRow(SQLModel, table=True):
-    """An object that somebody stored, so that it can be removed when nothing names it (`stored_objects.py`)."""
+    """An object that was stored, recorded so that it can be removed when nothing names it (`stored_objects.py`)."""
 
     __tablename__ = "stored_object"
 
     sha256: str = Field(primary_key=True)
     put_at: datetime
-    """When somebody last began to store it."""
+    """Time at which a process last began to store it."""
 
 
 class ChoreRow(SQLModel, table=True):
-    """What one of many workers does from time to time."""
+    """A task that one of many workers does from time to time."""
 
     __tablename__ = "chore"
 
@@ -135,7 +136,7 @@ class ChoreRow(SQLModel, table=True):
 
 
 class EndpointRow(SQLModel, table=True):
-    """A model server that serves versions of a project (`endpoints.py`). One that ends properly removes its row."""
+    """A model server that serves versions of a project (`endpoints.py`). It removes its row when it ends properly."""
 
     __tablename__ = "endpoint"
 
@@ -154,7 +155,7 @@ class EndpointRow(SQLModel, table=True):
 
 
 class WorkerRow(SQLModel, table=True):
-    """A process that does units. One that ends properly removes its row."""
+    """A process that does units. It removes its row when it ends properly."""
 
     __tablename__ = "worker"
 
@@ -175,6 +176,6 @@ class WorkerRow(SQLModel, table=True):
     lease_s: float
     """Age of its heartbeat in seconds at which its units become ready again."""
     note: str = ""
-    """What it waits for."""
+    """The reason for which it waits."""
     started_at: datetime
     beat_at: datetime

@@ -1,6 +1,7 @@
-"""Units of work: asked for by runs, followed and mended by people. `claims.py` is the workers' side.
+"""Units of work from the side of runs, which ask for them, and of people. `claims.py` is the workers' side.
 
-A unit's key follows from the plan, so whoever asks for it again gets the same unit, and its effects if it is done.
+A unit's key follows from the plan, so a process that asks for it again gets the same unit, and its effects if it is
+done.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from agentloop.types import Unit, UnitEnd, UnitState
 from agentloop.types.unit import units_before
 
 MAX_ASKS = 16 << 10
-"""Maximum size of `Unit.asks` as JSON, in bytes. Whatever is larger is a file, which a unit names by its hash."""
+"""Maximum size of `Unit.asks` as JSON, in bytes. Larger data is a file, which a unit names by its hash."""
 KIND = re.compile("[a-z][a-z_-]*")
 """Names of kinds."""
 MISTAKE = "mistake"
-"""How an attempt at a unit ended that only a person can fix, in its history."""
+"""Marks an entry of a unit's history: only a person can fix what ended this attempt."""
 _IN_NO_KEY = re.compile(r"[\x00\ud800-\udfff]")
 """NUL and lone surrogates, which databases refuse."""
 PROCESS = "process:"
-"""Begins the need of a unit that only one process can do, before the id of its worker."""
+"""Prefix of the need of a unit that only one process can do; the id of its worker follows."""
 ASKS = "asks:"
-"""Begins the ability of a process that does no units and asks for those of a run, before the run's number."""
+"""Prefix of the ability of a process that only asks for the units of a run; the number of the run follows."""
 TERMINAL = (UnitState.done, UnitState.dead, UnitState.cancelled)
 """States in which nobody works on a unit."""
 _UNIT = (
@@ -52,7 +53,7 @@ class QueueFacts(NamedTuple):
     needs: tuple[str, ...]
     n: dict[UnitState, int]
     oldest_at: datetime | None
-    """When the oldest unit that is ready was asked for."""
+    """Time at which the oldest ready unit was put into the queue."""
     has_worker: bool
     """Whether a worker that is up does this kind and has what its units need."""
     oldest_s: float | None
@@ -117,9 +118,8 @@ class Units:
     ) -> None:
         """Adds units to a run. A unit whose key exists is left as it is, whichever run it belongs to.
 
-        again: those that are dead or cancelled become ready in this run, with what they ask for now, and so do those
-        that `adopt_units` takes.
-        Raises ValueError for a unit that asks for more than MAX_ASKS bytes.
+        again: dead and cancelled units become ready in this run, with what they ask for now, and so do units that
+        `adopt_units` takes. Raises ValueError for a unit that asks for more than MAX_ASKS bytes.
         """
         if within is not None:
             put_units(within, self.project, run, units, again=again)
@@ -127,7 +127,7 @@ class Units:
             in_transaction(self._database, lambda one: put_units(one, self.project, run, units, again=again))
 
     def adopt_units(self, run: int, units: Sequence[Unit]) -> None:
-        """Units that exist, have not ended, and need a process that is gone become ready in this run, with these needs.
+        """Existing unfinished units that need a process that is gone become ready in this run, with these needs.
 
         A process is gone if its worker has ended, gave no heartbeat for its lease, or is in `mark_gone`.
         """
@@ -138,15 +138,16 @@ class Units:
         in_transaction(self._database, adopt)
 
     def mark_gone(self, workers: Collection[str]) -> None:
-        """Says that the processes of these workers are dead. A worker that lives is back with its next heartbeat."""
+        """Marks these workers as dead. One that lives is back with its next heartbeat."""
         if not workers:
             return
         with self._database.write() as connection:
+            # Sorted, so that two processes that mark the same workers do not deadlock.
             for id in sorted(workers):
                 ask(connection, "UPDATE worker SET state = 'gone' WHERE id = $1", (id,))
 
     def unit_ends(self, keys: Collection[str]) -> list[UnitEnd]:
-        """How units ended, in no order; those that have not ended are left out."""
+        """The ends of units, in no order, without units that have not ended."""
         ends: list[UnitEnd] = []
         with self._database.read() as connection:
             for part in chunks(list(keys)):
@@ -285,7 +286,7 @@ class Units:
         return facts
 
     def drain_worker(self, id: str) -> None:
-        """Has a worker claim nothing more and end, as SIGTERM does. Raises StateError if it is not up."""
+        """Makes a worker claim nothing more and end, like SIGTERM. Raises NoSuchWork, or StateError if it is not up."""
         drain = "UPDATE worker SET state = 'draining' WHERE id = $1 AND state = 'up' RETURNING id"
         with self._database.write() as connection:
             if ask(connection, drain, (id,)):
@@ -298,6 +299,7 @@ class Units:
     def _unit(self, connection: Connection, key: str) -> UnitFacts:
         rows: list[tuple[Any, ...]] = []
         if not _IN_NO_KEY.search(key):
+            # substr, not LIKE: a key may contain `_` and `%`, and LIKE of SQLite ignores case.
             begins = f"{_FACTS} AND substr(u.key, 1, $3) = $2 ORDER BY u.key <> $2, u.key LIMIT 2"
             rows = ask(connection, begins, (self.project, key, len(key)))
         if not rows:
@@ -338,6 +340,7 @@ def put_units(connection: Connection, project: str, run: int, units: Sequence[Un
                     (queue, project, *chain.from_iterable(part)),
                 )
         _adopt(connection, project, by_queue)
+    # After the updates: units that are new ask for the right thing already.
     insert_rows(connection, "unit", _UNIT, rows, ignore=True, made_at=True)
 
 
@@ -358,6 +361,7 @@ def _adopt(connection: Connection, project: str, by_queue: Mapping[int, Sequence
             keys = [key for key, _ in part]
             rows = ask(connection, f"{_PLACES} AND u.key IN ({_places(keys, 2)})", (project, *keys))
             owners = {number: _processes(needs) for number, needs in rows}
+            # Most units need no process, and then nobody asks which workers live.
             if not any(owners.values()):
                 continue
             if alive is None:
@@ -378,7 +382,7 @@ def _processes(needs: str) -> set[str]:
 
 
 def _asked(part: Sequence[tuple[str, str]]) -> str:
-    """The end of a statement that gives units, by key, what they ask for now; its values begin at `$3`."""
+    """The end of a statement that sets what units ask for now, by key; its values begin at `$3`."""
     rows = ", ".join(f"(${n}, ${n + 1})" for n in range(3, 3 + 2 * len(part), 2))
     return f", asks = column2 FROM (VALUES {rows}) AS asked WHERE project = $2 AND key = column1"
 
@@ -389,12 +393,13 @@ def _places(values: Sequence[object], first: int) -> str:
 
 
 def _queues(connection: Connection, project: str, run: int, names: set[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """The number of each queue by its kind and needs; those that are missing are made."""
+    """The number of each queue by its kind and needs. Creates missing queues."""
     mine = "SELECT kind, needs, number FROM queue WHERE run = $1"
     queues = {(kind, needs): number for kind, needs, number in ask(connection, mine, (run,))}
     if new := sorted(names - queues.keys()):
         rows = [(project, run, kind, needs) for kind, needs in new]
         insert_rows(connection, "queue", ("project", "run", "kind", "needs"), rows, ignore=True)
+        # Read back, because another process may have created the same queue at the same time.
         queues |= {(kind, needs): number for kind, needs, number in ask(connection, mine, (run,))}
     return queues
 
@@ -404,7 +409,7 @@ def _needs(unit: Unit) -> str:
 
 
 def _asks(unit: Unit) -> str:
-    """The references of a unit as JSON. Raises ValueError for a unit that no worker could do."""
+    """What a unit asks for, as JSON. Raises ValueError for a unit that no worker could do."""
     data = orjson.dumps(unit.asks, default=dict)
     if len(data) > MAX_ASKS:
         raise ValueError(
@@ -425,6 +430,7 @@ def _cancel(connection: Connection, project: str, keys: Sequence[str], needs: st
     """Cancels units. needs: only those with these needs."""
     only = "" if needs is None else "AND queue IN (SELECT number FROM queue WHERE project = $1 AND needs = $2) "
     values = (project,) if needs is None else (project, needs)
+    # A dead unit stays dead, so that people still see what killed its workers.
     before = [state for state in units_before(UnitState.cancelled) if state != UnitState.dead]
     return ask(
         connection,
@@ -467,6 +473,7 @@ _WORKERS = (
 
 
 def _end(key: str, state: str, result: str | None, error: str, history: str) -> UnitEnd:
+    # Only a dead unit can have ended by a mistake; most histories are never parsed.
     entries = orjson.loads(history) if state == UnitState.dead else []
     is_mistake = bool(entries) and entries[-1]["how"] == MISTAKE
     facts = orjson.loads(result) if result else {}

@@ -1,7 +1,7 @@
-"""What the answers in stored traces used, without reading messages.
+"""The tokens and costs of the answers in stored traces, without reading messages.
 
-The light columns hold sums only. A cost needs the model, the cached tokens and the price of each answer, so this reads
-the trace's document, but neither its bodies nor its domain types, which are most of the time of reading it whole.
+The light columns have sums only. A cost needs the model, the cached tokens and the price of each answer, so this reads
+the document of a trace. It loads no bodies and builds no domain types, which take most of the time of a whole read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COLUMNS = [col(getattr(TraceRow, name)) for name in (*_NAMES, "bodies")]
 
 
 class TraceUsage(NamedTuple):
-    """A trace with what costs are made of."""
+    """A trace with everything that its cost depends on."""
 
     row: Any
     """Its columns `key`, `project`, `id`, `stage`, `reward`, `duration_s`, ..."""
@@ -47,7 +47,7 @@ class StageTime(NamedTuple):
 
 
 class Usages:
-    """The part of the store that reads what traces used."""
+    """The part of the store that reads the usage of traces."""
 
     _database: Database
 
@@ -80,6 +80,7 @@ def _page(connection: Connection, rows: Sequence[Any]) -> list[TraceUsage]:
     verdicts = {
         key: orjson.loads(zlib.decompress(row.body)) for key, row in last_rows(connection, [r.key for r in rows])
     }
+    # Scores of rules cost nothing, so the current verdict is read only where a judge model was called or may have been.
     judged_keys = {key for key, verdict in verdicts.items() if any(map(_was_judged, verdict["scores"]))}
     imported_keys = {row.key for row in rows if row.bodies is not None}
     current = verdicts_of(connection, judged_keys | imported_keys)

@@ -1,4 +1,4 @@
-"""Reads back what is known of a trace's worth: its current state, and the verdicts behind it."""
+"""Reads the current verdict of a trace, and the verdicts of its history."""
 
 from __future__ import annotations
 
@@ -112,6 +112,7 @@ def read_verdicts(connection: Connection, rows: Sequence[Any]) -> list[Verdict]:
 
 def verdicts_of(connection: Connection, keys: Collection[int]) -> dict[int, Verdict]:
     """Trace -> current state of its worth, without deleted traces. No trace is read."""
+    # Only the head of an imported trace has a verdict; the large bodies of episodes stay in the database.
     head = case((col(TraceRow.bodies).is_not(None), col(TraceRow.body))).label("body")
     names = ("key", "id", "reward_state", "reward", "bodies")
     query = select(*(col(getattr(TraceRow, name)) for name in names), head)
@@ -125,9 +126,10 @@ def verdicts_of(connection: Connection, keys: Collection[int]) -> dict[int, Verd
 def _verdict(row: Any, newest: Any | None, scores: Sequence[Any], labels: Sequence[Any]) -> Verdict:
     """newest: the last row of the trace's history."""
     last = past(newest) if newest is not None else None
-    won = row.reward is not None and row.reward >= 1.0  # no label decided a failure then, but one may again
+    won = row.reward is not None and row.reward >= 1.0  # a label decides only while the reward is below 1
     imported, came_with = _imported(row)
     verdicts = [each for each in (last and last.verdict, imported) if each is not None]
+    # The newest verdict comes last and wins, with the evidence and cost that the table `score` does not have.
     whole = {_bare(score): score for score in (*came_with, *(s for v in reversed(verdicts) for s in v.scores))}
     scores_now = [whole.get(score, score) for score in map(_score, scores)]
     return Verdict(
@@ -152,7 +154,7 @@ def _verdict(row: Any, newest: Any | None, scores: Sequence[Any], labels: Sequen
 
 
 def imported_verdict(row: Any) -> Verdict:
-    """What the source of a trace says of its worth, without scores; unscored if it says nothing. row: of `trace`."""
+    """The verdict of the source of a trace, without scores; unscored if the source has none. row: of `trace`."""
     verdict, scores = _imported(row)
     if verdict is not None:
         return verdict.model_copy(update={"scores": ()})

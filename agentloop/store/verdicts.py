@@ -30,11 +30,12 @@ PERSON = "human:"
 """Prefix of the detector of a person's label, followed by the person's name."""
 
 REWARDS = ("reward", "resolved", "is_correct")
-"""Names of the imported score that tells whether a run succeeded, after the source's own; the first match counts."""
+"""Names of the imported score that says whether a run succeeded, without the prefix of its source. The first match
+counts."""
 
 
 def begins(column: Any, prefix: str) -> ColumnElement[bool]:
-    """Whether a text begins with `prefix`, case-sensitively: LIKE ignores case in SQLite."""
+    """Whether a text begins with `prefix`. Case-sensitive, unlike LIKE in SQLite."""
     same: ColumnElement[bool] = func.substr(column, 1, len(prefix)) == prefix
     return same
 
@@ -55,7 +56,7 @@ def trace_key(connection: Connection, project: str, trace_id: str) -> int:
 
 
 def put_scores(connection: Connection, scores_by_trace: Iterable[tuple[int, Iterable[Score]]], source: str) -> None:
-    """Insert scores of traces, by key, or replace the same source's score of the same verifier.
+    """Inserts scores of traces, by key, or replaces the same source's score of the same verifier.
 
     source: for scores that name none.
     """
@@ -79,7 +80,7 @@ def put_scores(connection: Connection, scores_by_trace: Iterable[tuple[int, Iter
 def put_labels(
     connection: Connection, failures_by_trace: Iterable[tuple[int, Iterable[Failure]]], *, keep: Collection[int] = ()
 ) -> None:
-    """Insert failures of traces, by key, or replace the same detector's failure of the same type and step.
+    """Inserts failures of traces, by key, or replaces the same detector's failure of the same type and step.
 
     A critical failure becomes the only critical one of its trace, except for traces in `keep`, which already have
     theirs. A success has no failure, whichever label is critical: the mark only counts while the reward is below 1 or
@@ -113,6 +114,7 @@ def put_labels(
     if critical:
         mark = "?" if connection.dialect.name == "sqlite" else "%s"
         no = "0" if connection.dialect.name == "sqlite" else "FALSE"
+        # Before the new labels are written: a trace has one critical label at most, and the new one takes the mark.
         others = f"UPDATE label SET critical = {no} WHERE trace_key = {mark}"  # noqa: S608
         connection.exec_driver_sql(others, [(key,) for key in critical])
     _upsert(connection, LabelRow, rows)
@@ -120,7 +122,7 @@ def put_labels(
 
 
 def name_failures(connection: Connection, keys: Collection[tuple[int]]) -> None:
-    """Set the failure of traces, by their rows' keys, to the type of their critical label."""
+    """Sets the failure of traces, by their keys, to the type of their critical label."""
     mark = "?" if connection.dialect.name == "sqlite" else "%s"
     if keys:
         of_label = "SELECT type FROM label WHERE trace_key = trace.key AND critical ORDER BY step LIMIT 1"
@@ -173,7 +175,7 @@ def is_first(connection: Connection, key: int, failure: Failure) -> bool:
 
 
 def put_reward(connection: Connection, key: int, state: RewardState, reward: float | None) -> None:
-    """Set the reward of the whole trace."""
+    """Sets the reward of the whole trace."""
     connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(reward_state=state.value, reward=reward))
 
 

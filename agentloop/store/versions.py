@@ -30,7 +30,7 @@ class VersionRows:
         return other
 
     def add_version(self, version: PolicyVersion, move: Move, *, within: Connection | None = None) -> None:
-        """Add a version, and the move that registers it. Raises StateError if the number is taken."""
+        """Adds a version, and the move that registers it. Raises StateError if its number or its state is taken."""
         with self._database.write(within=within) as connection:
             try:
                 row = version.model_dump(mode="python") | {"project": self.project}
@@ -59,7 +59,7 @@ class VersionRows:
             return [Move.model_validate(dict(row)) for row in rows]
 
     def version_of_trace(self, project: str, trace_id: str) -> int | None:
-        """The version that answered the first call of a trace with a version; None without such a call."""
+        """The version that answered the first call, of those that name a version; None without such a call."""
         mine = (col(TraceRow.project) == project, col(TraceRow.id) == trace_id)
         calls = select(col(SpanRow.policy_version)).join(TraceRow, col(TraceRow.key) == col(SpanRow.trace_key))
         calls = calls.where(*mine, col(SpanRow.kind) == "chat", col(SpanRow.policy_version).is_not(None))
@@ -69,7 +69,7 @@ class VersionRows:
     def put_moves(
         self, moves: Sequence[Move], decision: Decision | None = None, *, within: Connection | None = None
     ) -> None:
-        """Carry out moves, in order, in one transaction, with the decision that caused them.
+        """Carries out moves, in order, in one transaction, with the decision that caused them.
 
         Raises StateError, and changes nothing, if a version is no longer in the state from which its move starts, or if
         another version is already live or the canary.
@@ -83,10 +83,13 @@ class VersionRows:
 
     def _move(self, connection: Connection, move: Move) -> None:
         mine = (col(PolicyRow.project) == self.project, col(PolicyRow.number) == move.version)
+        # Part of the update, so of two processes that move a version at once only one succeeds.
         expected = col(PolicyRow.state) == move.before
         try:
             done = connection.execute(update(PolicyRow).where(*mine, expected).values(state=move.after))
         except IntegrityError as error:
+            # The indexes policy_live and policy_canary (`tables.py`) allow one version each; any other violation is a
+            # bug.
             if "unique" not in str(error).lower():
                 raise
             raise StateError(
@@ -109,7 +112,7 @@ class VersionRows:
             put_proofs(connection, self.project, [move.proof for move in moves if move.proof is not None])
 
     def put_proof(self, proof: Proof, *, within: Connection | None = None) -> None:
-        """Store evidence that no move depends on yet, such as that of a gate."""
+        """Stores evidence that no move depends on yet, such as that of a gate."""
         with self._database.write(within=within) as connection:
             put_proofs(connection, self.project, [proof])
 

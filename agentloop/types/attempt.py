@@ -16,11 +16,11 @@ class Left(Frozen):
     """Files that an attempt left in its sandbox, for a fork that continues from there."""
 
     outside: str = ""
-    """A file outside its working folder; "" where there is none."""
+    """A file outside its working folder; "" if there is none."""
     odd: str = ""
     """An entry of its working folder that is not a plain file, such as a link, so it was not copied; "" if none."""
     folder: Path | None = None
-    """A copy of its working folder; None where that cannot have changed, or its sandbox hands out no folders."""
+    """A copy of its working folder; None if the folder cannot have changed, or the sandbox cannot copy folders out."""
 
 
 class Attempt(Frozen):
@@ -31,11 +31,11 @@ class Attempt(Frozen):
     trace: Trace
     verdict: Verdict
     judge_s: float = 0.0
-    """Seconds that its verdict took; 0 where it was read from the store."""
+    """Seconds that its verdict took; 0 if it was read from the store."""
     lost_usd: float | None = 0.0
     """Cost of the attempts that were lost before it; None if unknown, 0 if this attempt was read from the store."""
     left: Left | None = None
-    """None where it was not asked for (`work.Ask.leaves`)."""
+    """None unless it was requested (`work.Ask.leaves`)."""
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -49,14 +49,14 @@ class Judged(NamedTuple):
     trace: Trace
     verdict: Verdict
     task: Task | None = None
-    """The train task that it is an attempt at; None where the project has no such task."""
+    """The train task that it is an attempt at; None if the project has no such task."""
     group: str | None = None
     """Group of episodes that may be compared; None if unknown."""
     pool: str = ""
 
     @property
     def pair(self) -> tuple[str, str]:
-        """(trace id, key of the verdict): what a lineage names it by. Another verdict on the trace has another key."""
+        """(trace id, key of the verdict): its name in a lineage. Another verdict on the trace has another key."""
         return self.trace.id, verdict_key(self.verdict)
 
 

@@ -17,16 +17,16 @@ class EvalReport(Frozen):
     suite_hash: str
     policy_version: int
     rewards: dict[str, tuple[float, ...]]
-    """Task id -> one reward per scored episode; infrastructure failures are not in it."""
+    """Task id -> one reward per scored episode, without infrastructure failures."""
     n_infra: int = 0
     """Episodes without a reward."""
     n_lost: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     """Task id -> attempts that infrastructure lost: one number for each reward of the task, then one for each episode
-    that has no reward and lost an attempt. A task that lost none is not in it; nor is any in older reports."""
+    that has no reward and lost an attempt. Without tasks that lost none; empty in older reports."""
     failures: dict[str, int] = Field(default_factory=dict)
     """Critical failure type -> number of episodes."""
     is_fresh: bool = False
-    """Measured apart from the comparison that promoted the version, so that no selection flatters it."""
+    """True if it was measured after the comparison that promoted the version, so selection does not inflate it."""
 
 
 class Action(StrEnum):
@@ -45,15 +45,15 @@ class Decision(Frozen):
     candidate: int
     n_tasks: int
     n: int
-    """Pairs of attempts that counted."""
+    """Number of pairs of attempts that counted."""
     difference: float
-    """Mean over them of candidate minus baseline reward."""
+    """Mean over the pairs of candidate minus baseline reward."""
     ci95: tuple[float, float]
-    """95% confidence sequence of it: holds at all looks together."""
+    """95% confidence sequence of the difference; it holds at all looks together."""
     lower_bound: float | None = None
-    """Lower bound of the difference, wrong at any look with probability `alpha` at most; None without a comparison."""
+    """Lower bound of the difference, wrong at any look with at most probability `alpha`; None without a comparison."""
     evidence: float | None = None
-    """That the candidate is better, as log10: it is promoted at 1/alpha."""
+    """log10 of the evidence that the candidate is better; it is promoted at log10(1/alpha)."""
     alpha: float | None = None
     """The part of `[gate] alpha` that this decision took; None in a store of schema 6 or older."""
     reasons: tuple[str, ...]

@@ -19,7 +19,7 @@ class StopReason(StrEnum):
     cancelled = "cancelled"
     error = "error"
     unknown = "unknown"
-    """Nothing that was imported tells it."""
+    """The imported file does not say."""
 
 
 class EpisodeState(StrEnum):
@@ -39,7 +39,7 @@ class Purpose(StrEnum):
     validate = "validate"
     evaluate = "evaluate"
     fork = "fork"
-    """One step that goes on from a recorded attempt, cut short on purpose: it says nothing of a version as a whole."""
+    """One step that continues a recorded attempt and is cut short on purpose: it does not measure a version."""
 
 
 class Episode(Frozen):
@@ -51,7 +51,7 @@ class Episode(Frozen):
     """Episodes of one task under one policy version that are compared with each other."""
     purpose: Purpose
     policy_version: int
-    """The version that acted, or that a trainer's candidate began from; `Trace.identity` says exactly what acted."""
+    """The version that acted, or from which a trainer's candidate began; `Trace.identity` is exact."""
     seed: int
     state: EpisodeState = EpisodeState.running
 

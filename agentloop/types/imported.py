@@ -17,6 +17,6 @@ class Imported(Frozen):
     trace: Trace
     scores: tuple[Score, ...] = ()
     raw: dict[str, Any] = Field(default_factory=dict)
-    """Path of a field -> its value: what could not be mapped is kept."""
+    """Path of a field -> its value, for every field that has no place in the trace."""
     verdict: Verdict | None = None
-    """A whole verdict, from those who have them; None where there are scores at most."""
+    """A whole verdict, if the source has one; None if it has scores at most."""

@@ -18,8 +18,8 @@ class Component(Frozen):
     name: str = Field(min_length=1)
     """`instructions`, `instructions.NAME`, or `tool.NAME`."""
     original: str = ""
-    """The text that it was made from. A request without it is passed on unchanged. Empty for instructions of an agent
-    that has none: the text is then put in front."""
+    """The text that it replaces. A request without that text is passed on unchanged. Empty for an agent without
+    instructions: `text` is then put in front."""
     text: str
 
 
@@ -27,9 +27,9 @@ class TextFailure(Frozen):
     """A failure that a rewriter was shown for the text that it wrote."""
 
     component: str
-    """By name."""
+    """Name of the component."""
     failure: str
-    """Type of the failure; `people` for what somebody wrote about an attempt."""
+    """Type of the failure; `people` for a person's words about an attempt."""
     trace_id: str
     step: int | None = None
     quote: str = ""
@@ -52,7 +52,7 @@ class Overlay(Frozen):
     components: tuple[Component, ...] = ()
     lessons: tuple[Lesson, ...] = ()
     n_lessons: int = Field(default=3, ge=0)
-    """Lessons in one conversation at most."""
+    """Maximum number of lessons in one conversation."""
 
     @model_validator(mode="after")
     def _one_a_name(self) -> Overlay:

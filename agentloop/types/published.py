@@ -15,6 +15,6 @@ class Published(NamedTuple):
     worst: float
     """Largest difference in nats between torch and the server over the probe's tokens."""
     apart: float
-    """Largest difference in nats between this and its parent there: what the check could have told apart."""
+    """Largest difference in nats between this version and its parent at the server: the resolution of the check."""
     is_proven: bool
     """Whether `apart` is large enough that an answer of the parent would have been refused."""

@@ -15,7 +15,7 @@ class Sampling(Frozen):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
-    """None, 0 and -1 all mean that nothing is cut off."""
+    """None, 0 and -1 all mean no limit."""
     min_p: float = 0.0
     is_penalised: bool = False
     """A presence, frequency or repetition penalty, a logit bias, or a list of banned words changed the distribution."""
@@ -24,7 +24,7 @@ class Sampling(Frozen):
 
     @property
     def obstacle(self) -> str | None:
-        """Why log-probabilities of such an answer are not those of the distribution that is trained; None for none."""
+        """Why log-probabilities of such an answer are not those of the trained distribution; None if they are."""
         if self.temperature <= 0.0:
             return "greedy"
         if self.top_p < 1.0 or (self.top_k or 0) > 0 or self.min_p > 0.0:

@@ -15,12 +15,12 @@ class Span(NamedTuple):
     parent_id: str | None
     name: str
     kind: str
-    """chat, tool, agent, or other: what its attributes say it did; event for a log record, which has a row, too."""
+    """chat, tool, agent or other, from its attributes; event for a log record, which has a row, too."""
     start_ns: int
-    """Since 1970; 0 where it is unknown."""
+    """Nanoseconds since 1970; 0 if unknown."""
     end_ns: int
     error: str | None
-    """Why it failed, `error` when nothing more was said; None for one that did not."""
+    """Why it failed, `error` if the sender gives no reason; None if it did not fail."""
     session: str | None
     agent: str | None
     model: str | None
@@ -29,15 +29,15 @@ class Span(NamedTuple):
     n_completion_tokens: int
     cost_usd: float | None
     head: bytes
-    """JSON: {"attributes", "events", "links", "resource", "scope", ...} as they came, where `{"$": n}` stands for
-    the n-th of `bodies`."""
+    """JSON: {"attributes", "events", "links", "resource", "scope", ...} as received, where `{"$": n}` stands for the
+    n-th of `bodies`."""
     bodies: tuple[bytes, ...]
-    """JSON of each message, tool argument and result: what repeats from span to span and is searched."""
+    """JSON of each message, tool argument and result: the parts that repeat from span to span and are searched."""
     episode_id: str | None = None
-    """Run that the span names as its own, as do the next two fields."""
+    """The episode that the span itself names. The span also names the values of the next two fields."""
     task_id: str | None = None
     policy_version: int | None = None
     reward: float | None = None
     """Reward that the span reports for its run, in [0, 1]."""
     response_id: str | None = None
-    """The model's, by which two libraries' spans of one call are known to be of one."""
+    """Id of the model's response, by which the spans of two libraries are recognised as one call."""

@@ -15,7 +15,7 @@ class StageKind(StrEnum):
     compare = "compare"
     """A candidate on the held-out tasks, until the gate has decided."""
     gate = "gate"
-    """A version that is live on the held-out tasks: what is reported of it, and what candidates are compared with."""
+    """The live version on the held-out tasks: reports show it, and candidates are compared with it."""
     control = "control"
     run = "run"
     other = "other"
@@ -33,8 +33,9 @@ class StageKey(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For a person: the same for every state of the suite."""
+        """Name for people, the same for every state of the suite."""
         if self.kind is StageKind.turn and self.version is not None:
+            # Turn 1 makes version 2: version 1 is the warm start.
             return f"turn-{self.version - 1}"
         if self.kind in (StageKind.compare, StageKind.gate, StageKind.run):
             return f"{self.kind}-v{self.version}"
@@ -42,7 +43,7 @@ class StageKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Under which the store has its row and its attempts; nothing reads it back."""
+        """Name of its row and its attempts in the store. No code parses it."""
         if self.suite_hash is None:
             return self.label
         return f"{self.label}.{self.suite_hash[:6]}"

@@ -42,7 +42,7 @@ class Message(Frozen):
 
 
 BROKEN = "broken"
-"""How an answer finished with which a run ended because the call failed, was refused, or was cut off."""
+"""`finish_reason` of a run's last answer if its call failed, was refused, or was cut off."""
 
 
 class Completion(Frozen):
@@ -50,12 +50,12 @@ class Completion(Frozen):
 
     message: Message
     finish_reason: str
-    """`stop`, `length`, or what the endpoint said; `broken` of a call that failed (see `Step.is_broken`)."""
+    """`stop`, `length`, or another word of the endpoint; `broken` for a call that failed (see `Step.is_broken`)."""
     prompt_token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     """Log-probability (nats) of each of `message.token_ids` under the sampler, at its temperature."""
     sampling: Sampling | None = None
-    """How it was drawn, as the request said; None where it is unknown."""
+    """The sampling parameters of the request; None if unknown."""
     is_redacted: bool = False
     """Its token ids and log-probabilities are not stored, because text that they encode held a secret."""
     model: str | None = None
@@ -99,29 +99,28 @@ class Step(Frozen):
 
     index: int
     heard: tuple[Message, ...] = ()
-    """Messages since the last step that are no results of its tool calls: a user's next turn, another agent's words."""
+    """Messages since the last step, without results of tool calls: a user's next turn, another agent's words."""
     completion: Completion
     results: tuple[ToolResult, ...] = ()
     started_at: datetime | None = None
     duration_s: float = 0.0
     compacted: bool = False
-    """The context was shortened before this turn: what came earlier may no longer have been before the policy."""
+    """The context was shortened before this turn, so the policy may not have seen earlier messages."""
     context: tuple[Message, ...] = ()
-    """All that was before the policy, where that was shortened; else it is what came before, and what was heard."""
+    """Everything that the policy saw, if the context was shortened; () if it saw all earlier messages and `heard`."""
     copied: bool = False
-    """The turn was taken over from another trace, for context: it is not trained on."""
+    """The turn was copied from another trace as context; it is not trained on."""
     tools: tuple[dict[str, Any], ...] = ()
-    """Definitions of the tools that the model was offered, as its request had them. () where they are those of the
-    step before, and where they are unknown."""
+    """Definitions of the offered tools, as in the request; () if equal to those of the step before, or unknown."""
 
     @property
     def is_broken(self) -> bool:
-        """The call failed, and none followed: the message is what there was of an answer, and is not trained on."""
+        """The call failed, and none followed. The message is the part that arrived, and is not trained on."""
         return self.completion.finish_reason == BROKEN
 
     @property
     def calls(self) -> list[tuple[ToolCall, ToolResult | None]]:
-        """Each call of a tool with its result; calls that share an id have theirs in their order."""
+        """Each tool call with its result or None. Calls that share an id get their results in order."""
         results: dict[str, list[ToolResult]] = {}
         for result in self.results:
             results.setdefault(result.call_id, []).append(result)
@@ -133,6 +132,6 @@ class Step(Frozen):
 
     @property
     def said(self) -> tuple[Message, ...]:
-        """The answer and its results, as they are before the policy from then on."""
+        """The answer and its results, in the form in which the policy sees them in later turns."""
         results = (Message(role="tool", content=r.content, tool_call_id=r.call_id) for r in self.results)
         return (self.completion.message, *results)

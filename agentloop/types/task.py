@@ -29,7 +29,7 @@ class Part(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _of_name(cls, value: Any) -> Any:
-        """A kind alone, a row as in tasks.jsonl, or a class that says which part it is (`library/parts.py`)."""
+        """Accepts a kind alone, a row as in tasks.jsonl, or a class that has a part (`library/parts.py`)."""
         if isinstance(value, str):
             return {"kind": value}
         if isinstance(value, dict) and "kind" in value and "options" not in value:
@@ -43,18 +43,18 @@ class RewardRule(Frozen):
     combine: Literal["mean", "weighted", "gated", "all"] = "mean"
     """`gated`: every gate must give 1, or the reward is 0. `all`: 1 when every verifier gives 1, else 0."""
     weights: dict[str, float] = Field(default_factory=dict)
-    """Verifier -> weight, at least 0; 1 where none is given. A verifier of weight 0 is recorded and counts nothing."""
+    """Verifier -> weight, at least 0; default: 1. A verifier of weight 0 is recorded and does not count."""
     gates: tuple[str, ...] = ()
-    """Verifiers that are asked first, and open or close the way to the others."""
+    """Verifiers that run first and decide whether the others run."""
     dispute: float = Field(default=0.5, ge=0, le=1)
-    """With `mean` and `weighted`: verifiers further apart than this make the reward `disputed`; 1 is never."""
+    """With `mean` and `weighted`: a larger difference between verifiers makes the reward `disputed`; 1: never."""
 
 
 class SandboxSpec(Frozen):
     """Contents and limits of a sandbox. Equal specs may share a pool."""
 
     image: str = "host"
-    """`host` is the host's own /usr, read-only; what else there is, `sandbox/images.py` says."""
+    """`host` is the host's own /usr, read-only; `sandbox/images.py` lists the other images."""
     files: Path | None = None
     """Host folder that appears as the working directory /work; None gives an empty one."""
     read_only: bool = False
@@ -68,17 +68,17 @@ class SandboxSpec(Frozen):
     scratch_mb: int = Field(default=64, gt=0)
     """Size in MiB of each writable tmpfs (/tmp, and /work unless read_only); less where memory_mb leaves less."""
     scratch_files: int | None = Field(default=None, gt=0)
-    """Files and folders in each of them at most; None leaves that to the kernel."""
+    """Maximum number of files and folders in each of them; None leaves it to the kernel."""
     memory_mb: int | None = Field(default=None, gt=0)
-    """MiB of all processes and every tmpfs together, 32 or more; None asks for no limit."""
+    """MiB of all processes and every tmpfs together, 32 or more; None: no limit."""
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Cores' worth of CPU time; None asks for no limit."""
+    """CPU time in cores; None: no limit."""
     n_processes: int | None = Field(default=None, gt=0)
-    """Processes and threads at once; None asks for no limit."""
+    """Maximum number of processes and threads; None: no limit."""
     lifetime_s: float | None = Field(default=None, gt=0)
-    """Seconds after which the sandbox ends itself, whatever runs in it; None is never."""
+    """Seconds after which the sandbox ends itself, whatever runs in it; None: never."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host names (`*.example.com` for those below) that the proxy connects to; `*` is all but private ones."""
+    """Host names that the proxy connects to, `*.example.com` for hosts below it; `*` is every public host."""
 
 
 class EnvironmentSpec(Frozen):
@@ -96,7 +96,7 @@ class EnvironmentSpec(Frozen):
     text: bool = False
     """True: each observation is a message of the user, and the policy's answer is the action. False: by tools."""
     window: int | None = Field(default=None, ge=1)
-    """With `text`, the newest turns that a prompt has, the present one included. None is all of them."""
+    """With `text`, the number of newest turns in a prompt, including the present one; None: all."""
 
     @model_validator(mode="after")
     def _window_of_text(self) -> EnvironmentSpec:
@@ -162,9 +162,9 @@ class Task(Frozen):
     reward: RewardRule | None = None
     """None is the mean of the verifiers, with the default bound on their dispute."""
     environment: EnvironmentSpec | None = None
-    """An environment that is played in place of work in the sandbox; None for none."""
+    """An environment that is played instead of work in the sandbox; None: work in the sandbox."""
     tags: tuple[str, ...] = ()
-    """Words to choose tasks by; `must-pass` means something to the gate."""
+    """Words by which tasks are selected; the gate treats `must-pass` specially."""
     prefix: tuple[Step, ...] = ()
     """Turns of the original attempt: a fork continues after them, in a sandbox with their files (`work/fork.py`)."""
     setup: Setup | None = None

@@ -21,14 +21,14 @@ class Trace(Frozen):
     task_id: str | None = None
     policy_version: int | None = None
     identity: str | None = None
-    """Hash of everything that decided how its agent acted (`identity.py`), where that was known. It names the version
-    also where `policy_version` is 0, as for a policy that no project has registered."""
+    """Hash of everything that decided how its agent acted (`identity.py`); None if unknown. It identifies the version
+    even if `policy_version` is 0, as for a policy that no project has registered."""
     n_lost: int = 0
     """Attempts at the same episode that infrastructure ended before this one."""
     isolation: str | None = None
     """Isolation of the actions: container, namespaces, or none; None if unknown."""
     source: str = "agentloop"
-    """The format it came in."""
+    """The format of its source."""
     source_id: str | None = None
     """Id at its source."""
     session: str | None = None
@@ -41,13 +41,13 @@ class Trace(Frozen):
     """The submitted answer; None if nothing was submitted."""
     stop_reason: StopReason = StopReason.error
     error: str | None = None
-    """Message of the error that ended the run, whatever its cause; None if none did."""
+    """Message of the error that ended the run, whatever its cause; None without one."""
     broke: Break | None = None
-    """Facts about `error`, from which follows whose fault it was; None for imported traces and older ones of ours."""
+    """Facts about `error` that determine whose fault it was; None for imported traces and older ones of agentloop."""
     program: bool = False
     """The agent was a program with private tools; their results are known as the text that the model got."""
     answers_readable: bool = False
-    """The agent acted on the machine where the suite lies, and could read its verifiers and solutions."""
+    """The agent acted on the machine that has the suite, and could read its verifiers and solutions."""
     started_at: datetime | None = None
     duration_s: float = 0.0
 
@@ -67,6 +67,6 @@ class SubTrace(Frozen):
 
     trace: Trace
     step: int | None = None
-    """Index of the parent's step; None where it is unknown."""
+    """Index of the parent's step; None if unknown."""
     call_id: str | None = None
     """The tool call that started it."""

@@ -1,4 +1,4 @@
-"""A unit of work, which is the smallest thing that is done again when its worker dies; and the run it belongs to."""
+"""A unit of work: the smallest thing that is repeated when its worker dies. And the run that it belongs to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunState(StrEnum):
 
     running = "running"
     paused = "paused"
-    """Its units wait; those in progress go on."""
+    """Its units wait; units in progress continue."""
     done = "done"
     failed = "failed"
     cancelled = "cancelled"
@@ -36,7 +36,7 @@ class UnitState(StrEnum):
     done = "done"
     """Its effects are on disk."""
     dead = "dead"
-    """It killed its workers, or failed too often: it is not done until a person retries it or a run asks again."""
+    """It killed its workers, or failed too often. Only a person's retry, or a run that asks again, makes it ready."""
     cancelled = "cancelled"
 
 
@@ -44,12 +44,14 @@ UNIT_MOVES: Mapping[UnitState, frozenset[UnitState]] = MappingProxyType(
     {
         UnitState.ready: frozenset({UnitState.leased, UnitState.done, UnitState.cancelled}),
         UnitState.leased: frozenset({UnitState.done, UnitState.ready, UnitState.dead, UnitState.cancelled}),
+        # Effects are never taken back.
         UnitState.done: frozenset(),
         UnitState.dead: frozenset({UnitState.ready, UnitState.cancelled}),
+        # A run that asks for the same key again gets the same unit.
         UnitState.cancelled: frozenset({UnitState.ready}),
     }
 )
-"""All moves of a unit. Ready to done is that of a worker whose lease has ended, before another one has claimed it."""
+"""All moves of a unit. A worker whose lease has ended moves it from ready to done, unless another one claimed it."""
 RUN_MOVES: Mapping[RunState, frozenset[RunState]] = MappingProxyType(
     {
         RunState.running: frozenset({RunState.paused, RunState.done, RunState.failed, RunState.cancelled}),
@@ -73,7 +75,7 @@ def runs_before(after: RunState) -> tuple[str, ...]:
 
 
 class Unit(NamedTuple):
-    """One unit of a run. Asked for twice, it is done once. A plain tuple, because there are thousands a second."""
+    """One unit of a run. Requested twice, it is done once. A plain tuple, because thousands are made in a second."""
 
     key: str
     """Names its effect within the project; it follows from the plan alone."""

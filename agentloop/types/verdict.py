@@ -19,7 +19,7 @@ class RewardState(StrEnum):
 
 
 OWN_LEAF = re.compile(r"(?:infra|agent|budget|call|obs|plan|outcome)\.[a-z][a-z0-9_]{0,39}")
-"""Pattern of a project's own leaf: one of the seven groups, and a word that is not taken."""
+"""Pattern of a project's own leaf: one of the seven groups, and a new word."""
 
 
 class FailureType(StrEnum):
@@ -53,9 +53,10 @@ class FailureType(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> FailureType | None:
-        """A leaf of a project's own. It is not kept: what a request made up must not stay in memory."""
+        """A project's own leaf. It is not registered: invented values in requests must not accumulate in memory."""
         if not isinstance(value, str) or not OWN_LEAF.fullmatch(value):
             return None
+        # Enum has no public way to a member that it does not list; equality and hash are those of the text.
         own = str.__new__(cls, value)
         own._name_ = value.replace(".", "_")
         own._value_ = value
@@ -63,7 +64,7 @@ class FailureType(StrEnum):
 
     @property
     def is_infra(self) -> bool:
-        """True for the group `infra`. Whether a run has a reward its state says, not its labels."""
+        """True for the group `infra`. Labels do not decide whether a run has a reward; its state does."""
         return self.value.startswith("infra.")
 
 
@@ -72,7 +73,7 @@ class Failure(Frozen):
 
     type: FailureType
     step: int | None
-    """Index of the step; None when the whole trace is meant."""
+    """Index of the step; None for the whole trace."""
     evidence: str
     """Quoted from the trace."""
     detector: str
@@ -91,11 +92,11 @@ class Graded(Frozen):
     why: str = ""
     """Explanation for a person who doubts the number."""
     tampered: tuple[str, ...] = ()
-    """The verifier's own tools and files that the agent changed, where the verifier has compared them."""
+    """The verifier's own tools and files that the agent changed, if the verifier compared them."""
     n_prompt_tokens: int = 0
     n_completion_tokens: int = 0
     cost_usd: float | None = None
-    """None where the price is unknown."""
+    """None if the price is unknown."""
 
 
 class Score(Frozen):
@@ -115,12 +116,12 @@ class Score(Frozen):
 
     @property
     def waiting(self) -> bool:
-        """True when nothing went wrong: the outcome is only not known yet."""
+        """True if nothing went wrong and the outcome is only not known yet."""
         return self.value is None and (self.error or "").startswith(WAITING)
 
 
 WAITING = "waiting: "
-"""How the `error` of a score begins whose outcome will be known later."""
+"""Prefix of the `error` of a score whose outcome will be known later."""
 
 
 class Verdict(Frozen):
@@ -133,9 +134,9 @@ class Verdict(Frozen):
     scores: tuple[Score, ...] = ()
     failures: tuple[Failure, ...] = ()
     taxonomy: str | None = None
-    """Version of the failure types; None where none was classified."""
+    """Version of the failure types; None if nothing was classified."""
     rule: RewardRule | None = None
-    """The task's, for scores that come later; None is the default."""
+    """The reward rule of the task, for scores that come later; None: the default rule."""
 
     @property
     def critical(self) -> Failure | None:

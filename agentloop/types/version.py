@@ -14,7 +14,7 @@ class VersionKind(StrEnum):
     """Part of its base that a version changes."""
 
     settings = "settings"
-    """Nothing: a policy and an agent as the settings and their files describe them."""
+    """No part: a policy and an agent as the settings and their files describe them."""
     overlay = "overlay"
     """The text that the agent reads."""
     adapter = "adapter"
@@ -44,17 +44,17 @@ class Lineage(Frozen):
     trainer: str
     """Name and version, such as `gepa@1`."""
     base: str | None = None
-    """Hash of the model or version that an adapter or an overlay stands on."""
+    """Hash of the model or version that an adapter or an overlay changes."""
     filter: str | None = None
-    """The filter that chose stored traces; None if it learned from new attempts."""
+    """The filter that selected stored traces; None if it learned from new attempts."""
     n_traces: int = 0
     traces: str | None = None
     """SHA-256 of the sorted (trace id, verdict key) pairs."""
     dropped: dict[str, int] = Field(default_factory=dict)
-    """Why a trace was not used -> how many."""
+    """Reason for which traces were not used -> their number."""
     seed: int = 0
     is_unproven: bool = False
-    """The project had no held-out task when it was made, so no gate can compare it: a canary is its way."""
+    """The project had no held-out task when it was made, so no gate can compare it: only a canary can."""
 
 
 class PolicyVersion(Frozen):
@@ -70,7 +70,7 @@ class PolicyVersion(Frozen):
     parts: dict[str, str] = Field(default_factory=dict)
     """Hash of each part, by its name (`identity.py`)."""
     unhashed: tuple[str, ...] = ()
-    """Labels of the parts that have no content hash. With any, a recorded answer is never replayed."""
+    """Labels of parts without a content hash. If there are any, no recorded answer is replayed."""
     config_hash: str
     lineage: Lineage | None = None
     state: PolicyState = PolicyState.candidate
@@ -85,13 +85,13 @@ class Rehearsal(Frozen):
     clusters: tuple[tuple[str, int, str], ...]
     """(type of failure, traces, a quote), the commonest first."""
     request: str | None
-    """The first request to the rewriter, as it would leave this machine; None where nothing failed."""
+    """The first request to the rewriter, as it would leave this machine; None if nothing failed."""
     n_attempts: int
-    """The bound."""
+    """Maximum number of attempts."""
     n_rewritings: int
-    """Roughly."""
+    """Approximate number of rewritings."""
     usd_per_attempt: float | None
-    """Mean of past attempts; None where their price is unknown."""
+    """Mean cost of past attempts in USD; None if their price is unknown."""
 
 
 class ProofKind(StrEnum):
@@ -118,16 +118,16 @@ class Proof(Frozen):
     outcomes: str
     """SHA-256 of the outcomes, in the order in which they counted."""
     n: int
-    """Differences that counted."""
+    """Number of differences that counted."""
     alpha: float
     difference: float
     low: float
     """Lower end of the 95% confidence sequence of the difference."""
     stake: int | None = None
-    """Number of its comparison among those that share the project's risk; None for one that has no share of it, such as
-    one with a version that was not live. A canary has its number among canaries."""
+    """Number of its comparison among those that share the project's risk; None for one without a share, such as a
+    comparison with a version that was not live. A canary is numbered among canaries."""
     obstacle: str | None = None
-    """Why the candidate may not go live although it passed, such as reward hacks; None for no such reason."""
+    """Why the candidate may not go live although it passed, such as reward hacks; None without a reason."""
 
 
 class Move(Frozen):
@@ -142,7 +142,7 @@ class Move(Frozen):
     why: str
     proof: Proof | None = None
     is_override: bool = False
-    """Somebody promoted it without a proof, and `why` says for what reason."""
+    """A person promoted it without a proof; `why` has the reason."""
     share: float | None = None
     """Share of new episodes that a canary has from now on."""
     is_shadow: bool = False

@@ -74,7 +74,7 @@ class Supervisor:
         self.ends_at = ends_at
         self.incoming = bytearray()
         self.outgoing = bytearray()
-        # Not epoll: of that a user has so much on the whole machine, and a command in any sandbox could take it all.
+        # Not epoll: the kernel limits its watches for each user of the machine, and a command could use them all up.
         self.poll = select.poll()
         self.wanted = select.POLLIN
         self.flow = Flow(self.poll, self.send)
@@ -82,7 +82,7 @@ class Supervisor:
         self.running = {}  # type: dict[int, RunningCommand]
         self.removers = set()  # type: set[int]
         self.limit = 2 * (os.cpu_count() or 1)
-        # From the start, so that no command can take its place; nothing answers there before `listen`.
+        # Bound at the start, so that no command can take the port; nothing answers there before `listen`.
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", PROXY_PORT))
         self.listens = False
@@ -144,7 +144,7 @@ class Supervisor:
 
     def handle(self, ident: int, kind: int, payload: bytes) -> None:
         if kind == START and RunningCommand.streams(payload):
-            self.launch(ident, payload)  # at once: what comes next may be meant for its channels
+            self.launch(ident, payload)  # at once: the next frame may be for its channels
         elif kind == START:
             self.queue.append((ident, payload))
         elif kind == DATA:
@@ -294,7 +294,7 @@ class Supervisor:
             aside = f"{SCRATCH}/.discarded-{self.n_removed}"
             try:
                 os.rename(path, aside)
-            except OSError:  # a sandbox that is this full can still be closed
+            except OSError:  # no room even for a name: closing the sandbox removes it
                 return
             text = f"exec 2>/dev/null; chmod -R u+rwx {aside}; rm -rf {aside}"
             self.removers.add(spawn(text.encode(), {"PATH": PATH}, {}, None))
@@ -307,7 +307,7 @@ class Supervisor:
         """Ends one command or connection whose answer nobody waits for any more."""
         self.queue = [item for item in self.queue if item[0] != ident]
         command = self.command(ident)
-        if command:  # before its input ends, which it could take for the end of what was to come
+        if command:  # killed before its input is closed, which it could take for a complete input
             command.unwanted = True
             command.kill()
         self.flow.drop(ident)
@@ -352,7 +352,7 @@ def main() -> None:
     ends_at = time.monotonic() + float(lifetime_s)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(sockets + "/s")
-    take_score(connection)  # which the host may not open any more once this process is protected
+    take_score(connection)  # before `protect`, after which the host could not open the score
     protect()
     try:
         fill_work()

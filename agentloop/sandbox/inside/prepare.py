@@ -21,7 +21,7 @@ def protect() -> None:
         prctl = _ctypes.dlsym(here, "prctl")
         _ctypes.call_function(prctl, (PR_SET_DUMPABLE, 0, 0, 0, 0))
     except (ImportError, OSError, AttributeError):
-        pass  # an interpreter without ctypes; the sandbox's own isolation does not rest on it
+        pass  # an interpreter without ctypes; the isolation of the sandbox does not depend on it
 
 
 def keep_crashes() -> None:

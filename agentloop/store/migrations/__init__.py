@@ -1,8 +1,8 @@
 """Migrates the tables from schema to schema with Alembic; revision `0002` is schema 2.
 
 Files are migrated when they are opened, servers by `agentloop store upgrade`, under a lock. A new file gets its tables
-from `structure.sql`, which holds what the migrations make of an empty file: Alembic needs a quarter of a second for
-that, in each command that begins a store. After a new migration, record it: `python -m tests.pins.record structure`.
+from `structure.sql`, which equals the result of all migrations on an empty file: each command that creates a store
+saves the quarter of a second that Alembic needs. After a new migration, run `python -m tests.pins.record structure`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ STRUCTURE = Path(__file__).with_name("structure.sql")
 
 
 def migrate(database: Database, *, create: bool = True, upgrade: bool | None = None) -> int | None:
-    """Bring the tables to this package's schema.
+    """Brings the tables to this package's schema.
 
-    create: False leaves an empty server empty. upgrade: True also migrates a server's older tables, which others may be
-    using, False not even a file's. Returns the earlier schema, 0 for an empty store, or None if nothing had to be done.
-    Raises StoreError for a newer schema, which stays unchanged, and for a migration that these arguments do not allow.
+    create: False leaves an empty server empty. upgrade: True also migrates the older tables of a server, which other
+    processes may use; False migrates nothing, not even a file. Returns the earlier schema, 0 for an empty store, or
+    None if nothing had to be done. Raises StoreError for a newer schema, which stays unchanged, and for a migration
+    that these arguments do not allow.
     """
     with database.read() as connection:
         before = _schema(connection, database)
@@ -48,9 +49,11 @@ def migrate(database: Database, *, create: bool = True, upgrade: bool | None = N
             raise StoreError(f"{database.name} is empty; `agentloop store upgrade` makes a trace store there")
     with database.write() as connection:
         if not database.is_sqlite:
+            # A migration of a large table may take longer than any statement of normal use.
             connection.execute(text("SET LOCAL statement_timeout = 0"))
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
-        before = _schema(connection, database)  # another process may have been quicker
+        # Again, under the lock: another process may have migrated meanwhile.
+        before = _schema(connection, database)
         if before == SCHEMA_VERSION:
             return None
         if database.is_sqlite and not before:
@@ -58,6 +61,7 @@ def migrate(database: Database, *, create: bool = True, upgrade: bool | None = N
         else:
             _upgrade(connection, before)
         if database.is_sqlite:
+            # Part of the transaction, so a killed migration leaves the old number with the old tables.
             connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION:d}")
         return before
 
@@ -101,6 +105,7 @@ def _upgrade(connection: Connection, number: int) -> None:
     from alembic.config import Config
 
     config = Config()
+    # Alembic reads its options through configparser, in which `%` begins an interpolation.
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.attributes["connection"] = connection
     if number and not inspect(connection).has_table("alembic_version"):

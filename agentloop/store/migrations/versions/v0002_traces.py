@@ -53,6 +53,7 @@ def upgrade() -> None:
     op.add_column("stage", sa.Column("position", sa.Integer, nullable=False, server_default="0"))
     is_sqlite = op.get_bind().dialect.name == "sqlite"
     if is_sqlite:
+        # Schema 1 has no order of stages but that in which SQLite inserted them.
         op.execute("UPDATE stage SET position = rowid")
     for statement in CREATE_SQLITE if is_sqlite else CREATE_POSTGRESQL:
         op.execute(statement)

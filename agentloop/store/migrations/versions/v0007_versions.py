@@ -28,6 +28,7 @@ def upgrade() -> None:
     _tables()
     _decisions()
     op.execute(
+        # `1 = 0` is FALSE in both databases: SQLite has no boolean type, PostgreSQL refuses a number for one.
         "INSERT INTO policy_move (project, version, before, after, by, why, is_override, is_shadow, at) "
         "SELECT project, number, NULL, state, 'agentloop store upgrade', 'its state at that time', 1 = 0, 1 = 0, "
         "created_at FROM policy_version"
