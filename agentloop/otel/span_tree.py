@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from agentloop.otel.genai import EVENT, restored
-from agentloop.store.calls import calls_of
+from agentloop.store.calls import calls_of, cycle_links
 from agentloop.types import Span
 
 MAX_AGENTS = 32
@@ -79,7 +79,9 @@ def tree_of(spans: Iterable[Span]) -> list[Node]:
     for node in nodes.values():
         if node.span.parent_id:
             node.parent = nodes.get(node.span.parent_id)
-    _cut_cycles(list(nodes.values()))
+    above = {span_id: node.parent.span.span_id for span_id, node in nodes.items() if node.parent is not None}
+    for span_id in cycle_links([node.span for node in nodes.values()], above):
+        nodes[span_id].parent = None
     for node in nodes.values():
         if node.parent is not None:
             node.parent.children.append(node)
@@ -89,24 +91,6 @@ def tree_of(spans: Iterable[Span]) -> list[Node]:
         order += node.children
     _find_runs(order)
     return order
-
-
-def _cut_cycles(nodes: Sequence[Node]) -> None:
-    """Remove from every cycle of parents the link above its earliest span."""
-    done: set[int] = set()
-    for node in nodes:
-        path: list[Node] = []
-        at: Node | None = node
-        here: set[int] = set()
-        while at is not None and id(at) not in done and id(at) not in here:
-            here.add(id(at))
-            path.append(at)
-            at = at.parent
-        if at is not None and id(at) in here:
-            ring = path[path.index(at) :]
-            min(ring, key=lambda n: (n.span.start_ns, n.span.span_id)).parent = None
-        # Each node is walked once, so a long chain costs linear time.
-        done |= here
 
 
 def _hear(nodes: dict[str, Node], logs: Sequence[Span]) -> None:

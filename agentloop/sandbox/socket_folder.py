@@ -77,7 +77,7 @@ class SocketFolder:
         connected in START_TIMEOUT_S.
         """
         if self._channel is None:
-            raise SandboxError("a sockets must be opened before anyone can enter")
+            raise SandboxError("a folder of sockets must be opened before anyone can enter")
         ready = self._channel.ready
         asked_at = time.monotonic()
         try:

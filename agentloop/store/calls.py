@@ -58,6 +58,28 @@ def calls_of(spans: Sequence[T], above: Mapping[str, str]) -> list[list[T]]:
     return calls
 
 
+def cycle_links(spans: Sequence[T], above: Mapping[str, str]) -> list[str]:
+    """The earliest span of each cycle of parents: without the link above it, there is no cycle.
+
+    above: id of a span -> id of its parent, which is one of `spans`.
+    """
+    by_id = {span.span_id: span for span in spans}
+    links: list[str] = []
+    done: set[str] = set()
+    for start in above:
+        path: dict[str, int] = {}
+        at: str | None = start
+        while at is not None and at not in done and at not in path:
+            path[at] = len(path)
+            at = above.get(at)
+        if at in path:
+            ring = list(path)[path[at] :]
+            links.append(min(ring, key=lambda id: (by_id[id].start_ns, id)))
+        # Each span is walked once, so a long chain costs linear time.
+        done.update(path)
+    return links
+
+
 def is_told_twice(connection: Connection, trace_key: int, new: Sequence[Span], *, others: bool) -> bool:
     """True if a call in `new` is also reported by another new span, or by a stored one (others)."""
     ids = {span.span_id for span in new}
@@ -87,8 +109,10 @@ def counted_calls(connection: Connection, trace_key: int) -> dict[str, int | flo
     counts."""
     spans = connection.execute(_ALL, {"key": trace_key}).all()
     ids = {span.span_id for span in spans}
-    # A span that names itself as its parent would never be innermost, and its call would not count.
-    above = {span.span_id: span.parent_id for span in spans if span.parent_id in ids and span.parent_id != span.span_id}
+    above = {span.span_id: span.parent_id for span in spans if span.parent_id in ids}
+    # In a cycle no span is innermost, so its calls would not count.
+    for span_id in cycle_links(spans, above):
+        del above[span_id]
     calls: list[list[Any]] = calls_of(spans, above)
     costs = [next((s.cost_usd for s in call if s.cost_usd is not None), None) for call in calls]
     return {

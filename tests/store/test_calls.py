@@ -35,6 +35,14 @@ def test_a_span_around_several_is_no_call() -> None:
     assert ids(calls_of([OUTER, INNER, second], above)) == [[4], [12]]
 
 
+@pytest.mark.parametrize("n_around", [1, 2, 3])
+def test_spans_that_name_each_other_as_parents_are_counted(either: Store, n_around: int) -> None:
+    ring = [span(n=20 + n, parent_id=f"{20 + (n + 1) % n_around:016x}", start_ns=START + n) for n in range(n_around)]
+    either.put_spans("p", ring)
+    row = either.row("p", TRACE)
+    assert (row.n_steps, row.n_prompt_tokens) == (1, ring[0].n_prompt_tokens)
+
+
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_they_are_counted_once(either: Store, order: tuple[int, ...]) -> None:
     spans = [OUTER, INNER, LEFT]
