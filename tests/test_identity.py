@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from agentloop.errors import ConfigError
 from agentloop.identity import Digest, FileContents, Outside, Value, files_hash, identity
+from agentloop.types import content_hash
 
 
 def program(folder: Path) -> Path:
@@ -166,3 +167,8 @@ def test_folders_have_one_hash_exactly_when_their_files_are_equal(
             (folder / name).write_bytes(data)
         hashes.append(files_hash(folder))
     assert (hashes[0] == hashes[1]) == (one == other)
+
+
+def test_half_a_surrogate_pair_has_a_hash() -> None:
+    # sha256sum of the bytes 22 ED A0 80 22: the quotes, and U+D800 as UTF-8 would write it.
+    assert content_hash("\ud800") == "ee4a76500d4d714ca691afe56c1fd9e0a5fbcb42d6c8f8d7178aae4ddb683cf7"

@@ -20,4 +20,5 @@ def content_hash(value: object) -> str:
     # The text is part of stored hashes: another separator or escape would change the identity of every task and
     # version.
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    # An agent's text may contain half of a surrogate pair, which UTF-8 has no bytes for.
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
