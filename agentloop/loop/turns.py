@@ -51,6 +51,8 @@ async def _turns(project: Project, trainer: Trainer) -> None:
         else:
             live = project.registry.live()
             if live is not None:
+                # A version that was promoted is measured anew here: the attempts that chose it are no bank
+                # (`risk_budget.py`).
                 await evaluate(project, live)
                 pin_failures(project, live)
             if await next_version(project, trainer, newest) is None:
