@@ -116,6 +116,7 @@ def _refuse_other_modules(version: PolicyVersion, copies: Base) -> None:
     for name, part in copies.parts().items():
         if not isinstance(part, FileContents) or part.belongs_to_machine or not name.startswith(IN_PROCESS):
             continue
+        # A part's own code is loaded from its path; the modules beside it are imported by their names.
         spec = None if name.endswith(".code") else find_spec(part.path.stem)
         if spec is None:
             continue
@@ -216,6 +217,7 @@ def _upstream(policy: PolicySection, upstreams: Sequence[Upstream]) -> Upstream 
     """The upstream with the policy's URL; otherwise the first that answers for its model."""
     url = policy.base_url and policy.base_url.rstrip("/")
     for upstream in upstreams:
+        # Compared without passwords, because a version is stored without them.
         if url and public_url(upstream.base_url.rstrip("/")) == url:
             return upstream
     model = policy.model or ""
@@ -270,6 +272,7 @@ def _policy_secrets(old: PolicySection, now: PolicySection, folder: Path) -> Pol
     if not old.is_built_in:
         return PolicySection.model_validate({**old.model_dump(), **_hidden("policies", "policy", now, folder)})
     urls = [section.base_url and public_url(section.base_url) for section in (old, now)]
+    # A key goes to the endpoint that it was set for, and to no other.
     if urls[0] != urls[1]:
         return old
     return old.model_copy(update={"api_key": now.api_key, "base_url": now.base_url})
@@ -292,6 +295,7 @@ def _agent_secrets(base: Base, now: AgentSection) -> AgentSection:
 
 
 def _server(old: McpSection, now: McpSection | None) -> McpSection:
+    # Headers have keys, too: only for the same URL.
     if now is None or old.url is None or now.url is None or public_url(now.url) != public_url(old.url):
         return old
     return old.model_copy(update={"headers": now.headers, "url": now.url})

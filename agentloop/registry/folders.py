@@ -71,6 +71,7 @@ def put_in_place(draft: Path, folder: Path) -> None:
     for path in sorted(draft.rglob("*")):
         if not path.is_symlink():
             _flush(path)
+    # A rename cannot replace a folder that has files.
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
     # The rename itself is on disk only once the folder above is flushed.
@@ -103,6 +104,7 @@ def freeze(
     text = json.dumps({"format": FORMAT, **settings}, indent=1, ensure_ascii=False)
     (draft / VERSION_FILE).write_bytes(redactor.json(text.encode()))
     (draft / LINEAGE).write_text("".join(json.dumps(pair) + "\n" for pair in sorted(set(pairs))))
+    # Of the originals: a copy that was removed because of a secret still counts.
     return base.identity(own_parts(draft, read_overlay(draft)))
 
 

@@ -43,7 +43,7 @@ N_DIGITS = 12
 
 
 def no_check(_: PolicyVersion) -> None:
-    """The check if no project folder is available."""
+    """Accepts every version: the check without a project folder."""
 
 
 def no_suite() -> None:
@@ -90,6 +90,7 @@ class Moves:
         problem = objection(proof, version, live, suite_hash)
         if problem is not None:
             raise StateError(f"v{number} stays {version.state}: {problem}")
+        # Last, because it is a paid call of a hosted model.
         self.ask(version)
         return self._put(self.registry.promotion(version, by=self.by, why=shown_proof(proof), proof=proof))
 
@@ -270,6 +271,7 @@ def objection(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, suite
         return f'its {proof.kind} ended {proof.verdict}; improve it, or promote it with `--override "why"`'
     if proof.obstacle is not None:
         return f'{proof.obstacle}; improve it, or promote it with `--override "why"`'
+    # Without a share of the risk, gates repeated until one passes would promote anything (`gate/risk_budget.py`).
     if proof.stake is None:
         return (
             "its proof has no share of the project's risk of a false promotion: the baseline was not the live version "

@@ -87,6 +87,7 @@ def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Acto
     store = place.open(create=False, secrets=known_secrets(project))
     try:
         registry = Registry(store)
+        # Of all versions: the weights of one come from those before it.
         trained = store.task_ids(Purpose.train, Purpose.demonstrate)
         version = registry.live() if ref == LIVE else registry.get(int(ref[1:]))
     finally:

@@ -242,6 +242,7 @@ def _config(project: Path) -> Config:
 def _free_port(host: str, port: int) -> int:
     """`port`, or a free one for 0. Raises ConfigError if it cannot be listened on."""
     try:
+        # A test that is over before vLLM listens: it turns a port in use into one line instead of a log of vLLM.
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             return int(probe.getsockname()[1])
     except OSError as error:
