@@ -146,6 +146,7 @@ def put_case(draft: Path, folder: Path, evidence: Mapping[str, Any]) -> None:
 
 def _cassette(steps: Sequence[Step], last: int) -> Iterator[str]:
     for step in steps:
+        # Reversed, so that the first result of an id stands: models repeat ids.
         results = {result.call_id: result for result in reversed(step.results)}
         for call in step.completion.message.tool_calls if step.index <= last else ():
             row: dict[str, Any] = {"step": step.index, "tool": call.name, "arguments": call.arguments}
@@ -187,6 +188,7 @@ def _copied(source: Path, target: Path) -> Path:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
+        # Links stay links: what a link leads to outside the folder must not end up in git.
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     else:
         shutil.copyfile(source, target)
@@ -204,6 +206,7 @@ def read_case(folder: Path) -> MinedCase:
     except OSError as error:
         raise ConfigError(f"{path}: no case that can be read: {error}; bring it back, or delete the folder") from None
     except ValidationError as error:
+        # A misspelt key also makes the right one missing, and the misspelt one is what the user has to see.
         first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
         key = place_of(first["loc"][:1])
         hint = did_you_mean(key, MinedCase.model_fields) if first["type"] == "extra_forbidden" else ""
