@@ -159,6 +159,7 @@ class _Trials:
                 async with asyncio.timeout(limit_s):
                     [attempt] = await self._work.all(ask)
             took_s = time.monotonic() - began
+        # A stored attempt returns at once, and cheats get their time limit from how long it really took.
         return TimedAttempt(agent, attempt, max(took_s, self._stored_s(attempt)), reached.is_set())
 
     def _key(self, task: Task) -> str:
@@ -200,6 +201,7 @@ async def _audited(task: Task, trials: _Trials, n_oracle: int, cheats: Sequence[
     if cheats is not None:
         honest |= _chance(task)
     tried += await together(trials.run(task, name, turns) for name, turns in honest.items())
+    # After the honest attempts, because their times set the limit of the cheats.
     limit_s = patience_s([one.took_s for one in tried])
     if cheats is not None:
         bounded, scripts = _bounded(task), _cheats(task, right, cheats)
@@ -235,6 +237,7 @@ def _bounded(task: Task) -> Task:
 
 def _chance(task: Task) -> dict[str, Turns]:
     """The turns of an agent that acts at random, by its name."""
+    # Seeded: the turns are part of the attempt's id, by which an interrupted audit finds it again.
     draw = random.Random(f"{RUN} {task.id}")
     if task.setup is not None:
         commands = [_random_command(task, draw) for _ in range(N_RANDOM)]
