@@ -81,6 +81,7 @@ def _gate(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
             "nothing was compared", ("--agentloop-baseline none", *notes), GateVerdict.inconclusive.exit_code
         )
     header, banked = _header(session, compared)
+    # In rounds, whichever xdist worker was first: quick tests first would bias the gate.
     rolled = sorted((o for one in compared for o in one.outcomes), key=lambda o: (o.trial, o.task_id))
     result = fold(header, [*banked, *rolled])
     if session.options.report is not None:
@@ -169,6 +170,7 @@ def _record(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
             )
         environment = run.environment or Environment(outside=("the sandbox, which is unknown",))
         head = new_head(evals, session.options.policy, run.actor.identity, n_trials, environment)
+        # Nothing runs: `fill_bank` refuses lost attempts and writes the file as `agentloop bank` does.
         asyncio.run(fill_bank(path, head, evals.tasks, _known(outcomes), n_concurrent=1))
         n = f"{counted(n_trials, 'attempt')} of {counted(len(evals.tasks), 'task')}"
         if run.actor.identity.unhashed:

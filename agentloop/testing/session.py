@@ -385,6 +385,7 @@ class Session:
 
     def close(self) -> None:
         """Close sandboxes and files."""
+        # A session whose trials were all played has made no pool.
         if "pool" in self.__dict__:
             self.runner.run(self.pool.close())
         self._open.close()
