@@ -272,6 +272,7 @@ def _cheats(task: Task, right: set[str | None], cheats: Sequence[Cheat]) -> dict
     """Cheat -> its turns."""
     scripts: dict[str, Turns] = {}
     if task.setup is None:
+        # An answer that the solution gives as well is right, and its reward is no fault.
         scripts |= {
             name: (_submit(answer(task)),) for name, answer in ANSWERS.items() if answer(task).strip() not in right
         }

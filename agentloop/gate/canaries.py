@@ -287,6 +287,7 @@ def _risk(moves: Sequence[Move], alpha: float) -> _Risk:
     spent: list[AlphaSpent] = []
     risk = _Risk(0, alpha)
     for i, move in enumerate(moves):
+        # Nobody gets the answers of a shadow, so it claims nothing and takes no share.
         if not _begins(move) or move.is_shadow:
             continue
         risk = _Risk(len(spent) + 1, next_alpha(spent, alpha))

@@ -159,6 +159,7 @@ class CanaryFold:
         self.outcomes = hashlib.sha256()
         self._infra_bound = -math.log(ATTRITION * rules.alpha)
         self._fail_bound = -math.log((1 - ATTRITION) * rules.alpha)
+        # Two claims, `not_worse` and `better`, with half of the risk each.
         self._claim_bound = math.log(2 / (rules.pass_alpha or rules.alpha))
         self._visits = Counter[str]()
         self._strata: dict[str, _Stratum] = {}
@@ -183,6 +184,7 @@ class CanaryFold:
             raise ValueError(f"the verdict is {self.verdict}; no later episode counts")
         arm = episode.arm
         reward = episode.reward
+        # A proof has the hash of everything that counted, in its order.
         self.outcomes.update(f"{episode.id}\t{arm}\t{reward}\n".encode())
         self.n[arm] += 1
         if reward is None:
@@ -254,6 +256,7 @@ class CanaryFold:
 def fold(episodes: Iterable[LiveEpisode], rules: CanaryRules, now: datetime) -> CanaryFold:
     """The evidence at a time, whatever the order of `episodes`: up to the first one that is still waited for."""
     folded = CanaryFold(rules)
+    # The id breaks ties, so that the order does not depend on the store.
     for episode in sorted(episodes, key=lambda each: (each.began_at, each.id)):
         age = now - episode.began_at
         is_waiting = episode.reward is None and not episode.is_lost and age < rules.wait

@@ -58,6 +58,7 @@ def estimates(rewards: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
     by_name: dict[str, Estimate] = {}
     for k in KS:
         counts = [(len(seen), sum(r >= 1 for r in seen)) for seen in rewards.values() if len(seen) >= k]
+        # KS rises, so a larger k has no more tasks.
         if len(counts) < 2:
             break
         by_name[f"pass@{k}"] = over_tasks([pass_at_k(n, n_passed, k) for n, n_passed in counts])

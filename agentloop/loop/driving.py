@@ -90,6 +90,7 @@ def _drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | 
         _locked(store, f"the drivers of run {order.run}"),
         RunProgress(store, order.run, order.number, {str(folder): order.asks[FOLDER]}) as progress,
     ):
+        # Each new object is named in the store: the sweep removes objects that nothing names.
         objects.note = store.put_object
         state = LoopState(folder, store, objects)
         # After the lock is held: until then an earlier driver may still save its state.

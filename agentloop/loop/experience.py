@@ -112,6 +112,7 @@ class ProjectExperience:
         are_forks: bool = False,
     ) -> list[Attempt]:
         """See `protocols.Experience`."""
+        # Checked here, because a trainer of another package must not reach the other splits by mistake either.
         allowed = {task.id for task in self.tasks}
         other = next((task.id for task in tasks if task.id not in allowed), None)
         if other is not None:
@@ -122,6 +123,7 @@ class ProjectExperience:
     def current(self, attempts: Sequence[Attempt]) -> list[Attempt]:
         """See `protocols.Experience`."""
         store = self._project.store
+        # A person or a judge may have replaced a reward since the attempt ended.
         rows = store.summaries([attempt.trace.id for attempt in attempts])
         verdicts = store.verdicts(rows)
         by_trace = {row.id: verdicts[row.key] for row in rows if row.key in verdicts}
@@ -237,6 +239,8 @@ class ProjectExperience:
         return replace(actor, provenance=Provenance(ProvenanceKind.settings, overlay=overlay))
 
     def _rows(self, filter: str) -> Iterator[TraceSummary]:
+        # In the order of the plan: that of storing depends on what ended first, and a turn that is repeated has to
+        # train on the same rows.
         keys = self._project.store.plan_order(filter)
         for start in range(0, len(keys), PAGE):
             yield from self._project.store.summaries_of(keys[start : start + PAGE])

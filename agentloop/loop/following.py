@@ -100,6 +100,7 @@ def submit(checked: Checked, shared: Sharing, progress: Progress, settings: Mapp
         # Only without a driver: one that is at work may have saved a newer state than this folder has.
         give(checked.folder, store, shared.objects)
     unit = Unit(key, DRIVE, {**asks, FOLDER: str(checked.folder)}, _needs(checked), LIMIT_S)
+    # `again` also revives the unit of a run whose drivers all died, or that was cancelled.
     store.put_units(run.number, [unit], again=True)
     if shared.bell is not None:
         shared.bell.ring([DRIVE])

@@ -101,6 +101,7 @@ class RunProgress:
     def _write_often(self) -> None:
         while not self._ended.wait(INTERVAL_S):
             try:
+                # Also without news: during a long step of training, only this thread can notice that the claim is lost.
                 self._store.check_claims()
                 if self._is_new:
                     self._write()

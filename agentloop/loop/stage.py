@@ -93,6 +93,8 @@ class Stage:
             group_size=group_size,
             owner=self.project.store.owner,
         )
+        # `Work` refuses an actor of another version than its episodes; a candidate acts as the version that it began
+        # from.
         actor = replace(actor, ref=f"v{version}", version=version)
         first = self.n_episodes
         self.n_episodes += len(planned)  # before the first attempt ends: several calls may be under way at once
@@ -110,6 +112,7 @@ class Stage:
 
     def finish(self) -> None:
         """Store the stage as done. Supersedes attempts of an interrupted run that this one did not use."""
+        # Before the row: a stage that has one is not begun again, so its leftovers would stay.
         self.project.store.supersede_stage(self.name, without=self.episodes)
         self.project.store.put_stage(self.row())
 

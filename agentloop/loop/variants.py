@@ -174,6 +174,7 @@ class _Workbench:
 
     async def _changed(self, origin: Task, number: int) -> Variant | None:
         """A variant with another value of a parameter, and with the answer that its solution then gives."""
+        # Seeded by the task, so a search that continues proposes the same values and finds their attempts.
         changes = substitutions(origin, self._project.rng("variants", origin.id))
         if number >= len(changes):
             return None

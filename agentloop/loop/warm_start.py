@@ -229,6 +229,7 @@ async def _until_emerged(
             validation = await validate(project, stage, policy, version=1, part=step)
             if validation >= emerged:
                 return
+        # After the look, so that the attempts of the look are in the checkpoint's counts.
         checkpoint.save(stage)
     raise TrainingError(
         f"the warm start learned too little in {limit} steps: validation success {validation:.2f}, demonstrations "

@@ -97,6 +97,7 @@ def case_id(task: str, failure: FailureType, trace: str) -> str:
 @contextmanager
 def drafted(out: Path, name: str) -> Iterator[Path]:
     """A new folder in `out`, removed after the block. Its files have the same relative paths as those of a case."""
+    # Hidden: the pattern of cases (`suites/names.py`) skips the draft of a killed process.
     folder = out.resolve() / f".{name}.draft"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -181,6 +181,7 @@ class Mine:
                 folder = target = self.out / case.id
             elif self.keep_rejected:
                 target = self.keep_rejected / case.id
+            # An earlier run may have kept the same rejected case.
             if target is not None and not target.exists():
                 put_case(draft, target, _evidence(all_checks, before))
             if folder is not None:
@@ -275,6 +276,7 @@ class Mine:
 
     async def _stored_pass(self, task: Task) -> str | None:
         for attempt in self._passing(task.id):
+            # Judged again: the verifiers may have changed since the run was stored.
             if (await judge(task, attempt.trace)).reward == 1.0:
                 return attempt.trace.id
         return None

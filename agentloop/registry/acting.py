@@ -79,6 +79,7 @@ def base_of(version: PolicyVersion, project: Path, config: Config) -> Base:
     """
     folder = version_folder(version, project)
     own = own_parts(folder, read_overlay(folder))
+    # A version for tasks in an environment has no parts of an agent.
     has_agent = not version.parts or any(name.partition(".")[0] == "agent" for name in version.parts)
     present = Base(config.policy, config.agent, project, has_agent)
     if not version.parts:  # from an earlier agentloop, which kept no copies and hashed weights by file
@@ -147,6 +148,7 @@ def base_actor(
     if overlay is not None:
         chosen = OverlaidPolicy(chosen, overlay)
     cost: Price = free if base.policy.kind in OURS else price(prices)
+    # No version's folder: only the overlay counts.
     own = own_parts(Path("none"), overlay) if overlay else {}
     acts_as = replace(base, has_agent=not plays(tasks)).identity(own)
     return Actor(ref, agent, chosen, acts_as, cost, packages=_packages(base, tasks))
@@ -191,6 +193,7 @@ def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyV
     """For the gateway: version -> how to call it; None if no upstream can answer for it."""
 
     def served(version: PolicyVersion) -> ServedVersion | None:
+        # Weights are not hashed here: their probe shows what the server answers with (`loading.py`).
         if version.kind.is_trained or not version.parts:
             return as_weights(version)._replace(is_adapter=version.kind is VersionKind.adapter)
         folder = version_folder(version, project)

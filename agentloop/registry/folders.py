@@ -69,6 +69,7 @@ def draft_of(folder: Path) -> Path:
 def put_in_place(draft: Path, folder: Path) -> None:
     """Flush the draft to disk and rename it to `folder`. Replaces whatever an interrupted run left there."""
     for path in sorted(draft.rglob("*")):
+        # os.open would follow a link, perhaps out of the draft.
         if not path.is_symlink():
             _flush(path)
     # A rename cannot replace a folder that has files.

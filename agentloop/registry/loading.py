@@ -116,6 +116,7 @@ async def put_adapter(
             if not await publisher.serves(name):  # otherwise another process has loaded it meanwhile
                 raise
         else:
+            # `publish` has compared the answers with the probe already.
             return name
     try:
         await compare(publisher.server, name, probe)

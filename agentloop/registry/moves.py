@@ -79,6 +79,7 @@ class Moves:
                 f'policy v{number} was live before; `agentloop policies rollback --to v{number} --why "..."` brings it '
                 "back"
             )
+        # Before an override, too: a version that cannot act must not be live.
         self.check(version)
         if override is not None:
             why = _reason(override, "--override")
@@ -195,6 +196,7 @@ class Moves:
                 f"v{version.number} has no proof; `agentloop gate SUITE --baseline NAME --candidate v{version.number}` "
                 f'makes one against v{live.number}, and `--override "why"` promotes it without one'
             )
+        # The newest, for the message about what is wrong with it.
         return deciding(proofs, version, live, suite_hash) or proofs[-1]
 
     def _live_before(self, live: PolicyVersion | None) -> int:

@@ -163,6 +163,7 @@ class Trained:
             name = version_model(version.number)
             try:
                 adapters[name] = self._folders.get(name) or self._verified(name, version)
+            # Reported and left out: the other adapters must still be served.
             except (ConfigError, PublishError, ObjectError, StoreError) as error:
                 self._report(f"{name} ({version.state}) is not loaded: {error}")
                 continue

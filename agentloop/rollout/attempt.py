@@ -97,7 +97,6 @@ async def roll_out(
     grades: dict[str, Graded] = {}
     tests = sandbox_tests(task)
     phase = AttemptPhase.sandbox
-    # Until the lease, the time used is -inf, and no sandbox can be overdue.
     leased = math.inf
     try:
         async with _leased(task, episode, crew) as sandbox:
@@ -116,8 +115,7 @@ async def roll_out(
                 await crew.on_end(task, episode, sandbox)
             for name, verifier in tests.items():
                 grades[name] = await verifier.test(task, sandbox, crew.pool.backend)
-    # The episode recorder: whatever an agent, a policy or a sandbox raises becomes part of the trace. That includes
-    # SystemExit, because an agent that runs in this process may call sys.exit.
+    # The episode recorder: whatever an agent, a policy or a sandbox raises, sys.exit too, becomes part of the trace.
     except (Exception, SystemExit) as error:
         overdue = is_overdue(task.sandbox, time.perf_counter() - leased)
         problem = words_of(error)
@@ -173,7 +171,7 @@ def state_after(broke: Break | None) -> EpisodeState:
 
 
 def is_overdue(spec: SandboxSpec, used_s: float) -> bool:
-    """True where a sandbox that ended after `used_s` seconds was at the end of its lifetime."""
+    """True where a sandbox that ended after `used_s` seconds was at the end of its lifetime. Before the lease: -inf."""
     return spec.lifetime_s is not None and used_s >= NEARLY * spec.lifetime_s
 
 

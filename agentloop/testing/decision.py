@@ -129,6 +129,7 @@ def _header(session: Session, compared: Sequence[TestReport]) -> tuple[Header, l
         changes.append(compare(run.bank.head.environment, run.environment)[0] if run.environment else "unknown")
         per_visit.append(1 if session.plays(run.tape_path) else run.bank.head.trials // n_trials)
     change: Change = max(changes, key=("same", "unknown", "changed").index)
+    # One number for all suites, so the smallest bank decides.
     settings = Settings(seed=session.options.seed, per_visit=min(per_visit))
     baseline = str(session.options.baseline)
     header = Header(

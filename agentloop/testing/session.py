@@ -220,6 +220,7 @@ class Session:
         Raises ConfigError if one of them is missing or does not fit.
         """
         run = self._runs.get(name)
+        # A later test may want more trials than those that the bank was checked for.
         if run is not None and (run.bank is None or run.bank.head.trials >= n_trials):
             return run
         suite = self.suite(name)
