@@ -201,7 +201,7 @@ async def _audited(task: Task, trials: _Trials, n_oracle: int, cheats: Sequence[
     if cheats is not None:
         honest |= _chance(task)
     tried += await together(trials.run(task, name, turns) for name, turns in honest.items())
-    # After the honest attempts, because their times set the limit of the cheats.
+    # The honest attempts come first, because their times set the time limit of the cheats.
     limit_s = patience_s([one.took_s for one in tried])
     if cheats is not None:
         bounded, scripts = _bounded(task), _cheats(task, right, cheats)
@@ -237,7 +237,7 @@ def _bounded(task: Task) -> Task:
 
 def _chance(task: Task) -> dict[str, Turns]:
     """The turns of an agent that acts at random, by its name."""
-    # Seeded: the turns are part of the attempt's id, by which an interrupted audit finds it again.
+    # The draws have a seed, because the turns are part of the id by which an interrupted audit finds an attempt.
     draw = random.Random(f"{RUN} {task.id}")
     if task.setup is not None:
         commands = [_random_command(task, draw) for _ in range(N_RANDOM)]

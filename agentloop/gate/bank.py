@@ -92,7 +92,7 @@ class BankHead(Frozen):
         """Which parts of `acting` are not those of the bank's version; None when it is that version."""
         if acting.hash == self.identity:
             return None
-        # The head keeps the first digits alone.
+        # The head has only the first digits of each hash.
         digits = {name: value[:N_DIGITS] for name, value in acting.parts.items()}
         return ", ".join(Identity("", digits).changed(self.parts)) or "all"
 
@@ -272,10 +272,10 @@ async def fill_bank(
     bank = Bank(head=head, outcomes=tuple(done[key] for key in wanted))
     has_crashed = all(outcome.failure == FailureType.agent_crashed for outcome in bank.outcomes)
     if not has_crashed:
-        # Written before the evidence ends: a kill between the two leaves a run that continues and writes the same file.
+        # The file is written before the evidence ends: a kill between the two leaves a run that writes the same file.
         write_text(path, "".join([_head_line(head), *map(_line, bank.outcomes)]))
     if evidence is not None:
-        # Ended even so: the command that follows a correction must not continue with these crashes.
+        # Crashes end the evidence as well, so that the command after a correction does not continue with them.
         evidence.end(CRASHED if has_crashed else WHOLE)
     if has_crashed:
         raise _all_crashed(bank)

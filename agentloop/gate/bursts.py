@@ -51,7 +51,7 @@ def burst(rows: Iterable[tuple[str, float]], seed: int) -> Burst | None:
     if not observed:
         return None
     for _ in range(SHUFFLES):
-        # Equal sums may differ in their last digits after another order of addition.
+        # Equal sums may differ in their last digits when the numbers are added in another order.
         if sum(_spread(_shuffled(one, rng)) for one in centred) >= observed - 1e-12:
             return None
     return max((_worst(name, differences) for name, differences in series), key=lambda one: abs(one.mean - one.others))

@@ -159,7 +159,7 @@ class CanaryFold:
         self.outcomes = hashlib.sha256()
         self._infra_bound = -math.log(ATTRITION * rules.alpha)
         self._fail_bound = -math.log((1 - ATTRITION) * rules.alpha)
-        # Two claims, `not_worse` and `better`, with half of the risk each.
+        # The claims `not_worse` and `better` have half of the risk each.
         self._claim_bound = math.log(2 / (rules.pass_alpha or rules.alpha))
         self._visits = Counter[str]()
         self._strata: dict[str, _Stratum] = {}

@@ -155,7 +155,7 @@ def prepare(options: GateOptions, note: Callable[[str], None]) -> Prepared:
         suites=tuple(parts),
         baseline=options.baseline,
         candidate=name_of(options.candidate),
-        # The largest of all banks: fresh attempts are numbered from here on, so none takes the number of a banked one.
+        # Fresh attempts are numbered from here on. With the largest bank, none takes the number of a banked one.
         bank_trials=max(bank.head.trials for bank in banks),
         environment=_change(banks, environments, note),
     )
@@ -266,7 +266,7 @@ def run_gate(
     stake = stake_of_gate(options.project, folder, prepared.header.suites, prepared.identities)
     if stake is not None:
         prepared = _at_stake(prepared, stake, display)
-    # After `_at_stake`: the header, and so the evidence, has the lowered risk.
+    # The fold is made after `_at_stake`, because the header then has the lowered risk.
     fold = Fold(prepared.header)
     with run_store(folder, options.project) as store:
         run = Run(folder, prepared.header, prepared.bank, prepared.made_of, store, prepared.versions)

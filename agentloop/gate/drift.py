@@ -72,7 +72,7 @@ class BankCheck:
         self.n = 0
         self.total = 0.0
         self._squares = PRIOR_N * PRIOR_SQUARE
-        # Equal weights that sum to 1: the evidence begins at 1.
+        # The weights sum to 1, so the evidence begins at 1.
         self._logs = [-math.log(6)] * 6
         """Three sizes of bets, each on less and on more."""
 
@@ -80,7 +80,7 @@ class BankCheck:
         """A fresh reward minus the mean of banked ones, in [-1, 1]."""
         sizes = stakes(self._squares / (PRIOR_N + self.n), GROSS)
         for j, size in enumerate((*sizes, *(-size for size in sizes))):
-            # Capped as in `eprocess.py`: no single control can ruin a bet.
+            # The cap, as in `eprocess.py`, keeps a single control from ruining a bet.
             self._logs[j] += math.log1p(max(-0.9, min(0.9, size)) * difference)
         self.n += 1
         self.total += difference

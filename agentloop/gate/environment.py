@@ -106,7 +106,7 @@ def environment_of(
     outside += [*unknown, *(f"the host {name}, which sandboxes may reach" for name in hosts)]
     games, unknown = _games(sorted({task.environment.id for task in tasks if task.environment is not None}))
     outside += [*unknown, *_judges(tasks)]
-    # Sorted, because a bank is in git: equal environments are equal lines.
+    # A bank is in git, and sorted parts make equal environments equal lines.
     return Environment(parts=dict(sorted({**parts, **images_now, **games}.items())), outside=tuple(outside))
 
 

@@ -29,13 +29,14 @@ STEP = 0.005
 
 def stakes(mean_square: float, delta: float) -> tuple[float, ...]:
     """Stakes on a difference of 1, one for each of MULTIPLES, before any cap; both arguments above 0."""
-    # The approximate optimum aGRAPA of the source, with the drop d in place of an estimated mean: d / (v + d^2).
+    # This is the approximate optimum aGRAPA of the source, d / (v + d^2), with the drop d in place of an estimated
+    # mean.
     return tuple(k * delta / (mean_square + (k * delta) ** 2) for k in MULTIPLES)
 
 
 def log_mixture(logs: list[float]) -> float:
     """Natural logarithm of the sum."""
-    # Relative to the largest term, because exp of strong evidence overflows.
+    # The sum is relative to the largest term, because exp of strong evidence overflows.
     top = max(logs)
     return top + math.log(sum(math.exp(one - top) for one in logs))
 
@@ -158,7 +159,7 @@ class ConfidenceSequence:
         bound = 2 / (1 - LEVEL)
         left = []
         first, second, third = sizes
-        # Unrolled for speed: 401 means with six gamblers each at every visit are most of the fold's work.
+        # The loop is unrolled for speed: 401 means with six gamblers each are most of the work of a visit.
         for m, cap_up, cap_down, a, b, c, d, e, f in self._open:
             x = difference - m
             a *= 1 + (first if first < cap_up else cap_up) * x

@@ -138,7 +138,7 @@ class SuiteState:
     def add(self, visit: Compared, task: str, when: datetime | None = None) -> None:
         """Add the next visit in order."""
         if self.charged is None and visit.is_charged:
-            # A copy of the evidence before this visit: from the first loss on, the two differ.
+            # This copies the evidence before the visit is added; from the first loss on, the two differ.
             self.charged = Charged(self.bets)
         if self.charged is not None:
             self.charged.add(visit)

@@ -60,7 +60,7 @@ class FilledBank:
         n_mean = len(self.evals.tasks) - len(self.evals.must_pass)
         trials = self.bank.head.trials
         per_visit = banked_a_visit(n_mean, trials)  # of a gate of this suite alone
-        # Two means of the same version differ by chance alone, so they are not set side by side.
+        # Two means of the same version differ only by chance, so the earlier one is not shown.
         is_other = self.before is not None and self.before.head.identity != self.bank.head.identity
         return {
             "bank": str(self.path),

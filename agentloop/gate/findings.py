@@ -88,7 +88,7 @@ def state(case: TaskLine) -> str:
     """State of a must-pass case: BROKEN, CLEAR once it has passed more than a broken one would, else UNDECIDED."""
     if case.broken:
         return BROKEN
-    # The tolerance of `Case.cleared`.
+    # The tolerance is that of `Case.cleared`.
     return CLEAR if case.candidate and case.e_value is not None and case.e_value <= 1e-9 else UNDECIDED
 
 

@@ -93,7 +93,7 @@ class Fold:
         """This fold where it is decided, else a copy of it that ends here; more may be added to this one afterwards."""
         if self.decided is not None:
             return self
-        # From the start: closing changes the evidence, and a gate under way must go on without that.
+        # A copy reads all outcomes again, because closing changes the evidence, and this fold may go on.
         ended = Fold(self.header, self.order, looks=self._looks)
         for outcome in self.arrivals.outcomes:
             ended.add(outcome)
@@ -187,7 +187,7 @@ class Fold:
         return tried
 
     def _count(self, side: Side, tried: Tried) -> None:
-        # Neither a reward nor a lost attempt: no row came at all.
+        # A trial without a reward and without a lost attempt has no row at all.
         is_missing = tried == Tried(None)
         self.n_rollouts += not is_missing
         self.n_missing += is_missing
@@ -249,8 +249,7 @@ class Fold:
             if compared.difference is not None:
                 self.used.add(key)
             if suite.weights:
-                # Weighted by the inverse chance of the visit, so the mean is that of evenly visited tasks
-                # (Horvitz-Thompson).
+                # The inverse chance of the visit as weight gives the mean of evenly visited tasks (Horvitz-Thompson).
                 compared = compared.weighed(1 / (len(suite.part.tasks) * suite.weights[visit.task_id]))
             suite.add(compared, visit.task_id, self.arrivals.started_at(key))
         self._distrust(suite)
@@ -318,7 +317,7 @@ class Fold:
             self.decided = GateVerdict.passed
         elif self._is_hopeless():
             self.decided = GateVerdict.infra
-        # Last, so that the final rollout may still decide.
+        # The budget is checked last, so that the final rollout may still decide.
         elif self.n_rollouts >= settings.max_rollouts:
             self.decided = GateVerdict.inconclusive if self.may_claim else GateVerdict.infra
 

@@ -151,7 +151,7 @@ class _Live:
         outcomes: list[Outcome] = []
         while self.queue and self.queue[0] in self.run.ahead and self.fold.decided is None:
             outcomes.append(self.run.ahead.pop(self.queue.popleft()))
-            # The fold first: `run.add` stores its new looks in the same transaction as the outcomes.
+            # The fold gets them first, because `run.add` stores its new looks in the same transaction as the outcomes.
             self.fold.add(outcomes[-1], last=True)
         if outcomes:
             self.run.add(outcomes, self.fold)
@@ -174,7 +174,7 @@ class _Live:
         next_up = set() if problems else set(takewhile(self.run.ahead.__contains__, self.queue))
         if early := [one for trial, one in good.items() if trial not in next_up]:
             self.run.set_aside(early)
-        # Raised after the good outcomes are stored: the same command does not pay for them again.
+        # The good outcomes are stored by now, so the same command does not pay for them again.
         for problem in problems:
             raise problem
         for outcome in good.values():

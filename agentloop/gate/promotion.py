@@ -84,7 +84,7 @@ class Comparison:
             suites=(part,),
             baseline=names[0],
             candidate=names[1],
-            # No bank: trial n of the live version is the fresh partner of the candidate's trial n.
+            # Nothing is banked: trial n of the live version is the fresh partner of the candidate's trial n.
             bank_trials=0,
             controls=1,
         )

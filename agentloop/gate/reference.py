@@ -96,7 +96,7 @@ class Reference:
         if self._header.controls:
             is_asked = beyond >= 0 or self.is_paired or is_control(visit, self._header.controls)
             if is_asked:
-                # Counted by the visit: controls come while the bank is in use, when `beyond` is below 0 and would name
+                # The visit numbers it. Controls come while the bank is in use, when `beyond` is below 0 and would name
                 # a banked trial.
                 return self._hold + visit.trial
             return None

@@ -181,7 +181,7 @@ def _order(
     in_rounds = settings.sampling != "iid" and most - fewest <= 1 and len(unseen) <= len(n_trials)
     # Tasks that the rounds passed over count as lost: a file must not gain by leaving failures out.
     n_missing = len(unseen) * fewest if in_rounds and most > 1 else 0
-    # Whole rounds only: of one that was under way, the quick attempts may be there and the slow ones not. Their order
+    # Only whole rounds count, because a round under way may have its quick attempts and lack the slow ones. Their order
     # is that of `schedule.tasks_in_order` for a suite without a hash.
     if in_rounds and any(later[1] < sooner[1] for sooner, later in pairwise(rows)):
         ordered_visits = tuple(

@@ -67,7 +67,8 @@ def take_stake(
     decisions = store.decisions()
     moves = store.moves()
 
-    # Called in the transaction that takes the number, and again after a clash: no two comparisons get one share.
+    # The store calls this in the transaction that takes the number, and again after a clash, so no share is given
+    # twice.
     def about(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         by_loop = {row["version"] for row in rows if row["by"] == LOOP}
         spent = [
@@ -119,7 +120,7 @@ def stake_of_gate(project: Path, folder: Path, parts: Sequence[SuitePart], ident
         # Only a proof against the live version can promote, so no other gate takes a share.
         if live is None or live.sha256 != baseline or candidate not in versions or candidate == baseline:
             return None
-        # A random question: a gate by hand that is started over in a new folder is another comparison, with another
+        # The question is random, because a gate that is started over in a new folder is another comparison with another
         # share.
         stake = take_stake(store, (live, versions[candidate]), token_hex(8), config.gate.alpha, by=GATE)
     finally:

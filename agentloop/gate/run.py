@@ -85,7 +85,7 @@ class Run:
         for look in self._evidence.looks():
             # A fold that continues repeats its looks from the first one; those in the store are not new.
             self._n_looks[look.suite] += 1
-        # The store decides; a kill may have left the file behind it, so the file is written again.
+        # A kill may have left the file behind the store, which decides, so the file is written again.
         write_text(self._path, "".join(outcome_lines(header, self.outcomes)))
         self._file = self._path.open("a", encoding="utf-8")
 
@@ -94,7 +94,7 @@ class Run:
         first = len(self.outcomes) - self.n_banked
         rows = [self._rows.row(outcome, first + n) for n, outcome in enumerate(outcomes)]
         waited = self._waiting & {(row.task_id, row.side, row.trial) for row in rows}
-        # The store before the file: a continued run reads the store, and the file is only an export.
+        # The store is written before the file: a continued run reads the store, and the file is only an export.
         self._evidence.add(rows, self._new_looks(fold), waited=waited)
         self._waiting -= waited
         self.outcomes += outcomes

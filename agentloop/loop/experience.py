@@ -112,7 +112,7 @@ class ProjectExperience:
         are_forks: bool = False,
     ) -> list[Attempt]:
         """See `protocols.Experience`."""
-        # Checked here, because a trainer of another package must not reach the other splits by mistake either.
+        # The check is here because trainers of other packages, too, must never reach another split.
         allowed = {task.id for task in self.tasks}
         other = next((task.id for task in tasks if task.id not in allowed), None)
         if other is not None:
@@ -239,8 +239,8 @@ class ProjectExperience:
         return replace(actor, provenance=Provenance(ProvenanceKind.settings, overlay=overlay))
 
     def _rows(self, filter: str) -> Iterator[TraceSummary]:
-        # In the order of the plan: that of storing depends on what ended first, and a turn that is repeated has to
-        # train on the same rows.
+        # The order in which traces are stored depends on which attempt ended first. In plan order, a turn that is
+        # repeated trains on the same rows.
         keys = self._project.store.plan_order(filter)
         for start in range(0, len(keys), PAGE):
             yield from self._project.store.summaries_of(keys[start : start + PAGE])

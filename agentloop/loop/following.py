@@ -79,7 +79,7 @@ def follow_loop(
                 return None
             followed = submit(checked, shared, progress, settings)
             facts = _end(followed, store, progress)
-            # Also after a failure: the next command continues from what the run made until then.
+            # The state of a failed run is fetched as well, because the next command continues from it.
             take(folder, store, shared.objects)
             _refuse_failed(facts)
         summary = Summary(StoredProject(folder, checked.config, checked.suite, store), command=command)
@@ -97,7 +97,7 @@ def submit(checked: Checked, shared: Sharing, progress: Progress, settings: Mapp
     key = stable_id(DRIVE, run.number)
     is_new = _is_over(store, key)
     if is_new:
-        # Only without a driver: one that is at work may have saved a newer state than this folder has.
+        # A driver at work may have saved a newer state than this folder has, so the folder is given only without one.
         give(checked.folder, store, shared.objects)
     unit = Unit(key, DRIVE, {**asks, FOLDER: str(checked.folder)}, _needs(checked), LIMIT_S)
     # `again` also revives the unit of a run whose drivers all died, or that was cancelled.
@@ -115,7 +115,7 @@ def _asks(base: str, sandbox: str, settings: Mapping[str, dict[str, Any]]) -> di
         raise ConfigError(
             f"-o {secret}: workers would read it in the store; set it in their environment, or in [train.options]"
         )
-    # Through JSON, as the store returns it: tuples become lists, so equal asks are equal.
+    # The store returns JSON, in which tuples are lists. The round trip makes equal asks compare as equal.
     document: dict[str, Any] = orjson.loads(orjson.dumps({BASE: base, SANDBOX: sandbox, SETTINGS: dict(settings)}))
     return document
 

@@ -51,7 +51,7 @@ async def gate(project: Project, candidate: PolicyVersion) -> Decision:
         await _measure(project, champion)
         bank = measured(project, champion)
     versions = (champion, candidate)
-    # Before the candidate's first attempt: a comparison that is begun and forgotten has used up its share.
+    # The stake is taken before the candidate's first attempt, so an abandoned comparison has used up its share.
     stake = take_stake(project.store, versions, project.suite.hash, project.config.gate.alpha, by=LOOP)
     comparison = Comparison(
         compared_part(project),
@@ -63,7 +63,7 @@ async def gate(project: Project, candidate: PolicyVersion) -> Decision:
     await _compare(project, candidate, comparison, n_rounds=min(map(len, bank)))
     obstacles = find_obstacles(comparison, project.config.gate.n_min)
     decision = decide(comparison, versions, obstacles=obstacles, now=datetime.now(UTC))
-    # Before the decision is carried out: the proof has the hash of these outcomes.
+    # The proof has the hash of these outcomes, so they are stored before the decision is carried out.
     evidence = store_evidence(project, comparison, versions)
     proof = proof_of(decision, comparison, versions, obstacles=obstacles, stake=stake.number)
     project.registry.apply(decision, proof=proof)

@@ -108,7 +108,7 @@ def _stands_in(words: str, text: str) -> bool:
     """Whether `text` contains `words`, not as parts of longer words, with any quotes or brackets around them."""
     start = text.find(words)
     while start >= 0:
-        # Not `\b`, which finds no boundary where the words begin or end with a quote or a bracket.
+        # `\b` would find no boundary where the words begin or end with a quote or a bracket.
         around = (text[max(start - 1, 0) : start + 1], text[start + len(words) - 1 : start + len(words) + 1])
         if not any(_INSIDE_WORD.fullmatch(pair) for pair in around):
             return True

@@ -63,7 +63,7 @@ def measured(project: Project, version: PolicyVersion) -> list[list[Attempt]]:
         stage=f"{gate_stage(project, version.number).name}/{FRESH}",
         purpose=Purpose.evaluate,
         policy_version=version.number,
-        # The number of that time: [gate] trials may have changed since.
+        # [gate] trials may have changed since the version was measured.
         group_size=n_attempts // len(tasks),
         owner=project.store.owner,
     )
@@ -149,7 +149,7 @@ def eval_report(
             unscored_lost[task_id].append(n)
     critical = [attempt.verdict.critical for attempt in attempts]
     failures = Counter(failure.type.value for failure in critical if failure)
-    # Scored attempts first: `lost_too_much` reads as many of the numbers as there are rewards.
+    # Scored attempts come first, because `lost_too_much` reads as many of these numbers as there are rewards.
     all_lost = {task.id: (*lost[task.id], *unscored_lost[task.id]) for task in tasks}
     return EvalReport(
         suite=project.suite.name,

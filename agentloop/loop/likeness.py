@@ -74,7 +74,7 @@ def first_like(instruction: str, origin: str, held_out: Iterable[str]) -> str | 
 
 def _stem(word: str) -> str:
     """`word` without an ending of English grammar; the same for `counting`, `counted` and `counts`."""
-    # Longer endings first, because a word that ends in `ings` also ends in `s`.
+    # Longer endings come first, because a word that ends in `ings` also ends in `s`.
     for ending in ("ings", "ing", "ies", "ied", "ers", "er", "es", "ed", "s", "e", "y"):
         if word.endswith(ending) and len(word) - len(ending) >= MIN_STEM:
             return word.removesuffix(ending)

@@ -141,7 +141,7 @@ def _with_variants(suite: Suite, folder: Path, config: Config) -> Suite:
             f"{place(folder / CONFIG_FILE, 'train', 'variants')}: {more.folder} and suite {suite.name!r} both have a "
             f"task {twice!r}; rename one of them"
         )
-    # Ids, seeds and stages follow from the hash: other variants are another suite to all of them.
+    # Ids, seeds and stages follow from the hash, and all of them must differ for other variants.
     whole_hash = content_hash([suite.hash, more.hash])
     return suite.model_copy(update={"tasks": (*suite.tasks, *tasks), "hash": whole_hash})
 

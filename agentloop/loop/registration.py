@@ -69,7 +69,7 @@ def register(
     with boundary(TrainingError, "cannot save a version; fix it and run the same command again", folder=draft.place):
         secrets = known_secrets(project.folder)
         identity = freeze(draft.folder, project.base, place=draft.place, pairs=draft.pairs, secrets=secrets)
-        # After the copies are made, so that an edit while they were made is noticed, too.
+        # The check follows the copying, so that it notices an edit during the copying as well.
         if project.base.identity().hash != draft.identity.hash:
             raise ConfigError(
                 f"files of the policy or the agent changed while v{draft.number} was made; run the same command again"
@@ -92,7 +92,7 @@ def register(
         lineage=lineage,
         note=note,
     )
-    # Last: until the row is stored, a turn that is repeated continues from these checkpoints.
+    # Until the row is stored, a repeated turn continues from these checkpoints, so they are removed last.
     shutil.rmtree(draft.workspace, ignore_errors=True)
     return version
 

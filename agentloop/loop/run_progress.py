@@ -60,7 +60,7 @@ class RunProgress:
         self._thread.join()
         with self._guard:
             self._end()
-        # Progress is for people: a store that is away must not hide the error that ended the loop.
+        # An unreachable store must not hide the error that ended the loop.
         with suppress(StoreError):
             self._write()
 
@@ -101,13 +101,13 @@ class RunProgress:
     def _write_often(self) -> None:
         while not self._ended.wait(INTERVAL_S):
             try:
-                # Also without news: during a long step of training, only this thread can notice that the claim is lost.
+                # During a long step of training, only this thread can notice that the claim is lost.
                 self._store.check_claims()
                 if self._is_new:
                     self._write()
                 self._note_units()
             except LeaseLost:
-                # sys.exit would end this thread alone, while the main thread trains on in a turn that another driver
+                # sys.exit would end this thread alone, and the main thread would go on with a turn that another driver
                 # has.
                 os._exit(LOST)
             except StoreError:  # whatever the loop itself writes next says so
@@ -125,7 +125,8 @@ class RunProgress:
             now = None if self._now is None else list(self._now)
             document = {"events": self._events, "n": self._n, "now": now}
             self._is_new = False
-        # Outside the guard: a slow server must not stop the loop, which takes the guard for each attempt.
+        # The write is outside the guard, which the loop takes for each attempt, so a slow server does not stop the
+        # loop.
         self._store.put_progress(self._run, document)
 
 
@@ -143,7 +144,7 @@ class Shown:
         """Show what is new in the progress of the run."""
         events = document.get("events", [])
         n = document.get("n", 0)
-        # The row has the last MAX_EVENTS alone, so more may be new than it has.
+        # The row has only the last MAX_EVENTS, and more than these may be new.
         for event in events[max(0, len(events) - (n - self._n)) :] if n > self._n else ():
             if len(event) == 1:
                 self._progress.say(event[0])

@@ -112,7 +112,7 @@ class Stage:
 
     def finish(self) -> None:
         """Store the stage as done. Supersedes attempts of an interrupted run that this one did not use."""
-        # Before the row: a stage that has one is not begun again, so its leftovers would stay.
+        # A stage with a row is not begun again, so its leftovers are superseded before the row is stored.
         self.project.store.supersede_stage(self.name, without=self.episodes)
         self.project.store.put_stage(self.row())
 

@@ -56,7 +56,8 @@ def representatives(tasks: Sequence[Task], trusted: Sequence[str]) -> list[Task]
         is_trusted = EVERY in trusted or all(_short(kind) in trusted for kind in kinds)
         if is_trusted or task.environment is not None:
             continue
-        # Names of options alone: values, such as the expected answer, differ between tasks that are alike.
+        # Values of options, such as the expected answer, differ between tasks that are alike, so only their names
+        # count.
         names = [(part.kind, sorted(part.options)) for part in task.verifiers]
         rule = task.reward.model_dump(mode="json") if task.reward else None
         chosen.setdefault(content_hash([task.pool, names, rule]), task)

@@ -35,7 +35,7 @@ def make_trainer(project: Project) -> Trainer:
     """
     train = project.config.train
     if project.config.policy.kind != "tiny":
-        # Made and dropped: a policy or an agent that cannot be made is refused before the first attempt.
+        # The actor is not used: this call refuses settings of which no actor can be made, before the first attempt.
         project.present_actor()
     kind = train.kind or (WEIGHTS if project.config.policy.kind == "tiny" else FIXED)
     if kind in OF_WEIGHTS:

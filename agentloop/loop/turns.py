@@ -51,7 +51,7 @@ async def _turns(project: Project, trainer: Trainer) -> None:
         else:
             live = project.registry.live()
             if live is not None:
-                # A version that was promoted is measured anew here: the attempts that chose it are no bank
+                # A promoted version is measured again here, because the attempts that chose it are biased
                 # (`risk_budget.py`).
                 await evaluate(project, live)
                 pin_failures(project, live)

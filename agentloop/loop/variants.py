@@ -119,7 +119,7 @@ async def make_variants(project: Project, n: int, *, of_failures: bool, folder: 
         origins = _origins(project, of_failures=of_failures)
         project.progress.start("variants: admitted", n)
         try:
-            # By rounds over all tasks: the first n variants are not all of the first tasks.
+            # The rounds spread n variants over all tasks; otherwise the first tasks would get all of them.
             for number, origin, by in product(range(N_ROUNDS), origins, (PARAMETER, WORDS)):
                 if len(made.admitted) < n:
                     await bench.make(origin, by, number)
@@ -174,7 +174,7 @@ class _Workbench:
 
     async def _changed(self, origin: Task, number: int) -> Variant | None:
         """A variant with another value of a parameter, and with the answer that its solution then gives."""
-        # Seeded by the task, so a search that continues proposes the same values and finds their attempts.
+        # The seed follows from the task, so a search that continues proposes the same values and finds their attempts.
         changes = substitutions(origin, self._project.rng("variants", origin.id))
         if number >= len(changes):
             return None

@@ -116,12 +116,12 @@ async def warm_start(project: Project, demonstrations: Sequence[Demonstration]) 
     checkpoint.restore(stage)
     project.store.supersede_stage(stage.name, first=stage.n_episodes)  # what came after the checkpoint is done again
     stage.episodes |= {row.episode_id for row in project.store.stage_traces(stage.name) if row.episode_id}
-    # Skips the batches of the steps before the checkpoint, so the next one is what an unbroken run would draw.
+    # The batches before the checkpoint are drawn and skipped, so the next one is that of an uninterrupted run.
     drawn = islice(batches(rows, project.rng("warm-start")), checkpoint.n_steps, None)
     emerged = EMERGED * fmean(reward for *_, reward in demonstrations)
     if checkpoint.n_settled is None:
         await _until_emerged(project, stage, policy, checkpoint, drawn, emerged)
-        # Saved before the first settling step: a run that continues must not look for emergence again.
+        # This is saved before the first settling step, so that a run that continues does not look for emergence again.
         checkpoint.n_settled = 0
         checkpoint.save(stage)
     _settle(project, stage, checkpoint, drawn)
@@ -229,7 +229,7 @@ async def _until_emerged(
             validation = await validate(project, stage, policy, version=1, part=step)
             if validation >= emerged:
                 return
-        # After the look, so that the attempts of the look are in the checkpoint's counts.
+        # The checkpoint follows the validation, so that its counts include the validation's attempts.
         checkpoint.save(stage)
     raise TrainingError(
         f"the warm start learned too little in {limit} steps: validation success {validation:.2f}, demonstrations "

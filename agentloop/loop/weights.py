@@ -83,7 +83,7 @@ def trainer_of(kind: str) -> Callable[..., ProjectTrainer]:
         own = {name: value for name, value in options.items() if name not in NAMES}
         if is_tiny:
             own = {**TINY.get(kind, {}), **own}
-        # One thread for the tiny policy: it is the cheapest, and sums in the same order each time.
+        # For the tiny policy one thread is cheapest, and it adds numbers in the same order each time.
         torch.set_num_threads(learning.n_threads or (1 if is_tiny else torch.get_num_threads()))
         return ProjectTrainer(project, _weights_trainer(project, kind, learning, own), learning)
 

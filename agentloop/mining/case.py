@@ -97,7 +97,7 @@ def case_id(task: str, failure: FailureType, trace: str) -> str:
 @contextmanager
 def drafted(out: Path, name: str) -> Iterator[Path]:
     """A new folder in `out`, removed after the block. Its files have the same relative paths as those of a case."""
-    # Hidden: the pattern of cases (`suites/names.py`) skips the draft of a killed process.
+    # The name is hidden, so that the pattern of cases (`suites/names.py`) skips the draft of a killed process.
     folder = out.resolve() / f".{name}.draft"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -147,7 +147,7 @@ def put_case(draft: Path, folder: Path, evidence: Mapping[str, Any]) -> None:
 
 def _cassette(steps: Sequence[Step], last: int) -> Iterator[str]:
     for step in steps:
-        # Reversed, so that the first result of an id stands: models repeat ids.
+        # A model may repeat an id. The reversed order lets the first result of an id stand.
         results = {result.call_id: result for result in reversed(step.results)}
         for call in step.completion.message.tool_calls if step.index <= last else ():
             row: dict[str, Any] = {"step": step.index, "tool": call.name, "arguments": call.arguments}
@@ -189,7 +189,7 @@ def _copied(source: Path, target: Path) -> Path:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        # Links stay links: what a link leads to outside the folder must not end up in git.
+        # Links are copied as links, because the file that one leads to may be private, and a case is put into git.
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     else:
         shutil.copyfile(source, target)

@@ -185,7 +185,7 @@ class Mine:
             if target is not None and not target.exists():
                 put_case(draft, target, _evidence(all_checks, before))
             if folder is not None:
-                # At once, so that the next candidate is compared with this case, too.
+                # The signatures change at once, so that the next candidate is compared with this case, too.
                 self.signatures.traces.add(case.trace)
                 self.signatures.n_cases[candidate.signature] += 1
                 if kind == FULL and task is not None:
@@ -276,7 +276,7 @@ class Mine:
 
     async def _stored_pass(self, task: Task) -> str | None:
         for attempt in self._passing(task.id):
-            # Judged again: the verifiers may have changed since the run was stored.
+            # The verifiers may have changed since the run was stored, so it is judged again.
             if (await judge(task, attempt.trace)).reward == 1.0:
                 return attempt.trace.id
         return None

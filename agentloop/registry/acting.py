@@ -148,7 +148,7 @@ def base_actor(
     if overlay is not None:
         chosen = OverlaidPolicy(chosen, overlay)
     cost: Price = free if base.policy.kind in OURS else price(prices)
-    # No version's folder: only the overlay counts.
+    # This actor is no version, so no folder has parts of it.
     own = own_parts(Path("none"), overlay) if overlay else {}
     acts_as = replace(base, has_agent=not plays(tasks)).identity(own)
     return Actor(ref, agent, chosen, acts_as, cost, packages=_packages(base, tasks))
@@ -298,7 +298,7 @@ def _agent_secrets(base: Base, now: AgentSection) -> AgentSection:
 
 
 def _server(old: McpSection, now: McpSection | None) -> McpSection:
-    # Headers have keys, too: only for the same URL.
+    # Headers may have keys, so they go only to the URL that they were set for.
     if now is None or old.url is None or now.url is None or public_url(now.url) != public_url(old.url):
         return old
     return old.model_copy(update={"headers": now.headers, "url": now.url})

@@ -137,7 +137,7 @@ def _is_source(path: Path, project: Path) -> bool:
 def _text(path: Path) -> str | None:
     """The file's text; None if it is not UTF-8 text."""
     try:
-        # Line ends as they are, because the text is written back.
+        # Line ends stay as they are, because the text is written back.
         with path.open(encoding="utf-8", newline="") as file:
             return file.read()
     except (OSError, UnicodeDecodeError):

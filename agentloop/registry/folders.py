@@ -105,7 +105,7 @@ def freeze(
     text = json.dumps({"format": FORMAT, **settings}, indent=1, ensure_ascii=False)
     (draft / VERSION_FILE).write_bytes(redactor.json(text.encode()))
     (draft / LINEAGE).write_text("".join(json.dumps(pair) + "\n" for pair in sorted(set(pairs))))
-    # Of the originals: a copy that was removed because of a secret still counts.
+    # The identity is that of the original files: it includes a file whose copy was removed because of a secret.
     return base.identity(own_parts(draft, read_overlay(draft)))
 
 

@@ -84,7 +84,7 @@ def spare_in(project: Path) -> Callable[[Sequence[str]], str | None]:
                 turn = turn_of(name)
                 if turn is not None and version_model(turn) in versions:
                     return name
-            # By length first, so that v9 comes before v10.
+            # The length comes first, so that v9 is before v10.
             for name in sorted(names, key=lambda name: (len(name), name)):
                 version = versions.get(name)
                 if version is None or version.state in (PolicyState.live, PolicyState.canary):

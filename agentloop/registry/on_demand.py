@@ -72,7 +72,7 @@ class OnDemand:
         return version_model(number) in await VLLMControl(upstream.base_url, _key(upstream)).models()
 
     async def _put(self, number: int, upstream: Upstream) -> None:
-        # In threads: the store and the hashing of weights would block all calls of the gateway.
+        # The store and the hashing of weights would block all calls of the gateway, so they run in threads.
         version = await asyncio.to_thread(self._registry.get, number)
         if version is None:
             raise ConfigError(f"v{number} is no longer in the registry")

@@ -88,7 +88,7 @@ def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Acto
     store = place.open(create=False, secrets=known_secrets(project))
     try:
         registry = Registry(store)
-        # Of all versions: the weights of one come from those before it.
+        # Weights come from those of earlier versions, so the tasks of all versions count.
         trained = store.task_ids(Purpose.train, Purpose.demonstrate)
         version = registry.live() if ref == LIVE else registry.get(int(ref[1:]))
     finally:

@@ -149,7 +149,7 @@ async def host_is_out_of_sight(backend: SandboxBackend, folder: Path) -> None:
             expect((await sandbox.exec(f"cat {path}")).exit_code != 0, f"{path} of the host can be read")
             home = Path.home()
             interpreter = Path(sys.base_prefix)
-            # The sandbox has this Python, and so the part of the home folder that it is in, if it is there.
+            # If this Python is installed below the home folder, the sandbox sees that part of the folder.
             allowed = {interpreter.relative_to(home).parts[0]} if interpreter.is_relative_to(home) else set()
             listed = (await sandbox.exec(f"ls -A {shlex.quote(str(home))}")).stdout.split()
             expect(set(listed) <= allowed, f"the home folder is visible: {listed}")

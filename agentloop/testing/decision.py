@@ -81,7 +81,7 @@ def _gate(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
             "nothing was compared", ("--agentloop-baseline none", *notes), GateVerdict.inconclusive.exit_code
         )
     header, banked = _header(session, compared)
-    # In rounds, whichever xdist worker was first: quick tests first would bias the gate.
+    # The order is that of rounds, not of xdist workers: quick tests first would bias the gate.
     rolled = sorted((o for one in compared for o in one.outcomes), key=lambda o: (o.trial, o.task_id))
     result = fold(header, [*banked, *rolled])
     if session.options.report is not None:
@@ -129,7 +129,7 @@ def _header(session: Session, compared: Sequence[TestReport]) -> tuple[Header, l
         changes.append(compare(run.bank.head.environment, run.environment)[0] if run.environment else "unknown")
         per_visit.append(1 if session.plays(run.tape_path) else run.bank.head.trials // n_trials)
     change: Change = max(changes, key=("same", "unknown", "changed").index)
-    # One number for all suites, so the smallest bank decides.
+    # All suites share one number per visit, so the smallest bank decides.
     settings = Settings(seed=session.options.seed, per_visit=min(per_visit))
     baseline = str(session.options.baseline)
     header = Header(

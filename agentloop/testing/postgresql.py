@@ -32,7 +32,7 @@ def server(*settings: str) -> Iterator[str]:
         raise FileNotFoundError(f"no PostgreSQL here. Remedy: {REMEDY}")
     folder = Path(tempfile.mkdtemp(prefix="al-pg-"))
     data = folder / "data"
-    # Immediate: the data is deleted right after, so no checkpoint is needed.
+    # An immediate stop writes no checkpoint, which data that is deleted right after does not need.
     with _at_the_end(folder, programs / "pg_ctl", "-D", data, "-m", "immediate", "stop"):
         if os.geteuid() == 0:
             shutil.chown(folder, "postgres")
@@ -50,7 +50,7 @@ def _at_the_end(folder: Path, *command: object) -> Iterator[None]:
     """
     words = ["sh", "-c", 'cat; folder=$1; shift; "$@"; rm -rf "$folder"', "sh", str(folder), *_as_postgres(*command)]
     quiet = subprocess.DEVNULL
-    # A session of its own, so that Ctrl-C does not end it before it has cleaned up. From /, because the user postgres
+    # A separate session keeps Ctrl-C from ending it before it has cleaned up. It starts in /, because the user postgres
     # may not enter the current folder.
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, cwd="/", start_new_session=True):
         yield

@@ -163,7 +163,7 @@ async def files_do_not_follow_an_enemy(backend: SandboxBackend, folder: Path) ->
     async with opened(backend) as sandbox:
         if not (isinstance(sandbox, Files) and isinstance(sandbox, Folders)):
             raise lacks(backend, Files, Folders)
-        # A FIFO without a writer blocks its reader for ever. The sparse file has 1 TiB and takes no space.
+        # A FIFO without a writer blocks its reader forever. The sparse file has 1 TiB and takes no space.
         await sandbox.exec(
             "mkdir /work/real; ln -s /work/real /work/link; mkfifo /work/pipe; "
             "dd of=/work/sparse bs=1M seek=1048576 count=0"

@@ -114,7 +114,7 @@ async def nothing_goes_on_after_the_episode(case: ToolsetCase) -> None:
                 await asyncio.wait_for(call, CALL_S)
         async with episode(case) as tools:
             await _call(tools, case, name)
-    # A task that was cancelled needs a turn of the event loop to end.
+    # A cancelled task needs a turn of the event loop to end.
     await asyncio.sleep(0.1)
     left = asyncio.all_tasks() - before
     expect(not left, f"after its episodes these go on: {left}")
