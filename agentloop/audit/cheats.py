@@ -1,9 +1,9 @@
 """The results of an audit of rewards, and the cheats that it tries.
 
-`audit/harbor.py` and `audit/suite.py` run the cheats, each for its kind of task. A task's own solution must score 1
-every time; doing nothing, random commands and cheats must score 0. An attempt without a reward fools no verifier. The
-audit does not search for flaws that a task's tests cannot detect. An attempt that ended with an infrastructure failure,
-such as a missing image, says nothing about its task.
+`audit/tasks.py` runs the cheats. A task's own solution must score 1 every time; doing nothing, random commands and
+cheats must score 0. An attempt without a reward fools no verifier. The audit does not search for flaws that a task's
+tests cannot detect. An attempt that ended with an infrastructure failure, such as a missing image, says nothing about
+its task.
 
 Each cheat has a time limit, because a cheat may leave work that never ends: `patience_s`. A cheat without a verdict
 counts as not tested, and its task's rewards cannot be trusted unless the cheat itself explains the missing verdict.

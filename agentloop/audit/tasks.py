@@ -159,6 +159,7 @@ class _Trials:
                 async with asyncio.timeout(limit_s):
                     [attempt] = await self._work.all(ask)
             took_s = time.monotonic() - began
+        # A stored attempt returns at once, and cheats get their time limit from how long it really took.
         return TimedAttempt(agent, attempt, max(took_s, self._stored_s(attempt)), reached.is_set())
 
     def _key(self, task: Task) -> str:
@@ -200,6 +201,7 @@ async def _audited(task: Task, trials: _Trials, n_oracle: int, cheats: Sequence[
     if cheats is not None:
         honest |= _chance(task)
     tried += await together(trials.run(task, name, turns) for name, turns in honest.items())
+    # The honest attempts come first, because their times set the time limit of the cheats.
     limit_s = patience_s([one.took_s for one in tried])
     if cheats is not None:
         bounded, scripts = _bounded(task), _cheats(task, right, cheats)
@@ -235,6 +237,7 @@ def _bounded(task: Task) -> Task:
 
 def _chance(task: Task) -> dict[str, Turns]:
     """The turns of an agent that acts at random, by its name."""
+    # The draws have a seed, because the turns are part of the id by which an interrupted audit finds an attempt.
     draw = random.Random(f"{RUN} {task.id}")
     if task.setup is not None:
         commands = [_random_command(task, draw) for _ in range(N_RANDOM)]
@@ -269,6 +272,7 @@ def _cheats(task: Task, right: set[str | None], cheats: Sequence[Cheat]) -> dict
     """Cheat -> its turns."""
     scripts: dict[str, Turns] = {}
     if task.setup is None:
+        # An answer that the solution gives as well is right, and its reward is no fault.
         scripts |= {
             name: (_submit(answer(task)),) for name, answer in ANSWERS.items() if answer(task).strip() not in right
         }

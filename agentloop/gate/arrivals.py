@@ -1,6 +1,6 @@
-"""Outcomes in whatever order they come -> what became of each trial, once nothing more will.
+"""Outcomes in any order -> the final state of each trial.
 
-Keeps what came; neither orders trials nor compares them (`fold.py`).
+Stores outcomes; neither orders trials nor compares them (`fold.py`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
-        """In the order in which they came."""
+        """In order of arrival."""
         self.n_duplicates = self.n_conflicts = 0
         self._rows: dict[Side, dict[Key, Outcome]] = {side: {} for side in Side}
         self._n_lost: dict[tuple[Side, Key], int] = {}
         self._final: set[tuple[Side, Key]] = set()
         """Lost for good."""
+        # A gap in a file's numbers shows only because later rows exist, so it is always passed over.
         self._last: dict[str, float] = {UNKNOWN: math.inf}
         """Highest number of a task's candidate trials."""
 
@@ -80,7 +81,7 @@ class Arrivals:
         return row.started_at
 
     def banked(self, below: int) -> dict[str, list[Tried]]:
-        """Task -> the baseline's scored trials numbered below `below`, by number; without what was lost before each.
+        """Task -> the baseline's scored trials numbered below `below`, by number; without the losses before each.
 
         The bank's losses say nothing of the present, see `losses.py`.
         """
@@ -103,5 +104,5 @@ class Arrivals:
 
 
 def n_lost(outcome: Outcome) -> int:
-    """Attempts that this row says were lost; files from before say it by its state alone."""
+    """Lost attempts that this row reports; files of earlier releases show them by the state alone."""
     return max(outcome.n_lost, int(outcome.reward is None))

@@ -38,15 +38,16 @@ BASELINE = "baseline"
 HEAD = "bank"
 WHOLE = "whole"
 CRASHED = "crashed"
-"""How the filling of a bank ends."""
+"""Verdicts of the evidence of a bank that has been filled."""
 N_DIGITS = 16
 """Digits of each part's hash."""
 MIN_TRIALS = 4
 """Fewer cannot be parted into visits that have a mean."""
+# A name becomes a file name: without `/` and `.` it cannot leave the suite's folder.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 Runner = Callable[[str, Side, int], Awaitable[Outcome]]
-"""(task id, side, number of the trial) -> what came of it; what was lost has been tried again by then."""
+"""(task id, side, number of the trial) -> its outcome, after any repeats of lost attempts."""
 
 
 class Evals(Frozen):
@@ -56,15 +57,15 @@ class Evals(Frozen):
     hash: str
     folder: Path
     tasks: tuple[str, ...]
-    """Ids of those that a gate runs: the heldout split where the suite has one, else all."""
+    """Ids of the tasks that a gate runs: the heldout split where the suite has one, else all."""
     must_pass: tuple[str, ...] = ()
     """Tasks with the tag `must-pass`."""
     verifiers: tuple[str, ...] = ()
-    """`name@version` of each that judges them; those kept in files are in the hash."""
+    """`name@version` of each verifier of these tasks; the hash covers those that are files of the suite."""
     split: Split | None = None
     """Which split `tasks` are; None is all of them."""
     families: dict[str, str] = Field(default_factory=dict)
-    """Task -> its pool, where the suite has several: an outage may strike one of them."""
+    """Task -> its pool, where the suite has several: an outage may strike one of the pools alone."""
 
 
 class BankHead(Frozen):
@@ -75,9 +76,9 @@ class BankHead(Frozen):
     suite: str
     suite_hash: str
     policy: str
-    """The REF, as it was given."""
+    """The REF, as the user wrote it."""
     identity: str
-    """Hash of what the REF named then, by contents; of a bank of format 1 by paths, which says nothing."""
+    """Hash of the contents that the REF named then; in format 1 a hash of paths, which identifies nothing."""
     parts: dict[str, str] = Field(default_factory=dict)
     """Parts of that version: name -> first digits of the hash."""
     environment: Environment | None = None
@@ -91,6 +92,7 @@ class BankHead(Frozen):
         """Which parts of `acting` are not those of the bank's version; None when it is that version."""
         if acting.hash == self.identity:
             return None
+        # The head has only the first digits of each hash.
         digits = {name: value[:N_DIGITS] for name, value in acting.parts.items()}
         return ", ".join(Identity("", digits).changed(self.parts)) or "all"
 
@@ -149,6 +151,7 @@ def bank_path(evals: Evals, name: str) -> Path:
 def load_bank(path: Path, evals: Evals, *, min_trials: int = MIN_TRIALS) -> Bank:
     """The bank at `path`, which fits `evals`. Raises ConfigError: what does not fit, and the next move."""
     if not path.is_file():
+        # `main.tape.jsonl` beside `main.jsonl` is its recording, not a bank.
         names = sorted(file.stem for file in path.parent.glob("*.jsonl") if "." not in file.stem)
         there = f" (banks there: {', '.join(names)})" if names else ""
         raise ConfigError(f"no bank {path}{there}{did_you_mean(path.stem, names)}; {_make(evals, path)}")
@@ -185,6 +188,7 @@ def _read(path: Path) -> Bank:
         wrong = error.errors()[0]
         key = place_of(wrong["loc"])
         raise ConfigError(f"{path}:1: key {key!r}: {wrong['msg']}; bring the file back as it was committed") from None
+    # The empty line stands for the head, so that messages give the line numbers of the file.
     header, outcomes = read_outcomes(path, "\n" + rest)
     if header is not None:
         raise ConfigError(
@@ -233,13 +237,14 @@ async def fill_bank(
     version: int = 0,
     on_done: Callable[[Outcome], None] = lambda _: None,
 ) -> Bank:
-    """Roll out `head.trials` of each of `tasks` and write the bank; `on_done` gets each trial, those of before too.
+    """Roll out `head.trials` of each of `tasks` and write the bank; `on_done` gets each trial, earlier ones too.
 
-    evidence: keeps each outcome, so that a run that was cut short goes on; None keeps none. `path` is written when all
-    is there. version: number of the registered version that fills it. Raises ConfigError when a trial cannot be scored,
+    evidence: keeps each outcome, so that an interrupted run continues; None keeps none. `path` is written when all are
+    done. version: number of the registered version that fills it. Raises ConfigError when a trial cannot be scored,
     or the endpoint refuses most of the latest trials (one trial of each task); SandboxError when a trial was lost.
     """
     wanted = [(task, trial) for task in tasks for trial in range(head.trials)]
+    # Trials end in any order; the file and the store have them in this one.
     places = {key: place for place, key in enumerate(wanted)}
     done = _continued(evidence)
     for outcome in done.values():
@@ -267,8 +272,10 @@ async def fill_bank(
     bank = Bank(head=head, outcomes=tuple(done[key] for key in wanted))
     has_crashed = all(outcome.failure == FailureType.agent_crashed for outcome in bank.outcomes)
     if not has_crashed:
+        # The file is written before the evidence ends: a kill between the two leaves a run that writes the same file.
         write_text(path, "".join([_head_line(head), *map(_line, bank.outcomes)]))
     if evidence is not None:
+        # Crashes end the evidence as well, so that the command after a correction does not continue with them.
         evidence.end(CRASHED if has_crashed else WHOLE)
     if has_crashed:
         raise _all_crashed(bank)
@@ -289,6 +296,7 @@ def _all_crashed(bank: Bank) -> ConfigError:
 def bank_evidence(store: Store, head: BankHead) -> Iterator[EvidenceLog]:
     """Evidence of an interrupted run of the same bank, or new. Raises StoreError while another one fills it."""
     about = head.model_dump(mode="json")
+    # The same command at another time continues the same run.
     key = content_hash({name: value for name, value in about.items() if name != "created_at"})[:8]
     with store.lock(f"{HEAD}-{key}"):
         yield store.begin_evidence(HEAD, key, about)

@@ -66,8 +66,10 @@ def find_baselines(
 
 def shared_module(project: Path, folder: Path) -> str | None:
     """A module that was imported from one of both folders, and has other contents in the other."""
+    # The loop needs a copy, because an import in another thread changes the size of `sys.modules`.
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
+        # The module name of a part's own file has a hash of its path, so both are loaded side by side.
         if not file or name.startswith(FILE_MODULE):
             continue
         path = Path(file).resolve()

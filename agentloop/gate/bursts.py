@@ -37,7 +37,10 @@ class Burst(NamedTuple):
 
 
 def burst(rows: Iterable[tuple[str, float]], seed: int) -> Burst | None:
-    """rows: (family, difference) in the order of the visits. None where chance explains them. The same for the same."""
+    """The worst burst; None where chance explains the order. Deterministic for equal arguments.
+
+    rows: (family, difference) in the order of the visits.
+    """
     families: dict[str, list[tuple[int, float]]] = {}
     for i, (family, difference) in enumerate(rows):
         families.setdefault(family, []).append((i, difference))
@@ -48,16 +51,18 @@ def burst(rows: Iterable[tuple[str, float]], seed: int) -> Burst | None:
     if not observed:
         return None
     for _ in range(SHUFFLES):
+        # Equal sums may differ in their last digits when the numbers are added in another order.
         if sum(_spread(_shuffled(one, rng)) for one in centred) >= observed - 1e-12:
             return None
     return max((_worst(name, differences) for name, differences in series), key=lambda one: abs(one.mean - one.others))
 
 
 def banked_burst(tasks: Sequence[tuple[str, Sequence[float]]]) -> str | None:
-    """tasks: (family, rewards by number of the trial); trials of one number are of one time. The family, or None.
+    """The family whose banked trials come in bursts, or None.
 
-    In each family, products of two tasks' centred rewards in the same trial, summed: 0 on average when each task's
-    trials are shuffled on their own, with a variance that is known exactly. Families are summed up.
+    tasks: (family, rewards by number of the trial); trials of one number ran at one time. The statistic is the sum,
+    over pairs of tasks of a family, of the products of their centred rewards in the same trial. When each task's trials
+    are shuffled separately, it is 0 on average, with an exactly known variance. Families are summed.
     """
     families: dict[str, list[list[float]]] = {}
     for family, rewards in tasks:
@@ -69,6 +74,7 @@ def banked_burst(tasks: Sequence[tuple[str, Sequence[float]]]) -> str | None:
         squares = [sum(one * one for one in row) for row in rows]
         totals = [sum(trial) for trial in zip(*rows, strict=False)]
         excess[family] = sum(total * total for total in totals) - sum(squares)
+        # The product of two shuffled centred rows has the variance S1 S2 / (K - 1), and each pair is twice in `excess`.
         pairs = sum(squares) ** 2 - sum(one * one for one in squares)
         variance += 2 * pairs / (max(map(len, rows)) - 1)
     if variance <= 0 or sum(excess.values()) < BANK_BURST * math.sqrt(variance):
@@ -88,7 +94,8 @@ def _spread(values: list[float]) -> float:
 
 
 def _shuffled(values: list[float], rng: Random) -> list[float]:
-    """By draws that are the same in every version of Python."""
+    """The values in a random order, which is the same in every version of Python."""
+    # Python guarantees the numbers of random() for a seed across versions, and not the order of shuffle().
     random = rng.random
     return [value for _, value in sorted([(random(), value) for value in values])]
 

@@ -31,14 +31,14 @@ from agentloop.types import FailureType, Move, PolicyState, PolicyVersion, Proof
 BY = "canary"
 """Author of the moves."""
 ENDED = "ENDED"
-"""How a watch ends whose canary somebody ended without a verdict."""
+"""Result of a watch whose canary somebody ended without a verdict."""
 EVERY_S = 5.0
 PATIENCE = 20
-"""Times as long as it took, a look waits for the next one at least."""
+"""Minimum pause between two looks, as a multiple of the time that a look took."""
 N_DRIFT = 100
-"""Live rewards in each half from which a drift is reported."""
+"""Minimum number of live rewards in each half to report a drift."""
 Z_DRIFT = 4.0
-"""Standard errors between the halves: high, because every look compares them."""
+"""Standard errors between the halves to report a drift: high, because every look compares them."""
 
 
 class CanaryReport(NamedTuple):
@@ -98,12 +98,14 @@ def look(store: Store, settings: CanarySection, now: datetime | None = None) -> 
     moves = _beginning(registry.moves(canary.number))
     began_at = moves[0].at
     stored = store.traffic((canary.number, live.number), began_at)
+    # A version that the draw could not have given was named by the client, who may name it for harder tasks.
     episodes = [
         one
         for one in stored
         if one.policy_version in possible_versions(live.number, moves, one.trace_id, one.started_at)
     ]
     risk = _risk(registry.moves(), settings.alpha)
+    # Alarms of each canary have the whole of alpha; the PASS of all canaries together share it.
     rules = rules_of(settings)._replace(pass_alpha=risk.alpha)
     folded = fold((_episode(one, canary.number, rules.wait) for one in episodes), rules, now)
     by_arm = {
@@ -221,6 +223,7 @@ def watching(
         yield
     finally:
         ended.set()
+        # An interrupt may come before the thread has started, and join() would raise then.
         if thread.ident is not None:
             thread.join()
 
@@ -252,6 +255,7 @@ def _beginning(moves: Sequence[Move]) -> Sequence[Move]:
 
 def _pause(began: float, every_s: float) -> float:
     """A look that takes long, of much traffic, is taken less often."""
+    # A look reads and folds all episodes again; this keeps looks below 1 part in 20 of the time.
     return max(every_s, PATIENCE * (time.monotonic() - began))
 
 
@@ -283,6 +287,7 @@ def _risk(moves: Sequence[Move], alpha: float) -> _Risk:
     spent: list[AlphaSpent] = []
     risk = _Risk(0, alpha)
     for i, move in enumerate(moves):
+        # Nobody gets the answers of a shadow, so it claims nothing and takes no share.
         if not _begins(move) or move.is_shadow:
             continue
         risk = _Risk(len(spent) + 1, next_alpha(spent, alpha))
@@ -385,6 +390,7 @@ def _drift(episodes: Sequence[TrafficEpisode]) -> Iterable[str]:
     late = math.fsum(rewards[half:]) / (len(rewards) - half)
     mean = math.fsum(rewards) / len(rewards)
     variance = math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+    # The difference of two halves of n rewards has the standard error 2 sqrt(v / n).
     if variance > 0 and abs(late - early) > Z_DRIFT * 2 * math.sqrt(variance / len(rewards)):
         yield (
             f"the live side drifts: mean reward {early:.3f} in the first half of its episodes, {late:.3f} in the "

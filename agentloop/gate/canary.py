@@ -6,7 +6,7 @@ episodes began does not. A reward that never comes is not imputed. Where one sid
 rewards that are there mislead, and the verdict is INFRA. Reads no store and moves no version (`canaries.py`).
 
 A block is one canary episode, the live ones just before it and the first ones after it. No live episode is in two
-blocks: were it, the second difference would be known in part when the bet on it is made.
+blocks: if one were, part of the second difference would be known when the bet on it is made.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ATTRITION = 0.2
 DOUBT = 3.0
 HIDDEN = 0.2
 """PASS waits while the evidence of unequal attrition is DOUBT : 1 and the canary lacks more rewards than the live side,
-by this share of delta: they could hide a drop."""
+by this share of delta: the missing rewards could hide a drop."""
 
 
 class Arm(StrEnum):
@@ -54,7 +54,7 @@ class LiveEpisode(NamedTuple):
     reward: float | None = None
     """In [0, 1]; None where it has not come."""
     task: str | None = None
-    """Named before the first call; a name that came later may depend on the version."""
+    """Named before the first call: a later name could depend on the version."""
     is_lost: bool = False
     """No reward will come: its episode was lost to the infrastructure."""
 
@@ -135,6 +135,7 @@ class Attrition:
         n_ways = sum(ways.values())
         for j, odds in enumerate(ODDS):
             total = sum(ways[k] * odds**k for k in ways)
+            # Likelihood ratio of Fisher's noncentral hypergeometric distribution to the central one.
             self._logs[j] += math.log(odds**k_canary * n_ways / total)
         self.log_e = log_mixture(self._logs)
 
@@ -158,6 +159,7 @@ class CanaryFold:
         self.outcomes = hashlib.sha256()
         self._infra_bound = -math.log(ATTRITION * rules.alpha)
         self._fail_bound = -math.log((1 - ATTRITION) * rules.alpha)
+        # The claims `not_worse` and `better` have half of the risk each.
         self._claim_bound = math.log(2 / (rules.pass_alpha or rules.alpha))
         self._visits = Counter[str]()
         self._strata: dict[str, _Stratum] = {}
@@ -169,7 +171,7 @@ class CanaryFold:
 
     @property
     def low(self) -> float:
-        """Lower end of the 95% confidence sequence of the difference. It is computed here, because it costs much."""
+        """Lower end of the 95% confidence sequence of the difference. Computed on demand, because it is slow."""
         bets = Bets(self.rules.delta)
         for difference in self.differences:
             bets.add(difference)
@@ -182,6 +184,7 @@ class CanaryFold:
             raise ValueError(f"the verdict is {self.verdict}; no later episode counts")
         arm = episode.arm
         reward = episode.reward
+        # A proof has the hash of everything that counted, in its order.
         self.outcomes.update(f"{episode.id}\t{arm}\t{reward}\n".encode())
         self.n[arm] += 1
         if reward is None:
@@ -253,9 +256,11 @@ class CanaryFold:
 def fold(episodes: Iterable[LiveEpisode], rules: CanaryRules, now: datetime) -> CanaryFold:
     """The evidence at a time, whatever the order of `episodes`: up to the first one that is still waited for."""
     folded = CanaryFold(rules)
+    # The id breaks ties, so that the order does not depend on the store.
     for episode in sorted(episodes, key=lambda each: (each.began_at, each.id)):
         age = now - episode.began_at
         is_waiting = episode.reward is None and not episode.is_lost and age < rules.wait
+        # The first episode that waits holds back all later ones: otherwise quick rewards would count first.
         if folded.verdict is not None or is_waiting or age < rules.settle:
             break
         folded.add(episode)

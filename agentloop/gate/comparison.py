@@ -1,4 +1,4 @@
-"""From a gate's options to its result: what is compared, checked before anything runs, and the run."""
+"""A gate's options -> its result: both sides are checked before anything runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Stopped: TypeAlias = "str | None"
 FINAL = (GateVerdict.passed, GateVerdict.failed, GateVerdict.infra)
 """Verdicts after which a gate does not go on."""
 RESULT = "gate.result.json"
-"""In the run's folder: what it came to, as `--json` prints it."""
+"""In the run's folder: the result, as `--json` prints it."""
 
 
 class GateDisplay(Protocol):
@@ -155,6 +155,7 @@ def prepare(options: GateOptions, note: Callable[[str], None]) -> Prepared:
         suites=tuple(parts),
         baseline=options.baseline,
         candidate=name_of(options.candidate),
+        # Fresh attempts are numbered from here on. With the largest bank, none takes the number of a banked one.
         bank_trials=max(bank.head.trials for bank in banks),
         environment=_change(banks, environments, note),
     )
@@ -238,6 +239,7 @@ def _weighed(text: str | Suite) -> tuple[Path | Suite, float]:
     if isinstance(text, Suite):
         return text, 1.0
     path, separator, weight = text.rpartition("=")
+    # A folder's own name may contain '='.
     if not separator or Path(text).exists():
         return Path(text), 1.0
     try:
@@ -264,6 +266,7 @@ def run_gate(
     stake = stake_of_gate(options.project, folder, prepared.header.suites, prepared.identities)
     if stake is not None:
         prepared = _at_stake(prepared, stake, display)
+    # The fold is made after `_at_stake`, because the header then has the lowered risk.
     fold = Fold(prepared.header)
     with run_store(folder, options.project) as store:
         run = Run(folder, prepared.header, prepared.bank, prepared.made_of, store, prepared.versions)
@@ -283,6 +286,7 @@ def run_gate(
             outcomes = list(run.outcomes)
         finally:
             run.close()
+    # A folder with a final result is never continued (`folder_of`), so it is written when the evidence is stored.
     write_text(folder / RESULT, result.model_dump_json(indent=1) + "\n")
     proofs = proofs_of(result, outcomes, prepared.identities, stake and stake.number)
     leave_proofs(store_place(options.project), proofs)
@@ -311,7 +315,7 @@ def _with_reason(result: GateResult, stopped: str | None, no_baseline: str | Non
 def folder_of(prepared: Prepared) -> Path:
     """The folder in which this gate continues, or a new one if the last gate ended with PASS, FAIL or INFRA.
 
-    A verdict is of the moment: an endpoint's model, or agentloop itself, may have changed since, which no key tells.
+    A verdict holds for its time: an endpoint's model, or agentloop itself, may have changed since, which no key shows.
     """
     first = RUNS / f"gate-{prepared.key}"
     folders = chain([first], (Path(f"{first}-{n}") for n in count(2)))
@@ -319,7 +323,7 @@ def folder_of(prepared: Prepared) -> Path:
 
 
 def _is_decided(path: Path) -> bool:
-    """A result that says PASS, FAIL or INFRA: what was lost would stay lost. INCONCLUSIVE is gone on with."""
+    """Whether the result is PASS, FAIL or INFRA, whose lost attempts would stay lost. INCONCLUSIVE continues."""
     if not path.is_file():
         return False
     verdict = json.loads(path.read_text(encoding="utf-8")).get("verdict")

@@ -22,13 +22,13 @@ from agentloop.gate.schedule import Visit
 
 CONTROLS = 24
 FIRST = 8
-"""In an equal environment: one control in so many visits, and so many in every second one of the first."""
+"""In an equal environment: one control in CONTROLS visits, and one in every second of the first 2 * FIRST visits."""
 STALE = 0.01
 """Risk of calling a bank stale that is not."""
 DOUBT = 6.0
 """Evidence that the bank is stale, 6 : 1, at which no verdict is based on it any more."""
 GROSS = 0.1
-"""Least drift, as a difference of mean rewards, that the controls look for; also twice and four times of it."""
+"""Smallest drift, as a difference of mean rewards, that the bets are sized for; also twice and four times of it."""
 SWITCH = 0.03
 """Risk of giving up a bank that is right, by its controls or by bursts: this share of alpha and of beta is kept for
 the evidence that starts over then."""
@@ -56,7 +56,7 @@ def is_control(visit: Visit, controls: int) -> bool:
 
 
 def in_bursts(header: Header, bank: Mapping[str, Sequence[Tried]]) -> str | None:
-    """That banked outcomes come in bursts, in words; None where chance explains their order."""
+    """A description of bursts in the banked outcomes; None where chance explains their order."""
     for part in header.suites:
         tasks = [(part.families.get(task, ""), [one.reward or 0.0 for one in bank[task]]) for task in part.tasks]
         if (family := banked_burst(tasks)) is not None:
@@ -72,6 +72,7 @@ class BankCheck:
         self.n = 0
         self.total = 0.0
         self._squares = PRIOR_N * PRIOR_SQUARE
+        # The weights sum to 1, so the evidence begins at 1.
         self._logs = [-math.log(6)] * 6
         """Three sizes of bets, each on less and on more."""
 
@@ -79,6 +80,7 @@ class BankCheck:
         """A fresh reward minus the mean of banked ones, in [-1, 1]."""
         sizes = stakes(self._squares / (PRIOR_N + self.n), GROSS)
         for j, size in enumerate((*sizes, *(-size for size in sizes))):
+            # The cap, as in `eprocess.py`, keeps a single control from ruining a bet.
             self._logs[j] += math.log1p(max(-0.9, min(0.9, size)) * difference)
         self.n += 1
         self.total += difference
@@ -93,12 +95,12 @@ class BankCheck:
 
     @property
     def is_stale(self) -> bool:
-        """At a risk of STALE, however often one looks."""
+        """Whether the bank is refuted, at a risk of STALE however often one looks."""
         return log_mixture(self._logs) >= math.log(1 / STALE)
 
     @property
     def is_enough(self) -> bool:
-        """Whether so many controls came that a verdict may be based on the bank, if there is no doubt."""
+        """Whether enough controls came to base a verdict on the bank, if there is no doubt."""
         return self.n >= FIRST
 
     @property

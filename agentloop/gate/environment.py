@@ -38,14 +38,14 @@ from agentloop.version import __version__
 
 Change: TypeAlias = Literal["same", "unknown", "changed"]
 OURS = Path(__file__).parents[1]
-"""Folder of the code of agentloop, which changes between releases, too."""
+"""Folder of the code of agentloop, which also changes between releases."""
 PACKAGE = "package "
 IMAGE = "image "
-"""How the names of such parts begin."""
+"""Prefixes of the names of such parts."""
 LISTING = "listing "
-"""How the value of a part begins that is known by names, sizes and times: one that differs may still act the same."""
+"""Prefix of a value that is a hash of names, sizes and times: software with another listing may still act the same."""
 MAX_IMAGES = 8
-"""More than so many are one part, to keep a bank's first line readable."""
+"""More images than this are one part, to keep a bank's first line readable."""
 N_DIGITS = 16
 """Digits of each hash: enough to tell environments apart."""
 N_NAMED = 3
@@ -106,6 +106,7 @@ def environment_of(
     outside += [*unknown, *(f"the host {name}, which sandboxes may reach" for name in hosts)]
     games, unknown = _games(sorted({task.environment.id for task in tasks if task.environment is not None}))
     outside += [*unknown, *_judges(tasks)]
+    # A bank is in git, and sorted parts make equal environments equal lines.
     return Environment(parts=dict(sorted({**parts, **images_now, **games}.items())), outside=tuple(outside))
 
 
@@ -152,6 +153,7 @@ def _images(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         if label:
             outside.append(label)
     parts = {
+        # Recipes in two folders may have the same name.
         f"{IMAGE}{short}": each[0] if len(each) == 1 else content_hash(each)[:N_DIGITS]
         for short, each in hashes.items()
     }
@@ -161,7 +163,7 @@ def _images(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _image(image: str) -> tuple[str, str]:
-    """(its hash, why that does not decide what is in it or "")."""
+    """(its hash, a label if that hash does not determine the contents, else "")."""
     try:
         kind = images.kind(image)
         if kind is ImageKind.host:
@@ -187,7 +189,7 @@ def _games(ids: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _judges(tasks: Sequence[Task]) -> list[str]:
-    """Verifiers that ask somebody else: a model, or a person."""
+    """Labels of verifiers that ask a model or a person."""
     try:
         all_of = {v.name: v for task in tasks for v in name_verifiers(task).values()}
     except PluginError:

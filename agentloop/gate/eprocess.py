@@ -1,8 +1,8 @@
 """Numbers -> evidence: bets against a mean, whose gains no honest coin can make large.
 
-A gambler starts with 1 and stakes a share of it on each difference before it is seen. Were the mean what the null says,
-the fortune would reach 1/alpha with probability alpha at most, whenever one looks and however often (Ville). Knows
-nothing of tasks or files (`fold.py`).
+A gambler starts with 1 and stakes a share of it on each difference before it is seen. If the null hypothesis holds, the
+fortune ever reaches 1/alpha with probability alpha at most, however often one looks (Ville). This module knows neither
+tasks nor files (`fold.py`).
 
 Source: Waudby-Smith & Ramdas, Estimating means of bounded random variables by betting, JRSS B 86 (2024) 1-27.
 """
@@ -29,11 +29,14 @@ STEP = 0.005
 
 def stakes(mean_square: float, delta: float) -> tuple[float, ...]:
     """Stakes on a difference of 1, one for each of MULTIPLES, before any cap; both arguments above 0."""
+    # This is the approximate optimum aGRAPA of the source, d / (v + d^2), with the drop d in place of an estimated
+    # mean.
     return tuple(k * delta / (mean_square + (k * delta) ** 2) for k in MULTIPLES)
 
 
 def log_mixture(logs: list[float]) -> float:
     """Natural logarithm of the sum."""
+    # The sum is relative to the largest term, because exp of strong evidence overflows.
     top = max(logs)
     return top + math.log(sum(math.exp(one - top) for one in logs))
 
@@ -110,6 +113,7 @@ class Bets:
 
     def _refutes(self, mean: float, risk: float) -> bool:
         """Whether the bets against E D <= mean ever won 1 / risk."""
+        # The worst difference is -bound, at a distance of bound + mean: the cap keeps the factor above 0 there.
         cap = CAP / (self.bound + max(0.0, mean))
         fortunes = list(WEIGHTS)
         squares = PRIOR_N * PRIOR_SQUARE
@@ -123,6 +127,7 @@ class Bets:
 
     def copy(self) -> Bets:
         """The same evidence, without the confidence sequence, to go on from apart from this one."""
+        # A shallow copy shares its lists with the original, so each is copied below.
         twin = copy(self)
         twin.interval = None
         twin._fail = list(self._fail)
@@ -154,6 +159,7 @@ class ConfidenceSequence:
         bound = 2 / (1 - LEVEL)
         left = []
         first, second, third = sizes
+        # The loop is unrolled for speed: 401 means with six gamblers each are most of the work of a visit.
         for m, cap_up, cap_down, a, b, c, d, e, f in self._open:
             x = difference - m
             a *= 1 + (first if first < cap_up else cap_up) * x
@@ -175,15 +181,14 @@ PASSES_BROKEN = 0.2
 MAX_RUNS = 8
 """Trials after which a must-pass case that is neither broken nor cleared is left open."""
 LEAST_RELIABLE = 0.5
-"""A case that passes less often is no case: the bet is on one that passes in a fifth of its trials."""
+"""Lower limit of the reliability: the bet needs a distance from PASSES_BROKEN."""
 
 
 def reliability(banked: Sequence[float], limit: float) -> float:
     """The reliability that a must-pass case needs: `limit`, or less if its banked rewards are lower.
 
-    Two trials that pass by a quarter are added to them: the bank of a flaky case may have been lucky. With 16 banked
-    trials a suite of 200 cases that each flake 25% of the time
-    then fails 5% of gates at most.
+    Half a pass in two trials is added to them, because the bank of a flaky case may have been lucky. With 16 banked
+    trials, a suite of 200 cases that each flake 25% of the time then fails 5% of gates at most.
     """
     if not banked:
         return limit
@@ -207,7 +212,7 @@ class Case:
         self._bound = math.log(bound)
 
     def take(self, reward: float | None, *, lost: bool) -> None:
-        """One trial. reward: None where all attempts were lost. lost: the first was, whatever came of the next one."""
+        """One trial. reward: None where all attempts were lost. lost: the first attempt was, whatever the next gave."""
         self.add(reward is not None and reward >= 1, lost=lost)
 
     def add(self, passed: bool, *, lost: bool = False) -> None:
@@ -218,14 +223,14 @@ class Case:
 
     @property
     def evidence(self) -> float:
-        """The natural logarithm that says most of its state: above 0 until it is cleared."""
+        """Natural logarithm of the evidence that a report shows: above 0 until the case is cleared."""
         if self.broken:
             return self.log_e
         return self._log_charged
 
     @property
     def broken(self) -> bool:
-        """The evidence has reached its bound; the tolerance is that of a sum of logarithms."""
+        """The evidence has reached its bound, within the rounding of a sum of logarithms."""
         return self.log_e >= self._bound - 1e-9
 
     @property

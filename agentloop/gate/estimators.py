@@ -1,6 +1,6 @@
-"""Rewards of several trials a task -> pass@k, pass^k and means, with errors that know that trials share a task.
+"""Rewards of several trials a task -> pass@k, pass^k and means, with errors clustered by task.
 
-pass@k: of k trials at least one succeeds. pass^k: all k do. Describes; decides nothing (`fold.py`).
+pass@k: at least one of k trials succeeds. pass^k: all k succeed. Describes; decides nothing (`fold.py`).
 
 Sources: Chen et al., arXiv:2107.03374 (pass@k); Yao et al., arXiv:2406.12045 (pass^k); Miller, arXiv:2411.00640
 (clustered errors).
@@ -29,7 +29,7 @@ def pass_at_k(n: int, n_passed: int, k: int) -> float:
 
 
 def pass_hat_k(n: int, n_passed: int, k: int) -> float:
-    """Unbiased from n trials of one task: the share of the k-subsets that are all successes. Errors as pass_at_k."""
+    """Unbiased from n trials of one task: the share of the k-subsets that are all successes. Raises as pass_at_k."""
     _check(n, n_passed, k)
     return math.comb(n_passed, k) / math.comb(n, k)
 
@@ -58,6 +58,7 @@ def estimates(rewards: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
     by_name: dict[str, Estimate] = {}
     for k in KS:
         counts = [(len(seen), sum(r >= 1 for r in seen)) for seen in rewards.values() if len(seen) >= k]
+        # KS rises, so a larger k has no more tasks.
         if len(counts) < 2:
             break
         by_name[f"pass@{k}"] = over_tasks([pass_at_k(n, n_passed, k) for n, n_passed in counts])

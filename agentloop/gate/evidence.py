@@ -24,25 +24,31 @@ class SuiteState:
         self._settings = settings
         self._looks = looks
         self.alpha = settings.alpha * part.weight / sum(one.weight for one in header.suites)
+        # The mean and the cases can both fail the suite: each has half of the risk (Bonferroni).
         share = self.alpha / 2 if part.tasks and part.must_pass else self.alpha
+        # A right bank is given up with probability SWITCH at most: alpha (1 - SWITCH) before that and alpha after it
+        # add up to alpha.
         log_share = math.log1p(-SWITCH) if header.controls > 1 else 0.0
-        """For the evidence that starts over where the bank is given up."""
+        """Logarithm of the share of the risk that the evidence has until the bank is given up."""
         self.log_fail = math.log(1 / share) - log_share
+        # Only the mean can show a rise, so it has all of alpha for that.
         self.log_better = math.log(1 / self.alpha) - log_share
         self.log_pass = self.log_better
         if settings.claim is Claim.not_worse:
             self.log_pass = math.log(1 / settings.beta) - log_share
         self._log_share = log_share
+        # Each of M cases may raise a false alarm with probability share / M.
         self.case_bound = len(part.must_pass) / share
         self.weights: dict[str, float] = {}
         """Chances of the tasks' visits, for importance."""
         self.cases = {task: self.case(settings.reliability) for task in part.must_pass}
         self.path: list[Look] = []
-        """Every look, those at a bank that was given up included."""
+        """Every look, including those at a bank that was given up later."""
         self._begin()
 
     def _begin(self) -> None:
-        """With no evidence of the mean."""
+        """Start without evidence of the mean."""
+        # `schedule.chances` keeps the weights of importance at 2 or less.
         bound = 2.0 if self._settings.sampling == "importance" else 1.0
         self.bets = Bets(self._settings.delta, bound=bound, looks=self._looks)
         """With lost attempts left out."""
@@ -57,10 +63,10 @@ class SuiteState:
         """A rise was shown, at this look or an earlier one."""
         self._is_checked = False
         self.closed = not self.part.tasks
-        """Whether its visits count no more. For good: a live gate does not ask for them from then on."""
+        """Whether further visits are ignored. Permanent, because a live gate stops asking for them."""
 
     def begin_again(self) -> None:
-        """Forget all differences, which came from a bank that is given up; the risk that was kept is free for it."""
+        """Forget all differences, which came from a bank that is given up; new ones have the whole risk."""
         self.log_fail = self.log_fail + self._log_share
         self.log_pass = self.log_pass + self._log_share
         self.log_better = self.log_better + self._log_share
@@ -68,7 +74,7 @@ class SuiteState:
         self._begin()
 
     def case(self, reliability: float) -> Case:
-        """A new one of this suite."""
+        """A new must-pass case of this suite."""
         return Case(reliability, self.case_bound)
 
     @property
@@ -90,7 +96,7 @@ class SuiteState:
 
     @property
     def log_e_fail(self) -> float:
-        """Evidence of a drop, losses left out and losses charged against it: the less of both."""
+        """Evidence of a drop, as a natural logarithm: the lower of that without losses and that with losses charged."""
         left_out = self.bets.log_fail
         if self.charged is None:
             return left_out
@@ -98,7 +104,7 @@ class SuiteState:
 
     @property
     def log_e_better(self) -> float:
-        """Evidence of a rise, losses left out and losses charged against it: the less of both."""
+        """Evidence of a rise, as a natural logarithm: the lower of that without losses and that with losses charged."""
         left_out = self.bets.log_better
         if self.charged is None:
             return left_out
@@ -113,7 +119,7 @@ class SuiteState:
 
     @property
     def log_e_pass(self) -> float:
-        """Evidence of what PASS says: of a rise, or against a drop of delta with losses as above."""
+        """Evidence of the claim of PASS, as a natural logarithm: of a rise, or against a drop of delta."""
         if self.is_about_better:
             return self.log_e_better
         left_out = self.bets.log_pass
@@ -130,8 +136,9 @@ class SuiteState:
         return min(low, self.bets.mean), max(high, self.bets.mean)
 
     def add(self, visit: Compared, task: str, when: datetime | None = None) -> None:
-        """The next visit's."""
+        """Add the next visit in order."""
         if self.charged is None and visit.is_charged:
+            # This copies the evidence before the visit is added; from the first loss on, the two differ.
             self.charged = Charged(self.bets)
         if self.charged is not None:
             self.charged.add(visit)
@@ -139,6 +146,7 @@ class SuiteState:
             self.bets.add(visit.difference)
             self.series.append((self.part.families.get(task, ""), visit.difference, when))
         self._look()
+        # Evidence that has once reached its bound stays valid, whatever comes later (Ville).
         self.is_better = self.is_better or self.log_e_better >= self.log_better
         if self.crossed is None and self.log_e_fail >= self.log_fail:
             self.crossed = GateVerdict.failed
@@ -164,7 +172,7 @@ class SuiteState:
 
     @property
     def is_due(self) -> bool:
-        """Whether something is concluded whose visits were not searched for bursts."""
+        """Whether the mean has a conclusion whose visits were not searched for bursts."""
         return self.crossed is not None and bool(self.part.tasks) and not self._is_checked
 
     def burst(self) -> str | None:

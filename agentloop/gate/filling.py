@@ -1,4 +1,4 @@
-"""A bank filled from a user's options: what a policy does on a suite, stored beside it for gates to compare with."""
+"""A user's options -> a bank: outcomes of a policy on a suite, stored beside the suite for gates to compare with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from agentloop.suites.suite import Suite
 
 @dataclass(frozen=True)
 class BankOptions:
-    """Which suite, with whom, and how often."""
+    """The suite, the policy, and the number of trials."""
 
     suite: Path | Suite
     """Or the folder of one."""
@@ -60,6 +60,7 @@ class FilledBank:
         n_mean = len(self.evals.tasks) - len(self.evals.must_pass)
         trials = self.bank.head.trials
         per_visit = banked_a_visit(n_mean, trials)  # of a gate of this suite alone
+        # Two means of the same version differ only by chance, so the earlier one is not shown.
         is_other = self.before is not None and self.before.head.identity != self.bank.head.identity
         return {
             "bank": str(self.path),

@@ -1,4 +1,4 @@
-"""GateResult -> findings: what every output says of a gate, in the same words and the same order.
+"""GateResult -> findings: the same words in the same order for every output of a gate.
 
 The verdict in a sentence a reviewer understands, the next move, and the tasks that matter, worst first. JUnit, SARIF,
 Markdown and HTML show it; nothing here decides.
@@ -20,7 +20,7 @@ MAX_FLIPS = 8
 PASSING = 0.5
 """A task passes more often than not from this mean reward on."""
 UNLIKELY = 0.2
-"""Maximum probability that a task got better by chance; one more success of a coin is no progress."""
+"""Maximum probability that a task got better by chance; one success more of an uncertain task is no progress."""
 CLEAR = "clear"
 UNDECIDED = "undecided"
 BROKEN = "broken"
@@ -71,7 +71,7 @@ def by_chance(result: GateResult) -> float:
 
 
 def _flips_by_chance(task: TaskLine) -> float:
-    """P(fewer than half of the candidate's trials pass), its chance of each being the baseline's, drawn to a half."""
+    """P(fewer than half of the candidate's trials pass) at the baseline's rate, with half a pass in one more trial."""
     p = (sum(task.baseline) + 0.5) / (len(task.baseline) + 1)
     n = len(task.candidate)
     return sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(math.ceil(n * PASSING)))
@@ -88,6 +88,7 @@ def state(case: TaskLine) -> str:
     """State of a must-pass case: BROKEN, CLEAR once it has passed more than a broken one would, else UNDECIDED."""
     if case.broken:
         return BROKEN
+    # The tolerance is that of `Case.cleared`.
     return CLEAR if case.candidate and case.e_value is not None and case.e_value <= 1e-9 else UNDECIDED
 
 
@@ -230,7 +231,7 @@ def bound(suite: SuiteResult) -> float:
 
 
 def name(result: GateResult) -> str:
-    """The suites' names, as one; what a comment on a pull request is found again by."""
+    """The suites' names joined; identifies the gate's comment on a pull request."""
     return " + ".join(suite.name for suite in result.suites) or "suite"
 
 
@@ -241,7 +242,7 @@ def drop(settings: Settings) -> str:
 
 
 def headline(result: GateResult, *, names: bool = True) -> str:
-    """The verdict in words. names: those of the broken cases, too, which somebody else chose."""
+    """The verdict in words. names: include the ids of broken cases, which come from the suite's author."""
     n_broken = len(broken(result))
     n_cases = len(cases(result.tasks))
     n_open = len(cases(result.tasks, UNDECIDED))
@@ -273,7 +274,7 @@ def headline(result: GateResult, *, names: bool = True) -> str:
 
 
 def has_mean(result: GateResult) -> bool:
-    """False for suites of must-pass cases alone: of a drop of the mean nothing is said then."""
+    """False for suites of must-pass cases alone, of which a report claims nothing about the mean."""
     return any(task.kind == "mean" for task in result.tasks)
 
 

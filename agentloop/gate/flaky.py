@@ -2,9 +2,9 @@
 
     evals/NAME/quarantine.toml     [[quarantine]] with task, reason, since, expires and flake_rate
 
-A bank's trials are one policy's on one task, so where they disagree it is the case, or the policy on it, that does. A
-quarantined task is run and shown as ever and decides nothing; an entry that has expired counts no more, and is said.
-To the mean of a suite a flaky task is no harm, as its noise is in the evidence: it is must-pass cases that it wrongs.
+A bank has trials of one policy, so trials of a task that disagree show that the task, or the policy on it, is flaky. A
+quarantined task runs and is shown, but decides nothing. An expired entry has no effect, and the gate reports it.
+A flaky task does no harm to a suite's mean, because the evidence includes its noise; as a must-pass case it does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TABLE = "quarantine"
 MAX_DAYS = 90
 """A case that is not mended by then is one to rewrite or delete."""
 PASS = 1.0
-"""The reward of a trial that passed; less is none, as it is to a must-pass case."""
+"""The reward of a trial that passed; a lower one did not pass, as for a must-pass case."""
 
 
 class FlakeRate(Frozen):
@@ -81,7 +81,7 @@ def flake_rates(outcomes: Iterable[Outcome]) -> dict[str, FlakeRate]:
 
 
 def failing(rates: Mapping[str, FlakeRate], must_pass: Iterable[str]) -> list[str]:
-    """Those of `must_pass` that passed in under half of their trials: of them a gate can hardly find one broken."""
+    """The tasks of `must_pass` that passed in under half of their trials: a gate can hardly show one of them broken."""
     return [task for task in must_pass if (rate := rates.get(task)) and 2 * rate.n_passed < rate.n]
 
 
@@ -89,6 +89,7 @@ def _rate(task_id: str, trials: Sequence[bool | None]) -> FlakeRate:
     scored = [trial for trial in trials if trial is not None]
     n = len(scored)
     n_passed = sum(scored)
+    # One policy made all trials, so either result contradicts the other one.
     rarer = min(n_passed, n - n_passed)
     low, high = wilson(rarer, n)
     return FlakeRate(
@@ -98,6 +99,7 @@ def _rate(task_id: str, trials: Sequence[bool | None]) -> FlakeRate:
         n_lost=len(trials) - n,
         rate=rarer / n if n else 0.0,
         low=low,
+        # The interval of a share may reach past 1/2, where the other result would be the rarer one.
         high=min(high, 0.5),
     )
 
@@ -127,6 +129,7 @@ def check_quarantine(path: Path, entries: Sequence[Quarantined], tasks: Collecti
     seen: set[str] = set()
     for number, entry in enumerate(entries, start=1):
         where = f"{path}: entry {number}"
+        # A misspelt task would be accepted as a quarantine of nothing.
         if entry.task not in tasks:
             raise ConfigError(f"{where}: no task {entry.task!r}{did_you_mean(entry.task, tasks)}; delete the entry")
         if entry.task in seen:
@@ -173,7 +176,7 @@ def _pairs(entry: Quarantined) -> Mapping[str, object]:
 
 
 def _toml(value: object) -> str:
-    """A date, a number or a text in TOML: JSON's spelling, but for dates, and for DEL, which JSON leaves bare."""
+    """A date, number or text in TOML: as in JSON, except for dates, and for DEL, which JSON leaves unescaped."""
     if isinstance(value, date):
         return value.isoformat()
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -182,8 +185,8 @@ def _toml(value: object) -> str:
 def active(entries: Iterable[Quarantined], today: date) -> tuple[str, ...]:
     """Ids of the tasks that decide nothing today: what a `SuitePart.quarantined` is made of.
 
-    An entry that begins later than tomorrow, which it is somewhere already, is not in force yet: else `since` would
-    put off its end without a limit.
+    An entry that begins after tomorrow is not in force yet: a later `since` could move its end without a limit.
+    Tomorrow counts as begun, because it has begun in some time zone.
     """
     return tuple(entry.task for entry in entries if not entry.is_over(today) and not entry.is_early(today))
 

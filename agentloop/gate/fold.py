@@ -1,8 +1,8 @@
 """Header, outcomes -> a decided fold, one outcome at a time: the gate's decision, and nothing else.
 
-Visits count in their order, whatever order outcomes come in: one whose turn has not come waits in a buffer. Everything
-that decides is known before the outcome that it is applied to. Reads no file (`outcomes.py`, `replay.py`), rolls out
-nothing (`live.py`), words nothing (`summary.py`, `result.py`).
+Visits count in the order of the schedule, whatever order outcomes come in: an early one waits in a buffer. Every rule
+is fixed before the outcome that it applies to. Reads no file (`outcomes.py`, `replay.py`), rolls out nothing
+(`live.py`), and writes no sentences (`summary.py`, `result.py`).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Fold:
         self.decided: GateVerdict | None = None
         """The verdict, from the moment that it stands; outcomes that come later are read and change nothing."""
         self.n_rollouts = self.n_fresh = self.n_unpaired = 0
-        """Counts of the trials whose turn came; see GateResult."""
+        """Counts of the trials that have had their turn; see GateResult."""
         self.n_missing = order.n_missing if order else 0
         self._n_lost = dict.fromkeys(Side, 0)
         self._n_asked = {Side.candidate: self.n_missing, Side.baseline: 0}
-        """Attempts, drawn again or not, of what has had its turn."""
+        """Attempts, repeated or not, of the trials that have had their turn."""
         needs_pairs = header.environment == "changed" and header.controls == 1 and any(p.tasks for p in header.suites)
         self.distrust: str | None = CHANGED if needs_pairs else None
         """Why the bank was given up, or why nothing is claimed, in words."""
@@ -78,6 +78,7 @@ class Fold:
                 "gate the suite that the bank was made of"
             )
         self.arrivals.add(outcome, last=last)
+        # Baseline outcomes alone are the bank, which must be whole before the first candidate outcome uses it.
         if self.decided is None and (self._reference or outcome.policy is Side.candidate):
             self._advance()
 
@@ -92,6 +93,7 @@ class Fold:
         """This fold where it is decided, else a copy of it that ends here; more may be added to this one afterwards."""
         if self.decided is not None:
             return self
+        # A copy reads all outcomes again, because closing changes the evidence, and this fold may go on.
         ended = Fold(self.header, self.order, looks=self._looks)
         for outcome in self.arrivals.outcomes:
             ended.add(outcome)
@@ -153,7 +155,7 @@ class Fold:
 
     @property
     def reference(self) -> Reference:
-        """The baseline's side. From the first use on the bank is what it is."""
+        """The baseline's side. The first use fixes the bank."""
         if self._reference is None:
             self._reference = Reference(self.header, self.arrivals, has_schedule=self.order is None)
             self._start()
@@ -168,6 +170,7 @@ class Fold:
         self._runs = dict.fromkeys((task for _, task in self._due), 0)
         self._order = self.visits()
         self._visit = next(self._order, None)
+        # Without controls no fresh baseline can take the bank's place.
         if self.header.controls > 1 and (why := in_bursts(self.header, self.reference.bank)):
             self._give_up_bank(why)
 
@@ -184,6 +187,7 @@ class Fold:
         return tried
 
     def _count(self, side: Side, tried: Tried) -> None:
+        # A trial without a reward and without a lost attempt has no row at all.
         is_missing = tried == Tried(None)
         self.n_rollouts += not is_missing
         self.n_missing += is_missing
@@ -245,6 +249,7 @@ class Fold:
             if compared.difference is not None:
                 self.used.add(key)
             if suite.weights:
+                # The inverse chance of the visit as weight gives the mean of evenly visited tasks (Horvitz-Thompson).
                 compared = compared.weighed(1 / (len(suite.part.tasks) * suite.weights[visit.task_id]))
             suite.add(compared, visit.task_id, self.arrivals.started_at(key))
         self._distrust(suite)
@@ -294,6 +299,7 @@ class Fold:
             self.decided = GateVerdict.infra
             return
         self._leave_bank(why)
+        # Must-pass cases are not compared with the bank, so their outcomes stay.
         self.used = {key for key in self.used if self._kind[key[0]] != "mean"}
         for suite in self.suites:
             suite.begin_again()
@@ -306,10 +312,12 @@ class Fold:
             suite.closed = suite.closed or (suite.crossed is not None and self.may_claim and not suite.is_due)
         if self.may_claim and any(suite.failed for suite in self.suites):
             self.decided = GateVerdict.failed
+        # PASS waits for the must-pass cases that are open, and FAIL does not.
         elif self.may_claim and self._may_pass and not self._due and all(suite.passed for suite in self.suites):
             self.decided = GateVerdict.passed
         elif self._is_hopeless():
             self.decided = GateVerdict.infra
+        # The budget is checked last, so that the final rollout may still decide.
         elif self.n_rollouts >= settings.max_rollouts:
             self.decided = GateVerdict.inconclusive if self.may_claim else GateVerdict.infra
 
@@ -342,6 +350,7 @@ def _kinds(header: Header) -> dict[str, str]:
     for part in header.suites:
         for kind, tasks in (("mean", part.tasks), ("must_pass", part.must_pass), ("quarantined", part.quarantined)):
             for task in tasks:
+                # An outcome names its task alone, not the suite.
                 if task in kinds:
                     raise ConfigError(f"task {task!r} is in this gate twice; give one of them another id")
                 kinds[task] = kind

@@ -22,6 +22,7 @@ from agentloop.store.gate_rows import SentEvidence
 from agentloop.store.store import Store
 from agentloop.types import Frozen, content_hash
 
+# Nine digits fit the 32-bit integer column of a server.
 _ID = re.compile(r"gate-(?P<key>[0-9a-f]{1,64}\.[0-9a-f]{8})-(?P<number>[0-9]{1,9})")
 
 
@@ -98,6 +99,8 @@ def put_gate(store: Store, id: str, gate: SentGate, *, by: str) -> None:
     _refuse_unstorable(gate)
     packed = pack_result(gate.result)
     try:
+        # JSON has no infinity: it is written as null, and a page could not read the stored result. So it is read back
+        # here.
         unpack_result(packed, {})
     except ValidationError:
         raise ConfigError("the result has a number that is not finite; send the result as the gate wrote it") from None
@@ -144,6 +147,7 @@ def _refuse_unstorable(gate: SentGate) -> None:
     figures = [figure for look in looks for figure in (look.e_fail, look.e_pass, look.mean, look.low, look.high)]
     if not all(map(math.isfinite, (*rewards, *figures))) or not all(0 <= look.n < 2**31 for look in looks):
         raise ConfigError("a reward or a look has a number that is not finite, or too large; send what the gate wrote")
+    # PostgreSQL refuses NUL in text.
     if r"\u0000" in gate.model_dump_json():
         raise ConfigError("a text of the gate has the character NUL, which not every database stores; remove it")
 
@@ -163,4 +167,5 @@ def _stored(position: int, sent: SentOutcome) -> StoredOutcome:
 
 
 def _aware(at: datetime) -> datetime:
+    # SQLite returns times without a zone.
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)

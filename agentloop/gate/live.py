@@ -28,7 +28,7 @@ from agentloop.rollout.refusals import N_FIRST, refuse_settings
 from agentloop.types import RewardState
 
 LOOKAHEAD = 4
-"""Trials that may wait for one that is slow, for each of those that run at once: what they cost may be for nothing."""
+"""Trials, per concurrent one, that may run ahead of a slow one: the verdict may come before they count."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class GateBudget:
     started: float = field(default_factory=time.monotonic)
 
     def spend(self, outcome: Outcome) -> str | None:
-        """Count one trial; why there can be no further one."""
+        """Count the cost of one trial. Returns why there can be no further one, or None."""
         if outcome.state is RewardState.scored and outcome.cost_usd is None and self.max_usd is not None:
             return (
                 f"--max-usd {self.max_usd:g} cannot be held: the cost of the {outcome.policy}'s answers is unknown; "
@@ -90,6 +90,7 @@ async def roll_out(
             if live.running:
                 await live.wait()
             elif not has_new and not outcomes:
+                # No further trial will come, so even one refused task is enough to report the refusal.
                 live.refuse(1)
                 return live.dry
     finally:
@@ -119,13 +120,14 @@ class _Live:
         self.running: dict[asyncio.Task[Outcome], Trial] = {}
         self.why: str | None = None
         self.dry: str | None = None
+        # An endpoint that answered an earlier process needs no second test.
         self.answered = {one.policy for one in [*run.outcomes[run.n_banked :], *run.ahead.values()] if has_answer(one)}
         """Sides whose endpoint has answered."""
         self.refused: dict[Trial, Outcome] = {}
         """Trials of other sides, which do not count yet."""
 
     def ask(self) -> bool:
-        """Begin as many trials as may run at once; whether any is new."""
+        """Begin as many trials as may run at once. Returns whether any is new."""
         n_before = len(self.queue)
         while len(self.running) < self.n_concurrent and len(self.queue) < LOOKAHEAD * self.n_concurrent:
             trials = () if self.dry else self.asking.next()
@@ -136,6 +138,7 @@ class _Live:
                 break
             for trial in trials:
                 self.queue.append(trial)
+                # An earlier process may have finished this trial before it was killed.
                 if trial not in self.run.ahead:
                     self.running[asyncio.create_task(self._rolled(trial))] = trial
         return len(self.queue) > n_before
@@ -144,17 +147,18 @@ class _Live:
         return await self.runner(trial.task_id, trial.policy, trial.trial)
 
     def take(self) -> list[Outcome]:
-        """Count what has its turn, up to the verdict; on disk before anybody hears of it."""
+        """Count the outcomes whose turn it is, up to the verdict; they are stored before the caller sees them."""
         outcomes: list[Outcome] = []
         while self.queue and self.queue[0] in self.run.ahead and self.fold.decided is None:
             outcomes.append(self.run.ahead.pop(self.queue.popleft()))
+            # The fold gets them first, because `run.add` stores its new looks in the same transaction as the outcomes.
             self.fold.add(outcomes[-1], last=True)
         if outcomes:
             self.run.add(outcomes, self.fold)
         return outcomes
 
     async def wait(self) -> None:
-        """For the next trial to end, or for the time to be up."""
+        """Wait for the next trial to end, or for the time limit."""
         left_s = self.budget.left_s
         finished, _ = await asyncio.wait(
             self.running, timeout=None if left_s is None else max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
@@ -165,9 +169,12 @@ class _Live:
         problems = [one for one in ended.values() if isinstance(one, BaseException)]
         good = self.counting({trial: one for trial, one in ended.items() if isinstance(one, Outcome)})
         self.run.ahead.update(good)
+        # `take` stores those whose turn it is, right after this. A problem ends the run before that, so all are set
+        # aside.
         next_up = set() if problems else set(takewhile(self.run.ahead.__contains__, self.queue))
         if early := [one for trial, one in good.items() if trial not in next_up]:
             self.run.set_aside(early)
+        # The good outcomes are stored by now, so the same command does not pay for them again.
         for problem in problems:
             raise problem
         for outcome in good.values():
@@ -191,7 +198,8 @@ class _Live:
                 refuse_settings(problems, len(problems), f"the {side}'s first {counted(len(problems), 'attempt')}")
 
     async def stop(self) -> None:
-        """Nothing runs on."""
+        """Cancel the running trials and wait until they have ended."""
         for task in self.running:
             task.cancel()
+        # A cancelled trial still has to give its sandbox back before the caller closes the pools.
         await asyncio.gather(*self.running, return_exceptions=True)

@@ -54,7 +54,7 @@ class Tried(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Its first attempt was."""
+        """Whether its first attempt was lost."""
         return self.n_lost > 0 or self.reward is None
 
     @property
@@ -82,11 +82,11 @@ class Compared(NamedTuple):
     high: float
     """With lost first attempts as successes."""
     least: float
-    """With the candidate's as failures and the baseline's as successes: what is sure to be the candidate's lead."""
+    """With the candidate's lost first attempts as failures, the baseline's as successes: the least lead."""
     share: float
     """Share of the baseline's trials whose first attempt was not lost: a drop is a drop of these."""
     is_charged: bool
-    """Something was lost, so that the differences are not the same."""
+    """Whether an attempt was lost, so that the differences are not equal."""
 
     def weighed(self, weight: float) -> Compared:
         """All differences and the drop, times `weight`."""
@@ -119,7 +119,7 @@ class Charged:
         self._leads = before.copy()
 
     def add(self, visit: Compared) -> None:
-        """The next visit's."""
+        """Add the next visit in order."""
         self._failures.add(visit.low, visit.share)
         self._successes.add(visit.high)
         self._leads.add(visit.least)
@@ -131,7 +131,7 @@ class Charged:
 
     @property
     def log_pass(self) -> float:
-        """Against a drop, were every lost attempt a failure."""
+        """Evidence against a drop if every lost attempt were a failure."""
         return self._failures.log_pass
 
     @property
@@ -177,7 +177,9 @@ def too_many(n_lost: int, n: int, limit: float) -> bool:
     """
     if n < ENOUGH or n_lost <= limit * n:
         return False
+    # The likelihood at a limit of 0 has no logarithm: any loss refutes it.
     if limit == 0:
         return True
+    # The Beta function B(n_lost + 1, n - n_lost + 1): the likelihood integrated over all shares.
     mixed = math.lgamma(n_lost + 1) + math.lgamma(n - n_lost + 1) - math.lgamma(n + 2)
     return mixed - n_lost * math.log(limit) - (n - n_lost) * math.log1p(-limit) >= CERTAIN

@@ -15,8 +15,8 @@ class NextTrials:
 
     Looks at outcomes for three things alone: whether a must-pass case has to be run again, which depends on that case
     only, which suites are decided, and whether the bank was given up, from which on each visit needs a fresh baseline
-    attempt. Trials that the fold has a reward of are not asked for again, so a run that was interrupted goes on. The
-    fold must have the bank already.
+    attempt. Trials with a reward in the fold are not asked for again, so an interrupted run continues. The fold must
+    have the bank already.
     """
 
     def __init__(self, fold: Fold) -> None:
@@ -25,6 +25,7 @@ class NextTrials:
         self._runs = dict.fromkeys(self._cases, 0)
         self._ready = dict.fromkeys(self._cases, True)
         self._once = iter([task for part in fold.header.suites for task in part.quarantined])
+        # A lost trial that has had its turn is not repeated: its loss has been counted.
         self._requested = {Trial(task, Side.candidate, trial) for task, trial in fold.turns}
         self._n = fold.n_rollouts
         self._turn_back()
@@ -47,7 +48,7 @@ class NextTrials:
         return ()
 
     def _turn_back(self) -> None:
-        """To the visit that the fold is at: visits ahead of it may need a baseline attempt now that they did not."""
+        """Go back to the visit that the fold is at: later visits may need a baseline attempt that was not asked for."""
         self._is_paired = self._fold.reference.is_paired
         self._visits = islice(self._fold.visits(), self._fold.n_visits, None)
 

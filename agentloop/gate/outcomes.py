@@ -66,7 +66,7 @@ class Outcome(Frozen):
     started_at: datetime | None = None
     """Start of the attempt that counts; None in older files."""
     refused: bool = False
-    """The model's endpoint refused the first request with 401, 403 or 404 (`episode.is_refused`)."""
+    """The model's endpoint refused the first request with 401, 403 or 404 (`refusals.is_refused`)."""
 
     @model_validator(mode="after")
     def _has_its_reward(self) -> Outcome:
@@ -82,25 +82,25 @@ class Settings(Frozen):
     """The claim of a gate and its risk. All of it decides, so all of it is in the header."""
 
     alpha: float = Field(default=0.05, ge=LEAST_ALPHA, lt=0.5)
-    """Probability of ever saying FAIL of a candidate that is no worse, and of saying better of one that is not."""
+    """Probability of ever reporting FAIL for a candidate that is no worse, or better for one that is not better."""
     beta: float = Field(default=0.05, ge=LEAST_ALPHA, lt=0.5)
-    """Probability of ever saying PASS of a candidate that is worse by `delta` or more."""
+    """Probability of ever reporting PASS for a candidate that is worse by `delta` or more."""
     delta: float = Field(default=0.05, ge=LEAST, lt=1)
     """The drop in mean reward that PASS excludes."""
     claim: Claim = Claim.not_worse
     """The claim of PASS: that the candidate is not worse by `delta`, or that it is better, wrongly with probability
-    `alpha` at most. Files from before say nothing of it and mean the first."""
+    `alpha` at most. Files of earlier releases have no claim and mean the first."""
     sampling: Literal["round-robin", "iid", "importance"] = "round-robin"
     """Order of visits. `importance` visits uncertain tasks more often; `iid` is exact under every null."""
     per_visit: int | None = Field(default=None, ge=1)
     """Banked trials per visit; None: as many as leave 800 visits, at most a quarter of the bank's."""
     max_rollouts: int = Field(default=5000, ge=1)
-    """Candidate trials, fresh baseline ones included, after which nothing more is asked. One gate in ten takes over
-    800; with 1500 so many would be undecided that 5 points by tasks that broke are found in 92% of cases."""
+    """Rollouts of both sides after which a gate ends. One gate in ten takes over 800; a limit of 1500 would leave so
+    many undecided that a drop of 5 points, by tasks that broke, is found in only 92% of cases."""
     max_infra: float = Field(default=0.15, ge=0, le=1)
     """Share of lost attempts of either side, drawn again or not, above which nothing is claimed.
 
-    Well above 10%, a rate that happens: a limit at the rate itself would leave every other such gate without a word.
+    Well above 10%, a rate that occurs: a limit at the rate itself would leave half of such gates without a verdict.
     """
     reliability: float = Field(default=0.95, gt=0.2, lt=1)
     """How often a must-pass case passes when nothing is broken; less for one whose banked trials passed less often."""
@@ -131,7 +131,7 @@ class Header(Frozen):
     settings: Settings = Settings()
     suites: tuple[SuitePart, ...] = ()
     baseline: str = "baseline"
-    """The REF, as it was given."""
+    """The REF, as the user wrote it."""
     candidate: str = "candidate"
     bank_trials: int | None = None
     """Trials of each task in the bank; None: the outcomes before the first of the candidate."""

@@ -1,8 +1,8 @@
 """A candidate's outcomes beside the live version's -> promote, hold or roll back, with the proof.
 
-The loop's comparison is the gate's (`fold.py`) with the claim `better`: each attempt of the candidate counts against an
-attempt of the live version at the same task, which no other attempt meets, and losses of either are charged against the
-candidate. The risk comes from `risk_budget.py`. Rolls out nothing and moves no version.
+The loop's comparison is the gate's (`fold.py`) with the claim `better`: each attempt of the candidate meets one
+attempt of the live version at the same task, used once, and losses of either are charged against the candidate. The
+risk comes from `risk_budget.py`. Rolls out nothing and moves no version.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from agentloop.types import Action, Decision, PolicyVersion, Proof, ProofKind
 MAX_INFRA = 0.1
 """Share of a side's attempts lost to infrastructure above which nothing is claimed."""
 MAX_GAIN = 0.4
-"""Largest gain that the smallest bets are sized for."""
+"""Upper limit of the gain that the smallest bets are sized for."""
 
 
 def smallest_gain(n: int, alpha: float) -> float:
-    """The gain that n visits can show at a risk of alpha, about; the bets are sized for it, and for larger ones.
+    """The smallest gain, approximately, that n visits show at a risk of alpha; bets are sized for it and larger ones.
 
     A bet of the best size on a mean m with mean square v wins m^2 / (2 v) a visit, as a logarithm.
     """
@@ -75,6 +75,7 @@ class Comparison:
             alpha=alpha,
             delta=smallest_gain(len(bank), alpha),
             max_infra=MAX_INFRA,
+            # Both attempts of a pair count, so this budget never ends the comparison before the pairs do.
             max_rollouts=2 * len(bank) + 1,
             seed=seed,
         )
@@ -83,6 +84,7 @@ class Comparison:
             suites=(part,),
             baseline=names[0],
             candidate=names[1],
+            # Nothing is banked: trial n of the live version is the fresh partner of the candidate's trial n.
             bank_trials=0,
             controls=1,
         )
@@ -118,6 +120,7 @@ class Comparison:
         interval = suite.bets.interval
         if interval is None or not suite.bets.n:
             return Lead(0, 0.0, (-1.0, 1.0), -1.0, 0.0)
+        # By Ville's inequality the highest value is as valid as the last one.
         evidence = max(look.e_pass for look in suite.path)
         return Lead(suite.bets.n, suite.bets.mean, (interval.low, interval.high), suite.lower_bound(), evidence)
 

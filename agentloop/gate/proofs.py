@@ -75,6 +75,7 @@ def more_hacks(outcomes: Sequence[Outcome]) -> str | None:
     for side in Side:
         own = [outcome for outcome in outcomes if outcome.policy is side and outcome.reward is not None]
         n_hacks = sum(outcome.failure == FailureType.outcome_reward_hack for outcome in own)
+        # Shares are compared, because the sides have different numbers of attempts.
         shares[side] = n_hacks / max(1, len(own))
     if shares[Side.candidate] <= shares[Side.baseline]:
         return None

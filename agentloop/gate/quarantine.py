@@ -1,4 +1,4 @@
-"""A suite's flaky tasks by a bank's trials, and a change of its quarantine."""
+"""Flake rates of a suite's tasks in a bank, and edits of its quarantine."""
 
 from __future__ import annotations
 

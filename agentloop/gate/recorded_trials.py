@@ -89,6 +89,7 @@ class TapedTrials:
 
         results = await repeated(once, _is_lost, self._pauses_s)
         taped, outcome = results[-1]
+        # Each result is one attempt, because the inner runner repeats none.
         n_lost = sum(one.n_lost for _, one in results)
         if self._recording.mode is Mode.record and outcome.state is RewardState.scored:
             self._recording.tape.keep(taped, self._setting)

@@ -1,6 +1,6 @@
 """The partner of a candidate's trial: banked trials of the baseline, or a fresh attempt beside it.
 
-Says which baseline trial a visit needs and what is there of it; concludes nothing (`fold.py`).
+Says which baseline trials a visit needs and which of them exist; concludes nothing (`fold.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from agentloop.gate.outcomes import Header, Side
 from agentloop.gate.schedule import Visit, chances
 
 VISITS = 800
-"""That a bank should be good for: to find 5 points takes 430 on average, 790 in one gate of ten (benchmarks/gate.py).
-Visits with more banked trials have less noise, but a small suite's bank would be used up before they are enough."""
+"""Visits that a bank should last for: a drop of 5 points takes 430 on average, and 790 in one gate of ten
+(benchmarks/gate.py). Visits with more banked trials have less noise, but use up the bank of a small suite too early."""
 
 
 def banked_a_visit(n_tasks: int, n_banked: int) -> int:
-    """Trials of a task's n_banked that one visit takes: a quarter at most, and so few that there are VISITS."""
+    """Banked trials that one visit takes: at most a quarter of the task's n_banked, and few enough to leave VISITS."""
+    # The variance of a visit falls with m banked trials as 1 + 1/m, so more than a few per visit gain little.
     return max(1, min(n_banked // 4, n_tasks * n_banked // VISITS))
 
 
@@ -53,6 +54,7 @@ class Reference:
         self._hold = header.bank_trials or 0
         self.bank = arrivals.banked(self._hold)
         aside = self._hold // 4 if settings.sampling == "importance" else 0
+        # Suites take turns and share one number per visit, so the bank of the smallest suite is used up first.
         fewest = min((len(part.tasks) for part in header.suites if part.tasks), default=0)
         self._per_visit = settings.per_visit or banked_a_visit(fewest, self._hold - aside)
         self._check()
@@ -60,9 +62,10 @@ class Reference:
         """Suite -> task -> chance of a visit, for importance."""
 
     def _chances(self, tasks: tuple[str, ...], aside: int) -> dict[str, float]:
-        """By the first trials of the bank, which are then compared with nothing."""
+        """Task -> chance of a visit by the first `aside` trials of the bank, which are then removed from it."""
         if self._header.settings.sampling != "importance":
             return {}
+        # The trials that set a task's weight are not compared as well: a weight must not depend on what it multiplies.
         seen = {task: [one.reward or 0.0 for one in self.bank[task][:aside]] for task in tasks}
         for task in tasks:
             self.bank[task] = self.bank[task][aside:]
@@ -93,6 +96,8 @@ class Reference:
         if self._header.controls:
             is_asked = beyond >= 0 or self.is_paired or is_control(visit, self._header.controls)
             if is_asked:
+                # The visit numbers it. Controls come while the bank is in use, when `beyond` is below 0 and would name
+                # a banked trial.
                 return self._hold + visit.trial
             return None
         if beyond < 0:
@@ -102,8 +107,8 @@ class Reference:
     def partner(self, visit: Visit, *, closed: bool) -> Partner | None:
         """The baseline of a visit; None while it may still come. closed: no more outcomes come.
 
-        Only the visit's number decides which, so a lost one leaves its banked trials unused. With one banked trial per
-        visit, a candidate's trial meets the banked trial of the same number, as a cassette needs.
+        The visit's number alone selects the trials, so a lost visit leaves its banked trials unused. With one banked
+        trial per visit, a candidate's trial meets the banked trial of the same number, as a recording needs.
         """
         m = self._per_visit
         banked = tuple(self.bank.get(visit.task_id, ())[visit.trial * m : (visit.trial + 1) * m])
@@ -114,7 +119,7 @@ class Reference:
             return Partner(banked)
         fresh = self._arrivals.tried(Side.baseline, (visit.task_id, number), closed=closed)
         if fresh is None:
-            # A gate that rolls out fresh ones had this one under way when it ended: only the quick are in the file.
+            # The gate that wrote the file may have ended while this attempt ran: the file has only the quick ones.
             is_cut = self._has_schedule and self._arrivals.has_fresh(self._hold)
             if closed and not is_cut:
                 return Partner()

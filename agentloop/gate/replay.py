@@ -1,4 +1,4 @@
-"""Outcomes without a schedule -> the order in which they count: for files that came from elsewhere, or with no header.
+"""Outcomes without a schedule -> the order in which they count: for files from elsewhere, or without a header.
 
 Safe corrections are made: rows of a bank that stand last, trials that count from 1 or through the whole file, a file in
 whole rounds that is not in the order of rounds. Other files are refused, such as one with trials of a task out of order
@@ -19,7 +19,7 @@ from agentloop.gate.schedule import Visit, shuffled
 SUITE = "outcomes"
 """Name of the one suite of a file that names none."""
 UNKNOWN = ""
-"""The task of a visit of which nothing is there but a gap in the file's numbers; no task has this id."""
+"""Task of a visit that shows only as a gap in the file's numbers; no task has an empty id."""
 Key = tuple[str, int]
 
 
@@ -54,6 +54,7 @@ def arrange(
     if header is not None and header.suites:
         mean = {task for part in header.suites for task in part.tasks}
         n_bank = _fewest(banked, mean) if header.bank_trials is None else header.bank_trials
+        # The whole baseline comes first: the fold fixes its bank at the first candidate outcome.
         return Arranged(header.model_copy(update={"bank_trials": n_bank}), None, [*baseline, *candidate])
     header = header or Header(settings=settings)
     if header.settings.sampling == "importance":
@@ -67,6 +68,7 @@ def arrange(
     mean = set(tasks) - set(cases)
     n_bank = _fewest(banked, mean) if header.bank_trials is None else header.bank_trials
     part = SuitePart(name=SUITE, tasks=tuple(sorted(mean)), must_pass=cases)
+    # The fold knows a banked trial by its number alone, so the bank gets the lowest ones.
     numbers = _ranks(banked, baseline)
     order, trials = _order(candidate, baseline, mean, header.settings)
     return Arranged(
@@ -79,8 +81,8 @@ def arrange(
 def _banked(outcomes: Sequence[Outcome], n_baseline: int) -> list[Outcome]:
     """The bank's rows: those before the first candidate's, or all of the baseline's where they stand last.
 
-    Also all of them where each task has as many, and has them before its candidate's first: so stands a file that goes
-    task by task, and no gate's, which rolls out fresh ones for a visit at a time.
+    All of them also where each task has equally many, all before its first candidate row: a file that goes task by task
+    looks so. A gate's own file never does, because a gate rolls out fresh attempts one visit at a time.
     """
     first: dict[str, int] = {}
     n_before: dict[str, int] = {}
@@ -112,6 +114,7 @@ def _check_sides(baseline: Sequence[Outcome], candidate: Sequence[Outcome], case
             'no row has `"policy": "candidate"`; nothing is there to be gated: add the candidate\'s attempts'
         )
     baseline_tasks = {one.task_id for one in baseline}
+    # A must-pass case is held to a reliability, not to a baseline, so it may lack one.
     foreign = sorted({one.task_id for one in candidate} - baseline_tasks - cases)
     if foreign:
         raise ConfigError(
@@ -152,6 +155,7 @@ def _order(
         for task, trial in ordered:
             numbers[task, trial] = seen[task] = seen.get(task, -1) + 1
         n_missing = ordered[-1][1] - first + 1 - len(keys)
+        # Each missing number becomes a visit: a typing error such as 1000000000 would use up the memory.
         if n_missing > settings.max_rollouts:
             raise ConfigError(
                 f"of the candidate's attempt numbers {n_missing:,} are missing, and a gate asks for "
@@ -175,7 +179,10 @@ def _order(
     unseen = {one.task_id for one in baseline} & mean - n_trials.keys()
     # Few draws at random look like rounds by their numbers, but leave out more tasks than a round under way does.
     in_rounds = settings.sampling != "iid" and most - fewest <= 1 and len(unseen) <= len(n_trials)
+    # Tasks that the rounds passed over count as lost: a file must not gain by leaving failures out.
     n_missing = len(unseen) * fewest if in_rounds and most > 1 else 0
+    # Only whole rounds count, because a round under way may have its quick attempts and lack the slow ones. Their order
+    # is that of `schedule.tasks_in_order` for a suite without a hash.
     if in_rounds and any(later[1] < sooner[1] for sooner, later in pairwise(rows)):
         ordered_visits = tuple(
             Visit(0, task, turn) for turn in range(fewest) for task in shuffled(list(n_trials), settings.seed, "", turn)

@@ -54,6 +54,7 @@ class AlphaSpent(NamedTuple):
 
 def share(k: int) -> float:
     """Share of alpha for candidate k, from 1 on; the shares of all candidates sum to 1."""
+    # The sum of 1 / k^2 over all k is pi^2 / 6.
     return 6 / (math.pi * k) ** 2
 
 

@@ -1,9 +1,9 @@
 """Comparisons of candidates with the live version, each with its share of the project's risk: see `risk_budget.py`.
 
-A stake is a row of the project's store from before the first attempt, so that none of these is forgotten: a gate that
-somebody ends and starts over, two gates at once, a candidate that is compared again and again. A comparison that goes
-on with the same evidence has the same stake: one of the loop until it has decided, and a gate's in its folder. The
-loop's comparisons and those of `agentloop gate` are in one row of numbers.
+A stake is a row of the project's store, written before the first attempt. So each of these counts: a gate that somebody
+ends and starts over, two gates at once, a candidate that is compared again and again. A comparison that continues with
+the same evidence keeps its stake: one of the loop until it has decided, and a gate's in its folder. The loop's
+comparisons and those of `agentloop gate` are numbered together.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def take_stake(
     decisions = store.decisions()
     moves = store.moves()
 
+    # The store calls this in the transaction that takes the number, and again after a clash, so no share is given
+    # twice.
     def about(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         by_loop = {row["version"] for row in rows if row["by"] == LOOP}
         spent = [
@@ -90,10 +92,10 @@ def take_stake(
 
 
 def stake_of_gate(project: Path, folder: Path, parts: Sequence[SuitePart], identities: Identities) -> Stake | None:
-    """The stake of a gate by hand, which its folder keeps; None for one of anything but a version and the live one.
+    """The stake of a gate by hand, which its folder keeps; None unless it compares a version with the live one.
 
-    project: its folder. folder: of the run; without an outcome it begins, whatever question was asked before. parts:
-    the suites that are compared. Raises ConfigError for a folder with the stake of another gate.
+    project: its folder. folder: of the run; without outcomes the gate begins, whatever question came before. parts: the
+    suites that are compared. Raises ConfigError for a folder with the stake of another gate.
     """
     config = load_config(project) if (project / CONFIG_FILE).exists() else Config()
     place = store_place(project)
@@ -115,11 +117,15 @@ def stake_of_gate(project: Path, folder: Path, parts: Sequence[SuitePart], ident
     try:
         versions = {version.sha256: version for version in store.versions()}
         live = Registry(store).live()
+        # Only a proof against the live version can promote, so no other gate takes a share.
         if live is None or live.sha256 != baseline or candidate not in versions or candidate == baseline:
             return None
+        # The question is random, because a gate that is started over in a new folder is another comparison with another
+        # share.
         stake = take_stake(store, (live, versions[candidate]), token_hex(8), config.gate.alpha, by=GATE)
     finally:
         store.close()
+    # The row is in the store before the file: a kill between the two loses a share, and never grants one twice.
     terms = {"number": stake.number, "alpha": stake.alpha, "question": question}
     write_text(file, json.dumps(terms, indent=1) + "\n")
     return stake

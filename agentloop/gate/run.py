@@ -1,7 +1,7 @@
 """A gate's outcomes and looks: in the store, and exported to its folder.
 
 DIR/gate.outcomes.jsonl    header, the bank, then every outcome in the order in which it was asked for
-DIR/gate.json              which gate it is, and hashes of who was compared
+DIR/gate.json              the id of the gate, and hashes of the two sides
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Versions = Mapping[tuple[str, Side], int]
 
 
 class Run:
-    """A gate under way: what was seen so far, and what this process adds."""
+    """A gate under way: the stored outcomes, and those that this process adds."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Run:
             held.enter_context(store.lock(_question(folder, header, about, made_of)))
             self._evidence = _evidence(folder, header, about, made_of, store)
             self._continue(header, bank, about)
+            # The lock is kept only if all of this succeeds; an error releases it at the end of the block.
             self._held = held.pop_all()
 
     def _continue(self, header: Header, bank: Sequence[Outcome], about: dict[str, object]) -> None:
@@ -82,15 +83,18 @@ class Run:
         """Outcomes that finished before their turn; lost ones are tried again."""
         self._n_looks = {part.name: 0 for part in header.suites}
         for look in self._evidence.looks():
+            # A fold that continues repeats its looks from the first one; those in the store are not new.
             self._n_looks[look.suite] += 1
+        # A kill may have left the file behind the store, which decides, so the file is written again.
         write_text(self._path, "".join(outcome_lines(header, self.outcomes)))
         self._file = self._path.open("a", encoding="utf-8")
 
     def add(self, outcomes: Sequence[Outcome], fold: Fold) -> None:
-        """The next in order, and the looks of `fold` at them."""
+        """Store the next outcomes in order, and the looks of `fold` at them."""
         first = len(self.outcomes) - self.n_banked
         rows = [self._rows.row(outcome, first + n) for n, outcome in enumerate(outcomes)]
         waited = self._waiting & {(row.task_id, row.side, row.trial) for row in rows}
+        # The store is written before the file: a continued run reads the store, and the file is only an export.
         self._evidence.add(rows, self._new_looks(fold), waited=waited)
         self._waiting -= waited
         self.outcomes += outcomes
@@ -98,7 +102,7 @@ class Run:
         self._file.flush()
 
     def set_aside(self, outcomes: Sequence[Outcome]) -> None:
-        """Some whose turn has not come."""
+        """Store outcomes whose turn has not come."""
         rows = [self._rows.row(outcome, None) for outcome in outcomes]
         self._evidence.add(rows)
         self._waiting |= {(row.task_id, row.side, row.trial) for row in rows}
@@ -113,7 +117,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """In the store."""
+        """Id of the evidence in the store."""
         return self._evidence.id
 
     @property
@@ -123,7 +127,7 @@ class Run:
         return sum(outcome.cost_usd or 0.0 for outcome in rolled)
 
     def close(self) -> None:
-        """Let go of the file, and of the question."""
+        """Close the file, and release the lock of the question."""
         self._file.close()
         self._held.close()
 
@@ -171,6 +175,7 @@ def trial_of(outcome: Outcome) -> Trial:
 
 
 def _key(header: Header, about: Mapping[str, object], made_of: Mapping[str, str]) -> str:
+    # A larger budget continues the same gate.
     same = header.model_dump(mode="json", exclude={"settings": {"max_rollouts"}})
     return content_hash([same, about["bank"], dict(made_of)])[:8]
 
@@ -185,9 +190,10 @@ def _question(folder: Path, header: Header, about: Mapping[str, object], made_of
 def _evidence(
     folder: Path, header: Header, about: dict[str, object], made_of: Mapping[str, str], store: Store
 ) -> EvidenceLog:
-    """The folder's gate; of a folder without one that of the same question."""
+    """The folder's gate; for a folder without one, the gate of the same question."""
     if not (folder / OUTCOMES).exists():
         evidence = store.begin_evidence(KIND, _key(header, about, made_of), about)
+        # A kill before this line costs nothing: a folder without outcomes gets the same evidence again.
         write_text(folder / MADE_OF, json.dumps({**made_of, KIND: evidence.id}, indent=1) + "\n")
         return evidence
     id = _refuse_other(folder, made_of)

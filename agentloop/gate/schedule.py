@@ -41,11 +41,12 @@ class Trial(NamedTuple):
 
 def draw(*words: object) -> int:
     """A number in [0, 2^64) that is the same for the same words."""
+    # The separator tells ("a", "bc") from ("ab", "c").
     return int.from_bytes(blake2b("\x1f".join(map(str, words)).encode(), digest_size=8).digest(), "big")
 
 
 def shuffled(tasks: Sequence[str], *words: object) -> list[str]:
-    """By their hashes: an order that no listing order changes."""
+    """The tasks in the order of their hashes, whatever order they come in."""
     return sorted(tasks, key=lambda task: (draw(*words, task), task))
 
 
@@ -54,6 +55,7 @@ def chances(rewards: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
     Sums to 1, and each is at least half of the even share, so that a weight 1 / (N chance) is at most 2.
     """
+    # Half a pass in one more trial keeps p inside (0, 1): no task has a spread of 0 after a few equal rewards.
     likely = {task: (sum(seen) + 0.5) / (len(seen) + 1) for task, seen in rewards.items()}
     spread = {task: sqrt(p * (1 - p)) for task, p in likely.items()}
     total = sum(spread.values())
@@ -63,7 +65,7 @@ def chances(rewards: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def tasks_in_order(part: SuitePart, settings: Settings, weights: Mapping[str, float]) -> Iterator[str]:
     """The tasks of one suite whose mean is compared, without end; nothing where there are none.
 
-    weights: `chances`, of use to `importance` alone.
+    weights: `chances`; only `importance` uses them.
     """
     words = (settings.seed, part.hash)
     tasks = sorted(part.tasks)
@@ -75,6 +77,7 @@ def tasks_in_order(part: SuitePart, settings: Settings, weights: Mapping[str, fl
         elif settings.sampling == "iid":
             yield tasks[draw(*words, turn) % len(tasks)]
         else:
+            # The edges sum to 1 only within rounding, so a draw may lie beyond the last one.
             yield tasks[min(bisect_right(edges, draw(*words, turn) / SPACE), len(tasks) - 1)]
         turn += 1
 

@@ -16,6 +16,7 @@ from agentloop.input_files import parse_json
 from agentloop.printable import clean
 from agentloop.store.place import store_place
 
+# Seconds for the whole request.
 TIMEOUT_S = 60.0
 VARIABLE = "AGENTLOOP_KEY"
 
@@ -23,7 +24,7 @@ VARIABLE = "AGENTLOOP_KEY"
 def post_gate(url: str, folder: Path, project: Path) -> str:
     """Send the gate of a run's folder; the address of its page. project: as for `place.run_store`.
 
-    Raises ConfigError for a URL that is none, a missing key, and a refusal; StoreError where no server answers.
+    Raises ConfigError for an invalid URL, a missing key, and a refusal; StoreError where no server answers.
     """
     base = _base(url)
     key = service_key()
@@ -31,6 +32,7 @@ def post_gate(url: str, folder: Path, project: Path) -> str:
         raise ConfigError(f"--post needs a key of the service with the scope judge; set {VARIABLE} to it")
     place = store_place(project)
     if not place.is_shared:
+        # Without a shared store, the evidence of a run is in the run's folder (`place.run_store`).
         place = place._replace(where=folder / STORE)
     store = place.open(create=False)
     try:
@@ -45,9 +47,11 @@ def _base(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
+        # urlsplit raises for an unclosed bracket, as in `http://[::1`.
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--post {url!r} is no address of a service; write https://HOST, without a path of a page")
+    # The address is part of messages, and so of CI logs.
     if parts.username or parts.password:
         raise ConfigError(f"--post: leave the password out of the address; {VARIABLE} has the key")
     return url.rstrip("/")
@@ -68,10 +72,13 @@ async def _put(address: str, body: bytes, key: str) -> None:
     limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
         async with (
+            # aiohttp uses HTTPS_PROXY and NO_PROXY only with `trust_env`.
             aiohttp.ClientSession(headers=headers, timeout=limit, trust_env=True) as session,
+            # A redirect could send the key and the gate to a host that the user did not name.
             session.put(address, data=body, allow_redirects=False) as response,
         ):
             if response.status != 200:
+                # The answer is printed, and escape sequences of a foreign server could rewrite the terminal.
                 words = clean((await response.text())[:300])
                 raise ConfigError(
                     f"{address} answered {response.status} {' '.join(words.split())}; check the address, and that the "

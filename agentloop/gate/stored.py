@@ -1,7 +1,7 @@
 """Stored runs -> outcomes: a gate compares runs that it did not roll out, such as two prompts behind the gateway.
 
-A run counts when it names its task; the trials of a task are numbered in the order in which they started. Nothing here
-weighs evidence (`fold.py`), and no filter is interpreted (`store/query.py`).
+A run counts if it names its task; the trials of a task are numbered in the order in which they started. This module
+neither weighs evidence (`fold.py`) nor interprets filters (`store/query.py`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def stored_outcomes(store: Store, filters: dict[Side, str], *, project: str | No
 
     project: the tenant whose runs count; None is all.
 
-    A run without a reward is lost, as in a gate. Raises ConfigError when a filter is none or finds no run with a task,
-    when both find the same run, and when no run of a side has a reward.
+    A run without a reward is lost, as in a gate. Raises ConfigError for an invalid filter, a filter that finds no run
+    with a task, two filters that find the same run, and a side without a reward.
     """
     rows = {side: _runs(store, side, filter, project) for side, filter in filters.items()}
     both = {row.id for row in rows[Side.baseline]} & {row.id for row in rows[Side.candidate]}

@@ -21,8 +21,8 @@ class Success(Frozen):
 def success(report: EvalReport) -> Success:
     """Mean over tasks of the task's mean reward, with a 95% interval over tasks.
 
-    The interval is Wilson's at n = number of tasks, however many trials a task had: conservative,
-    because a task's mean of rewards in [0, 1] has a variance of at most p(1 - p).
+    The interval is Wilson's at n = number of tasks, however many trials a task had: conservative, because a task's mean
+    of rewards in [0, 1] has a variance of at most p(1 - p).
     Raises ValueError when no episode was scored: no success rate is not a success rate of 0.
     """
     means = [fmean(rewards) for rewards in report.rewards.values() if rewards]
@@ -48,9 +48,9 @@ def paired_differences(baseline: EvalReport, candidate: EvalReport) -> dict[str,
 def difference_ci95(differences: Sequence[float]) -> tuple[float, float]:
     """Approximate 95% interval of the mean difference, within [-1, 1]; no tasks give (-1, 1).
 
-    The normal interval after two made-up tasks that differ by 1/2 of a success each way, which keeps
-    it from collapsing to a point when every task agrees. For one all-or-nothing trial a task it is
-    Agresti and Min's interval (half a task added to each of the four cells).
+    The normal interval after two made-up tasks: one that agrees, and half of one that differs by 1 each way. They keep
+    it from collapsing to a point when every task agrees. For one all-or-nothing trial a task it is Agresti and Min's
+    interval (half a task added to each of the four cells).
     Source: Agresti & Min, Statistics in Medicine 24 (2005) 729-740.
     """
     if not differences:

@@ -91,6 +91,7 @@ def evals_at(folder: Path) -> EvalSuite:
     """The suite in `folder`. Raises ConfigError; NoTasks where there is none."""
     if (folder / HEAD).is_file():
         tasks_file = folder / TASKS
+        # A suite without a task means nothing to do (exit code 5), and not a mistake in a file, so it is checked first.
         if tasks_file.is_file() and not tasks_file.read_text(encoding="utf-8", errors="replace").strip():
             raise NoTasks(f"{tasks_file}: no task in it, so there is nothing to run; write one task a line, as JSON")
     elif not folder.is_dir():

@@ -75,6 +75,7 @@ def _trials(fold: Fold) -> Trials:
     for one in fold.arrivals.outcomes:
         key = (one.task_id, one.policy, one.trial)
         counts = one.policy is Side.baseline or one.task_id in once or (one.task_id, one.trial) in fold.turns
+        # A retry takes the place of a lost attempt; a second reward is a duplicate (`Arrivals.add`).
         if counts and (key not in latest or (latest[key].reward is None and one.reward is not None)):
             latest[key] = one
     by_task: Trials = {}
@@ -87,6 +88,7 @@ def _unscored(fold: Fold) -> int:
     """Trials without a reward that infrastructure did not lose: their verifiers failed, or disagree."""
     rows = [one for sides in _trials(fold).values() for trials in sides.values() for one in trials]
     n = sum(one.reward is None and one.state is not RewardState.infra_failed for one in rows)
+    # Trials of quarantined tasks are among the rows, and not among the fold's losses.
     return min(n, fold.n_lost)
 
 
@@ -235,13 +237,14 @@ def _of_suite(fold: Fold, suite: SuiteState, lines: Sequence[TaskLine]) -> Itera
 
 
 def _odds(log_e: float) -> str:
+    # exp(14) is 1.2 million.
     if log_e < 14:
         return f"{math.exp(log_e):,.0f} : 1"
     return f"1e{log_e / math.log(10):.0f} : 1"
 
 
 def _needed(suite: SuiteState) -> int:
-    """How many visits more would do, were the mean and the spread what they are now; 0 where it is unknown."""
+    """Visits that are still needed if the mean and the spread stay as they are; 0 where that is unknown."""
     bets = suite.bets
     if not bets.n:
         return 0
@@ -253,12 +256,13 @@ def _needed(suite: SuiteState) -> int:
     if gap <= 0:
         return 0
     short = suite.log_pass - suite.log_e_pass if gap > -high else suite.log_fail - suite.log_e_fail
+    # A bet of the best size gains gap^2 / (2 v) a visit, as a logarithm (`promotion.smallest_gain`).
     n = math.ceil(2 * bets.mean_square * max(short, 0.0) / gap**2)
     return max(n, 1)
 
 
 def _used_up(fold: Fold) -> str:
-    """That the bank ended it, and how large a one would do; empty where something else did."""
+    """A sentence if the bank ended the gate, with the size that would be enough; empty where something else did."""
     stop = fold.stopped_at
     if (
         stop is None
@@ -373,7 +377,7 @@ def _no_baseline(header: Header) -> str:
 
 
 def _paired(fold: Fold) -> str:
-    """That the gate stopped using the stored baseline, and what the candidate is compared with."""
+    """A sentence for a gate that stopped using the stored baseline."""
     why = fold.distrust or ""
     began = "No stored baseline is used"
     if fold.n_given_up:

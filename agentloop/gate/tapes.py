@@ -21,7 +21,7 @@ from agentloop.store.redact import Redactor
 
 
 def tape_path(bank: Path) -> Path:
-    """Beside the bank."""
+    """Path of the recording beside a bank."""
     return bank.with_suffix(SUFFIX)
 
 
@@ -36,7 +36,8 @@ def playing(
     """Suite -> its tape, where every suite has one that may be played for the candidate; `note` gets the reason if not.
 
     All or none: a visit that plays is compared with one banked trial (`reference.py`), which is a setting of the gate.
-    A changed candidate asks other things from the first request on, and would only lose the larger bank.
+    A changed candidate sends other requests from the first one on, so a tape would only cost it visits with several
+    banked trials.
     """
     paths = [tape_path(bank_path(one.evals, options.baseline)) for one in suites]
     if options.on_divergence is OnDivergence.off or not all(path.is_file() for path in paths):
@@ -79,6 +80,7 @@ def recording(
     try:
         yield {suite.evals.name: SuiteTape(tape, Side.baseline, Mode.record, environment)}
     finally:
+        # A bank that is interrupted goes on, so the answers so far are worth keeping.
         write_tape(path, tape, Redactor(token_bytes(32), known_secrets(project)))
 
 

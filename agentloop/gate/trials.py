@@ -1,7 +1,7 @@
-"""(task, side, trial) -> Outcome: one attempt at a task, asked for through `Work`, and reported in the gate's words.
+"""(task, side, trial) -> Outcome: one attempt at a task, requested from `Work`, as the gate records it.
 
-The gate decides which trial is next; `Work` repeats what was lost for our reasons (`rollout/retry.py`), and hands it on
-as lost: never as a 0.
+The gate decides which trial is next. `Work` repeats an attempt that infrastructure lost (`rollout/retry.py`), and
+reports one that stays lost as lost, never as a reward of 0.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from agentloop.types import (
 from agentloop.work.work import Ask, Work
 
 MAX_WORDS = 300
-"""Characters kept of what a person reads of a trial; what an agent said may be long."""
+"""Maximum characters of the reason that a person reads; an agent's answer may be long."""
 LIMITS = (StopReason.step_limit, StopReason.time_limit, StopReason.cost_limit)
-"""Ends that the evidence of a failure does not name."""
+"""Stop reasons that the evidence of a failure does not mention."""
 
 
 class Trials:
@@ -86,9 +86,9 @@ def cost_of(attempt: Attempt, price: Price) -> float | None:
 
 
 def outcome_of(attempt: Attempt, side: Side, trial: int, price: Price) -> Outcome:
-    """An attempt in the gate's words.
+    """An attempt as the gate records it.
 
-    No reward of an agent that tampered with its tests can be believed; the gate counts that as a failure.
+    An agent that tampered with its tests fails the attempt, because its reward cannot be trusted.
     """
     trace = attempt.trace
     verdict = attempt.verdict
@@ -138,7 +138,7 @@ def _why(trace: Trace, verdict: Verdict) -> str | None:
 
 
 def _failure_words(critical: Failure, trace: Trace) -> str:
-    """The failure that decided, with the whole error of a run that one ended: its evidence quotes the beginning."""
+    """The critical failure. Where an error ended the run, the whole error: the evidence quotes only its start."""
     if critical.step is None:
         return f"{critical.type.value}: {trace.error or critical.evidence}"
     limit = f" ({trace.stop_reason})" if trace.stop_reason in LIMITS else ""

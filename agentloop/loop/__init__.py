@@ -1,6 +1,6 @@
 """The loop: run, judge, train, gate, promote.
 
-Read `project.py` (what is on disk), `turns.py` (what happens, in order), then what makes versions:
-`warm_start.py` and `weights.py` for weights that are trained here, `fixed.py` for a policy that others serve.
-`summary.py` says what came of it.
+Read `project.py` (the files), `turns.py` (the order of the steps), then the modules that make versions: `warm_start.py`
+and `weights.py` for weights that are trained here, `fixed.py` for a policy that others serve. `summary.py` reports the
+result.
 """

@@ -27,7 +27,7 @@ from agentloop.types import (
 )
 
 SETTINGS = "settings@1"
-"""The trainer in the lineage of a version that changed settings made."""
+"""The trainer that the lineage of a version of changed settings names."""
 
 
 async def of_changed_settings(project: Project, number: int, parent: PolicyVersion) -> PolicyVersion:
@@ -64,7 +64,7 @@ async def of_changed_settings(project: Project, number: int, parent: PolicyVersi
 
 
 def settings_note(project: Project) -> str:
-    """Which policy it is, in a few words."""
+    """The policy of the settings in a few words: its name, and its model or script."""
     settings = project.config.policy
     return f"{project.present_actor().policy.name} {settings.model or settings.script or ''}".strip()
 
@@ -72,13 +72,14 @@ def settings_note(project: Project) -> str:
 def _take_along(project: Project, parent: PolicyVersion, draft: ProjectDraft) -> None:
     """Copy everything that a trainer left in the parent's folder."""
     folder = project.version_folder(parent.number)
+    # These describe the parent; `freeze` writes those of the new version.
     own = shutil.ignore_patterns(VERSION_FILE, FILES, LINEAGE)
     with boundary(TrainingError, "cannot save a version; fix it and run the same command again", folder=draft.folder):
         shutil.copytree(folder, draft.folder, ignore=own, dirs_exist_ok=True)
 
 
 async def _validate_again(draft: ProjectDraft, experience: ProjectExperience, parent: PolicyVersion) -> None:
-    """Weights under other settings do otherwise: their trainer looks at this figure before it goes on."""
+    """Weights act differently under other settings, and the trainer reads this figure before it continues."""
     from agentloop.policies.tiny import TinyPolicy
 
     project = draft.project
@@ -89,6 +90,7 @@ async def _validate_again(draft: ProjectDraft, experience: ProjectExperience, pa
         replace(project.acting_as(policy), identity=project.base.identity(own_parts(draft.folder, None))),
         purpose=Purpose.validate,
         version=draft.number,
+        # As many attempts as `warm_start.validate` makes, so that the two figures compare.
         group_size=3,
         part="validate/end",
     )

@@ -39,7 +39,7 @@ def is_due(project: Project) -> bool:
 async def run_control(project: Project, demonstrations: Sequence[Demonstration]) -> None:
     """Train and evaluate the arm, where it is due.
 
-    Does nothing where no demonstration passed, and where all did: version 1 is that model then.
+    Does nothing where no demonstration passed, and where all did, because version 1 is that model then.
     """
     passing = [each for each in demonstrations if each[2] >= 1.0]
     if not is_due(project) or not 0 < len(passing) < len(demonstrations):
@@ -60,13 +60,14 @@ def train_control(project: Project, demonstrations: Sequence[Demonstration], n_s
     drawn = batches(rows, project.rng("control"))
     project.progress.start("control arm: train", n_steps)
     for left in range(n_steps, 0, -1):
+        # The schedule of the warm start: the full rate, which falls over the last SETTLE_STEPS.
         metrics = engine.step(next(drawn), rate=min(1.0, left / SETTLE_STEPS))
         project.progress.advance(loss=metrics["nll"])
     return policy
 
 
 async def _evaluate(project: Project, stage: Stage, policy: TinyPolicy) -> None:
-    """The held-out tasks, as often as the gate tries each."""
+    """Do the held-out tasks, with as many attempts at each as the gate makes."""
     tasks = project.suite.split(Split.heldout)
     trials = project.config.gate.trials
     project.progress.start("control arm: held-out tasks", len(tasks) * trials)

@@ -15,7 +15,7 @@ from agentloop.registry.folders import draft_of
 
 
 def workspace_of(place: Path) -> Path:
-    """The folder of the checkpoints of a version that is being made; place: the folder that it will have."""
+    """The folder of the checkpoints of a version that is being made. place: the version's final folder."""
     return place.with_name(f".{place.name}.work")
 
 
@@ -23,7 +23,7 @@ class ProjectDraft:
     """See `protocols.Draft`."""
 
     def __init__(self, project: Project, number: int) -> None:
-        """Its folder is new: whatever a process that was killed left there is gone."""
+        """Creates an empty folder; the remains of a killed process are deleted."""
         self.project = project
         self.number = number
         self.place = project.version_folder(number)
@@ -33,7 +33,7 @@ class ProjectDraft:
         self.pairs: set[tuple[str, str]] = set()
         self.dropped: Counter[str] = Counter()
         self.identity = project.base.identity()
-        """Identity of the present settings and files; those that are frozen must be the same."""
+        """Identity of the settings and files at the start; `register` refuses a draft if they change meanwhile."""
         self._has_recorded = False
         self.discard()
         make_folder(self.folder)
@@ -53,6 +53,7 @@ class ProjectDraft:
 
     def record(self, step: int, **figures: float) -> None:
         """See `protocols.Draft`."""
+        # The first figures of this process replace those of a process that was killed in this turn.
         self.project.store.put_figures(self.number, step, figures, anew=not self._has_recorded)
         self._has_recorded = True
 

@@ -1,4 +1,4 @@
-"""Drives a loop that somebody asked for elsewhere: the process of a worker runs it in a copy of the project.
+"""Drives a loop that another process asked for: the worker runs it in a copy of the project.
 
 The copy is the bundle of the run with the state that earlier drivers left. It runs the loop of `turns.py`, as the
 command would. A driver that is killed is followed by another one, which asks for the same attempts and finds most of
@@ -42,13 +42,13 @@ from agentloop.store.store import Store
 from agentloop.work.bells import Bell
 
 BASE, SANDBOX, SETTINGS, FOLDER = "base", "sandbox", "settings", "folder"
-"""Keys of what a unit asks for: the hash of the identity of the project's settings and files, the kind of sandboxes,
-what options of the command changed in the settings, and the folder of the project as its messages name it."""
+"""Keys of a unit's request: the hash of the identity of the project's settings and files, the kind of sandboxes, the
+settings that options of the command changed, and the folder of the project as messages name it."""
 LOCK_S = 60.0
-"""Seconds to wait for a driver to end that has lost its claim."""
+"""Seconds to wait until a driver that has lost its claim ends."""
 UNABLE = (CapabilityError, SandboxUnavailable)
 PASSING = (StoreError, ObjectError)
-"""Errors that another try may not meet."""
+"""Errors that may be gone at the next try."""
 
 
 def drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | None) -> DriveEnd:
@@ -65,6 +65,7 @@ def drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | N
     except PASSING as error:
         return DriveEnd(outcome=DriveOutcome.lost, error=str(error))
     except AgentLoopError as error:
+        # The user knows the project by the folder of the command, not by this copy.
         words = str(error).replace(str(order.folder), order.asks[FOLDER])
         return DriveEnd(outcome=DriveOutcome.failed, error=words, exit_code=error.exit_code)
     except Exception as error:  # the process edge: whoever follows the run gets the line, the worker's log the rest
@@ -89,8 +90,10 @@ def _drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | 
         _locked(store, f"the drivers of run {order.run}"),
         RunProgress(store, order.run, order.number, {str(folder): order.asks[FOLDER]}) as progress,
     ):
+        # Each new object is named in the store: the sweep removes objects that nothing names.
         objects.note = store.put_object
         state = LoopState(folder, store, objects)
+        # After the lock is held: until then an earlier driver may still save its state.
         state.restore()
         settings: dict[str, dict[str, Any]] = order.asks[SETTINGS]
         backend = new_backend(folder, load_config(folder), order.asks[SANDBOX])
@@ -106,7 +109,7 @@ def _drive(order: DriveOrder, place: StorePlace, objects: Objects, bell: Bell | 
 
 
 def _keep(state: LoopState, store: Store, unit: int) -> None:
-    """Store what the next driver goes on from. A loop that makes progress is not to blame for workers that died."""
+    """Store the state from which the next driver continues. Progress clears the count of drivers that died."""
     if state.save():
         store.forgive_unit(unit)
 
@@ -128,11 +131,13 @@ def _locked(store: Store, owner: str) -> Iterator[None]:
             try:
                 stack.enter_context(store.lock(owner=owner))
                 break
+            # LeaseLost is a StoreError, and means that this process may not drive any more: it must not wait.
             except LeaseLost:
                 raise
             except StoreError:
                 if time.monotonic() > ends_at:
                     raise
+            # Raises LeaseLost if a third process has taken over while this one waited.
             store.check_claims()
             time.sleep(0.25)
         yield

@@ -1,7 +1,7 @@
 """The experience of an open project, for a trainer: see `protocols.Experience`.
 
-Attempts are asked for through `work/`, so they are judged, stored, and found again after a kill. Held-out tasks, tasks
-of which a case was mined, and whatever is pinned in `evals/failed/` never get here, by id or by their instruction.
+Attempts come from `work/`, so they are judged, stored, and found again after a kill. Held-out tasks, tasks that a case
+was mined from, and tasks pinned in `evals/failed/` are excluded, by id and by instruction.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ProjectExperience:
     """See `protocols.Experience`."""
 
     def __init__(self, project: Project, number: int, parent: PolicyVersion | None, filter: str = "") -> None:
-        """number: of the version that is being made. filter: of stored traces, beside what the trainer asks for."""
+        """number: of the version that is being made. filter: of stored traces, in addition to the trainer's."""
         self._project = project
         self._parent = parent
         self._number = number
@@ -87,6 +87,7 @@ class ProjectExperience:
                 self.dropped["held_out"] += 1
                 continue
             task = task_of(row, instruction)
+            # A group is attempts of one version: rewards of two versions at one task are no baseline for each other.
             group = f"{row.group}/v{row.policy_version}" if row.group else None
             yield Judged(trace, stored.verdict, task, group, task.pool if task else row.pool or "")
 
@@ -111,6 +112,7 @@ class ProjectExperience:
         are_forks: bool = False,
     ) -> list[Attempt]:
         """See `protocols.Experience`."""
+        # The check is here because trainers of other packages, too, must never reach another split.
         allowed = {task.id for task in self.tasks}
         other = next((task.id for task in tasks if task.id not in allowed), None)
         if other is not None:
@@ -121,6 +123,7 @@ class ProjectExperience:
     def current(self, attempts: Sequence[Attempt]) -> list[Attempt]:
         """See `protocols.Experience`."""
         store = self._project.store
+        # A person or a judge may have replaced a reward since the attempt ended.
         rows = store.summaries([attempt.trace.id for attempt in attempts])
         verdicts = store.verdicts(rows)
         by_trace = {row.id: verdicts[row.key] for row in rows if row.key in verdicts}
@@ -151,6 +154,7 @@ class ProjectExperience:
         """See `protocols.Experience`."""
         n = self._n_asked[request]
         self._n_asked[request] += 1
+        # The n-th equal request has the n-th recorded answer, so a turn that is continued does not ask the model again.
         id = content_hash([self._number, request, n])
         store = self._project.store
         recorded = store.proposal(id)
@@ -218,7 +222,7 @@ class ProjectExperience:
     def _actor(self, policy: Policy | None, overlay: Overlay | None) -> Actor:
         """The project's agent, under a policy of the trainer's or the parent's.
 
-        With a policy of the trainer's, it has no identity: that changes with each update.
+        Under a policy of the trainer's, the actor has no identity, because each update would change it.
         """
         project = self._project
         parent = self._parent
@@ -235,15 +239,17 @@ class ProjectExperience:
         return replace(actor, provenance=Provenance(ProvenanceKind.settings, overlay=overlay))
 
     def _rows(self, filter: str) -> Iterator[TraceSummary]:
+        # The order in which traces are stored depends on which attempt ended first. In plan order, a turn that is
+        # repeated trains on the same rows.
         keys = self._project.store.plan_order(filter)
         for start in range(0, len(keys), PAGE):
             yield from self._project.store.summaries_of(keys[start : start + PAGE])
 
 
 def _tasks_of_traces(tasks: Sequence[Task]) -> Callable[[TraceSummary, str], Task | None]:
-    """Finds the task of a stored trace: by its id, or of a trace from elsewhere by the words of its instruction.
+    """Finds the task of a stored trace: by its id, or for a trace from elsewhere by the text of its instruction.
 
-    Words that several tasks share name none of them.
+    A text that several tasks share names none of them.
     """
     by_id = {task.id: task for task in tasks}
     by_text: dict[str, Task | None] = {}

@@ -1,7 +1,7 @@
 """Versions of a policy whose weights are not ours: run, judged and gated, never trained.
 
-A version is what the settings of its policy and agent and their files say. When any of them changes (another model, an
-edited program), the loop makes another version (`new_version.py`), and the gate compares it with the live one.
+A version consists of the settings of its policy and agent, and of their files. When one of them changes (another model,
+an edited program), the loop makes another version (`new_version.py`), and the gate compares it with the live one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agentloop.types import PolicyVersion, VersionKind
 
 
 class FixedTrainer:
-    """See `protocols.Trainer`. It makes nothing: the settings alone are version 1."""
+    """See `protocols.Trainer`. It trains nothing: version 1 is the settings alone."""
 
     name, version = "fixed", "1"
     makes = VersionKind.settings
@@ -27,7 +27,7 @@ class FixedTrainer:
         return None
 
     async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
-        """Nothing; the loop has seen that settings and files are those of the newest version."""
+        """Make nothing: the loop has seen that settings and files are those of the newest version."""
         newest = draft.number - 1
         await try_train_tasks(self._project, newest)
         policy = self._project.present_actor().policy

@@ -40,7 +40,7 @@ from agentloop.work.rollouts import SANDBOX as SANDBOX_ABILITY
 LOOK_S = 0.5
 """Interval in seconds at which a follower looks at its run."""
 PATIENCE_S = 30.0
-"""Seconds for which the store may not be readable before following ends with its error."""
+"""Seconds that the store may be unreachable before following ends with its error."""
 NO_WORKER_WARNING_S = 5.0
 """Seconds after which a follower says that no worker can drive the loop."""
 
@@ -64,8 +64,8 @@ def follow_loop(
     command: str,
     settings: Mapping[str, dict[str, Any]],
 ) -> tuple[dict[str, Any], Path] | None:
-    """(the summary, the report's file) of the loop, when its run is done; None, having reported why, if no worker can
-    have the project.
+    """(the summary, the report's file) of the loop when its run is done; None, after a report of the reason, if the
+    project cannot be given to workers.
 
     settings: in place of the file's; see `open_project`. Raises the error that ended the loop.
     """
@@ -79,6 +79,7 @@ def follow_loop(
                 return None
             followed = submit(checked, shared, progress, settings)
             facts = _end(followed, store, progress)
+            # The state of a failed run is fetched as well, because the next command continues from it.
             take(folder, store, shared.objects)
             _refuse_failed(facts)
         summary = Summary(StoredProject(folder, checked.config, checked.suite, store), command=command)
@@ -96,8 +97,10 @@ def submit(checked: Checked, shared: Sharing, progress: Progress, settings: Mapp
     key = stable_id(DRIVE, run.number)
     is_new = _is_over(store, key)
     if is_new:
+        # A driver at work may have saved a newer state than this folder has, so the folder is given only without one.
         give(checked.folder, store, shared.objects)
     unit = Unit(key, DRIVE, {**asks, FOLDER: str(checked.folder)}, _needs(checked), LIMIT_S)
+    # `again` also revives the unit of a run whose drivers all died, or that was cancelled.
     store.put_units(run.number, [unit], again=True)
     if shared.bell is not None:
         shared.bell.ring([DRIVE])
@@ -112,6 +115,7 @@ def _asks(base: str, sandbox: str, settings: Mapping[str, dict[str, Any]]) -> di
         raise ConfigError(
             f"-o {secret}: workers would read it in the store; set it in their environment, or in [train.options]"
         )
+    # The store returns JSON, in which tuples are lists. The round trip makes equal asks compare as equal.
     document: dict[str, Any] = orjson.loads(orjson.dumps({BASE: base, SANDBOX: sandbox, SETTINGS: dict(settings)}))
     return document
 
@@ -127,7 +131,7 @@ def _needs(checked: Checked) -> tuple[str, ...]:
 
 
 def _is_over(store: Store, key: str) -> bool:
-    """Whether this unit has no driver, now or later."""
+    """Whether this unit has no driver and will get none."""
     try:
         unit = store.unit(key)
     except NoSuchWork:
@@ -163,7 +167,7 @@ def _end(followed: Followed, store: Store, progress: Progress) -> RunFacts:
 
 
 def _is_lonely(followed: Followed, store: Store) -> bool:
-    """Whether the loop waits for a driver, and no worker can be it."""
+    """Whether the loop waits for a driver, and no worker is able to drive it."""
     queues = [queue for queue in store.queues() if queue.run == followed.run and queue.kind == DRIVE]
     return any(queue.n.get(UnitState.ready) and not queue.has_worker for queue in queues)
 

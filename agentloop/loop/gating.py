@@ -1,7 +1,7 @@
-"""Versions on the held-out tasks: the live one is measured, a candidate is compared with it, and the gate's word done.
+"""Versions on the held-out tasks: measures the live one, compares a candidate with it, and carries out the decision.
 
-Only this looks at the held-out split. The word decides which version is live, never what is trained on. A version that
-is promoted is measured again: the attempts that chose it flatter it.
+Only this module reads the held-out split. Its decision sets the live version, never the data for training. A promoted
+version is measured again, because the attempts that selected it are biased in its favour.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ async def gate(project: Project, candidate: PolicyVersion) -> Decision:
         await _measure(project, champion)
         bank = measured(project, champion)
     versions = (champion, candidate)
+    # The stake is taken before the candidate's first attempt, so an abandoned comparison has used up its share.
     stake = take_stake(project.store, versions, project.suite.hash, project.config.gate.alpha, by=LOOP)
     comparison = Comparison(
         compared_part(project),
@@ -62,6 +63,7 @@ async def gate(project: Project, candidate: PolicyVersion) -> Decision:
     await _compare(project, candidate, comparison, n_rounds=min(map(len, bank)))
     obstacles = find_obstacles(comparison, project.config.gate.n_min)
     decision = decide(comparison, versions, obstacles=obstacles, now=datetime.now(UTC))
+    # The proof has the hash of these outcomes, so they are stored before the decision is carried out.
     evidence = store_evidence(project, comparison, versions)
     proof = proof_of(decision, comparison, versions, obstacles=obstacles, stake=stake.number)
     project.registry.apply(decision, proof=proof)
@@ -72,10 +74,10 @@ async def gate(project: Project, candidate: PolicyVersion) -> Decision:
 
 
 async def evaluate(project: Project, version: PolicyVersion) -> EvalReport:
-    """The held-out outcomes of the live version, apart from those that promoted it; remembered once they are there.
+    """The held-out outcomes of the live version without those that promoted it; stored when all are complete.
 
-    Raises SandboxError, and remembers nothing, when too many episodes lost an attempt to the infrastructure: what a
-    broken machine lost must not count against a version for good.
+    Raises SandboxError, and stores no report, when too many episodes lost an attempt to the infrastructure: the losses
+    of a broken machine must not count against a version for good.
     """
     report = project.store.report(project.suite.hash, version.number)
     if report is None or not report.is_fresh:
@@ -103,7 +105,7 @@ async def _measure(project: Project, version: PolicyVersion) -> EvalReport:
 
 
 async def _compare(project: Project, candidate: PolicyVersion, comparison: Comparison, *, n_rounds: int) -> None:
-    """Rounds of all held-out tasks until the gate is decided: a policy of our own answers large batches at once.
+    """Rounds of all held-out tasks until the gate decides: whole rounds, because the tiny policy answers in batches.
 
     Raises as `evaluate` does.
     """

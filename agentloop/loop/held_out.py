@@ -1,4 +1,4 @@
-"""A suite as it may be trained on: without what another suite of the project, or a regression case, holds out."""
+"""The trainable part of a suite: without tasks that another suite of the project, or a regression case, holds out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ESCAPES = re.compile(r'(?:\\(?:u[0-9a-fA-F]{4}|[nrtbf"/\\]))+')
 """Escapes in a JSON string. A run of them is decoded together, because two of them can form one character."""
 _INSIDE_WORD = re.compile(r"\w\w")
 MIN_WORDS = 6
-"""Minimum words of a held-out instruction that is searched in longer texts: fewer occur in many of them by chance."""
+"""Minimum words of a held-out instruction that is searched in longer texts: shorter ones occur there by chance."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class HeldOut:
     """Normalised instructions (`normalised`)."""
 
     def has(self, task_id: str | None, instruction: str) -> bool:
-        """Whether this task, or the task of this trace, is one of them, also where other text stands around it."""
+        """Whether this task, or this trace's task, is held out, also if its instruction is part of a longer text."""
         text = normalised(instruction)
         if task_id in self.ids or text in self.texts:
             return True
@@ -63,7 +63,7 @@ class HeldOut:
 
 
 def held_out(evals: Path, suite: Suite) -> HeldOut:
-    """Everything below `evals` that is held out: by `suite`, by other suites, by mined cases, and what is pinned."""
+    """Everything below `evals` that is held out: by `suite`, other suites, mined cases, and pinned failures."""
     ids: set[str] = set()
     for case in sorted(evals.rglob(CASE)):
         mined = read_case(case.parent)
@@ -105,9 +105,10 @@ def normalised(instruction: str) -> str:
 
 
 def _stands_in(words: str, text: str) -> bool:
-    """Whether `text` has `words`, not as parts of longer words, whatever quotes or brackets stand around them."""
+    """Whether `text` contains `words`, not as parts of longer words, with any quotes or brackets around them."""
     start = text.find(words)
     while start >= 0:
+        # `\b` would find no boundary where the words begin or end with a quote or a bracket.
         around = (text[max(start - 1, 0) : start + 1], text[start + len(words) - 1 : start + len(words) + 1])
         if not any(_INSIDE_WORD.fullmatch(pair) for pair in around):
             return True
@@ -121,7 +122,7 @@ def _unescaped(escapes: re.Match[str]) -> str:
 
 
 def instruction_of(trace: Trace) -> str:
-    """The first words of a user in `trace`: of one that names no task, all that says what was asked for."""
+    """The first message of a user in `trace`: the only sign of the task where the trace names none."""
     return next((message.content for message in trace.messages if message.role == "user"), "")
 
 

@@ -1,4 +1,4 @@
-"""Attempts at held-out tasks as the gate reads them: outcomes, the report of a version, stored evidence, failures.
+"""Attempts at held-out tasks, as outcomes for the gate, the report of a version, stored evidence and pinned failures.
 
 Rolls out nothing and decides nothing (`gating.py`).
 """
@@ -41,12 +41,12 @@ EVIDENCE = "loop"
 
 
 def gate_stage(project: Project, number: int) -> StageKey:
-    """The stage in which version `number`, being live, did the held-out tasks of the suite as it is now."""
+    """The stage in which version `number` does the held-out tasks of the present suite as the live version."""
     return StageKey(StageKind.gate, number, project.suite.hash)
 
 
 def compare_stage(project: Project, number: int) -> StageKey:
-    """The stage in which version `number` did them as a candidate."""
+    """The stage in which version `number` does them as a candidate."""
     return StageKey(StageKind.compare, number, project.suite.hash)
 
 
@@ -63,6 +63,7 @@ def measured(project: Project, version: PolicyVersion) -> list[list[Attempt]]:
         stage=f"{gate_stage(project, version.number).name}/{FRESH}",
         purpose=Purpose.evaluate,
         policy_version=version.number,
+        # [gate] trials may have changed since the version was measured.
         group_size=n_attempts // len(tasks),
         owner=project.store.owner,
     )
@@ -103,7 +104,7 @@ def compared_part(project: Project) -> SuitePart:
 def store_evidence(
     project: Project, comparison: Comparison, versions: tuple[PolicyVersion, PolicyVersion]
 ) -> EvidenceLog:
-    """The outcomes that a proof has the hash of, in their order; as an interrupted run left them where it did."""
+    """Stores the outcomes, whose hash a proof has, in their order. Keeps those that an interrupted run stored."""
     champion, candidate = versions
     about: dict[str, object] = {
         "header": comparison.header.model_dump(mode="json"),
@@ -148,6 +149,7 @@ def eval_report(
             unscored_lost[task_id].append(n)
     critical = [attempt.verdict.critical for attempt in attempts]
     failures = Counter(failure.type.value for failure in critical if failure)
+    # Scored attempts come first, because `lost_too_much` reads as many of these numbers as there are rewards.
     all_lost = {task.id: (*lost[task.id], *unscored_lost[task.id]) for task in tasks}
     return EvalReport(
         suite=project.suite.name,
@@ -161,7 +163,7 @@ def eval_report(
 
 
 def pin_failures(project: Project, champion: PolicyVersion) -> int:
-    """Remember what the champion failed on the held-out tasks so that cases can be mined of it; how many are new."""
+    """Pin the champion's failures on held-out tasks, so that cases can be mined from them. Returns how many are new."""
     rows = project.store.stage_traces(gate_stage(project, champion.number).name)
     failed = [
         Pinned(trace=trace, verdict=verdict)

@@ -1,10 +1,10 @@
 """Whether an instruction asks for a held-out task in other words.
 
 Words are compared without case, order, endings and the commonest words. A parameter is a word with a digit, a path, a
-file name, or a quoted word; `two` is `2`. An instruction that has every parameter of a held-out one asks for the same
-where at least half of the shorter's other words are the other's too, and in any words where its own origin lacks one of
-these parameters. Against a held-out instruction without parameters the share is 0.7. Synonyms alone are not seen: a
-check of the solution comes beside this one.
+file name, or a quoted word; `two` is `2`. An instruction with every parameter of a held-out one asks for the same task
+in two cases: the two share at least half of the shorter one's other words, or its origin lacks one of these parameters.
+For a held-out instruction without parameters the share is 0.7. Synonyms are not recognised; a check of the solution
+covers them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHARE, SHARE_WITHOUT = 0.5, 0.7
 MIN_STEM = 3
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve"
 NUMBERS = {word: str(n) for n, word in enumerate(_NUMERALS.split(), 2)}
-"""`one` is mostly no number."""
+"""Without `one`, which is rarely a number in an instruction."""
 _COMMON = """
 a an and any are as at be been by can do does each every for from give given gives had has have here how i if in into is
 it its just let many me more most much my no not of on one only or our out please put say show so some submit such tell
@@ -61,19 +61,20 @@ def is_like(variant: Words, held_out: Words, origin: Words) -> bool:
 
 
 def share(one: Words, other: Words) -> float:
-    """Share of the shorter one's words, without parameters, that the other has too; 1 if it has no words."""
+    """Share of the shorter text's words, without parameters, that the other has too; 1 if the shorter has none."""
     n = min(len(one.others), len(other.others))
     return len(one.others & other.others) / n if n else 1.0
 
 
 def first_like(instruction: str, origin: str, held_out: Iterable[str]) -> str | None:
-    """The first of the texts `held_out` that `instruction`, made of the text `origin`, asks for; None for none."""
+    """The first of the texts `held_out` that `instruction`, a variant of the text `origin`, asks for; None for none."""
     variant, before = words_of(instruction), words_of(origin)
     return next((text for text in held_out if is_like(variant, words_of(text), before)), None)
 
 
 def _stem(word: str) -> str:
     """`word` without an ending of English grammar; the same for `counting`, `counted` and `counts`."""
+    # Longer endings come first, because a word that ends in `ings` also ends in `s`.
     for ending in ("ings", "ing", "ies", "ied", "ers", "er", "es", "ed", "s", "e", "y"):
         if word.endswith(ending) and len(word) - len(ending) >= MIN_STEM:
             return word.removesuffix(ending)

@@ -1,7 +1,7 @@
 """The next version: made by the trainer, or by changed settings and files (`changed_settings.py`).
 
-A version of changed settings comes before anything that is trained, and takes along what a trainer made of the version
-before. `registration.py` freezes a finished draft and enters it.
+A version of changed settings comes before anything that is trained, and keeps the trained parts of the version before
+it. `registration.py` freezes a finished draft and registers it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def first_version(project: Project, trainer: Trainer) -> PolicyVersion:
 async def next_version(
     project: Project, trainer: Trainer, newest: PolicyVersion, filter: str = ""
 ) -> PolicyVersion | None:
-    """Make and register the candidate after `newest`; None, having reported why, when nothing is to be made.
+    """Make and register the candidate after `newest`; None, after a report of the reason, when there is none to make.
 
     filter: of the stored traces that the trainer may learn from.
     """
@@ -71,9 +71,9 @@ async def next_version(
 
 
 async def train_once(project: Project, trainer: Trainer, filter: str = "") -> PolicyVersion | None:
-    """One candidate, which no gate has seen; a project without versions gets its first one before.
+    """One candidate, which no gate has seen; a project without versions first gets version 1.
 
-    None, having reported why, when nothing is to be made.
+    None, after a report of the reason, when there is none to make.
     """
     try:
         newest = project.registry.newest()
@@ -104,7 +104,7 @@ async def rehearse(project: Project, trainer: Trainer, filter: str = "") -> Rehe
 
 
 def _parent(project: Project, newest: PolicyVersion) -> PolicyVersion:
-    """Training of weights goes on from the newest version, promoted or not; text is edited from the live version."""
+    """Training of weights continues from the newest version, promoted or not; text edits start at the live version."""
     live = project.registry.live()
     return newest if newest.kind.is_trained or live is None else live
 

@@ -1,4 +1,4 @@
-"""Opens a project on disk: reads its settings and tasks, checks them, and holds its store for one writer.
+"""Opens a project on disk: reads and checks its settings and tasks, and locks its store for one writer.
 
 Every refusal of `agentloop loop` before the first attempt is raised here or in a function that this file calls.
 """
@@ -141,6 +141,7 @@ def _with_variants(suite: Suite, folder: Path, config: Config) -> Suite:
             f"{place(folder / CONFIG_FILE, 'train', 'variants')}: {more.folder} and suite {suite.name!r} both have a "
             f"task {twice!r}; rename one of them"
         )
+    # Ids, seeds and stages follow from the hash, and all of them must differ for other variants.
     whole_hash = content_hash([suite.hash, more.hash])
     return suite.model_copy(update={"tasks": (*suite.tasks, *tasks), "hash": whole_hash})
 

@@ -67,14 +67,13 @@ class Project:
         scorer = load_scorer(folder)
         guess = scorer.guess if scorer else None
         self.keep: Callable[[], None] = _kept_here
-        """Called when the folder has something new that an interrupted loop goes on from, before the store relies on
-        it."""
+        """Called after a change of the folder that an interrupted loop needs, before the store relies on it."""
         self.work: Work = LocalWork(pool, store, guess=guess, max_concurrent=config.policy.max_concurrent)
         # Ids and seeds of episodes follow from it, so equal tasks and an equal seed give equal runs.
         self.run_id = f"{suite.hash}/{config.project.seed}"
 
     def rng(self, *name: object) -> random.Random:
-        """Random numbers that depend on the run and `name` alone, however often it was interrupted."""
+        """Random numbers that depend on the run and `name` alone, however often the run was interrupted."""
         return random.Random("/".join(map(str, (self.run_id, *name))))
 
     def actor(self, version: PolicyVersion) -> Actor:
@@ -98,7 +97,7 @@ class Project:
         return Actor("", self.agent, policy, provenance=provenance or provenance_of(policy))
 
     def artifact(self, number: int) -> str:
-        """The folder of a version as the registry has it."""
+        """The folder of a version as the registry stores it, relative to the state folder."""
         return str(self.version_folder(number).relative_to(self.folder / STATE))
 
     def version_folder(self, number: int) -> Path:
@@ -107,7 +106,7 @@ class Project:
 
 
 def _kept_here() -> None:
-    """The folder is where the next process goes on."""
+    """Does nothing: the next process continues in this folder."""
 
 
 def provenance_of(policy: Policy, overlay: Overlay | None = None) -> Provenance | None:

@@ -1,7 +1,7 @@
 """A finished draft enters the registry as a version: its files are frozen, put in place and entered.
 
-A version exists once its folder is in place, its stage is finished and its row is stored, in this order: whatever is
-cut short is made again. Decides nothing about what a version is made from: see `new_version.py`.
+A version exists once its folder is in place, its stage is finished and its row is stored, in this order. An interrupted
+registration is repeated from its beginning. Decides nothing about what a version is made from: see `new_version.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MADE = {VersionKind.overlay: OVERLAY, VersionKind.weights: WEIGHTS, VersionKind.
 
 
 def base_of(draft: ProjectDraft) -> str | None:
-    """Hash of the model that the draft's adapter stands on; None without an adapter."""
+    """Hash of the base model of the draft's adapter; None without an adapter."""
     return read_probe(draft.folder).base_hash if (draft.folder / ADAPTER).is_dir() else None
 
 
@@ -69,6 +69,7 @@ def register(
     with boundary(TrainingError, "cannot save a version; fix it and run the same command again", folder=draft.place):
         secrets = known_secrets(project.folder)
         identity = freeze(draft.folder, project.base, place=draft.place, pairs=draft.pairs, secrets=secrets)
+        # The check follows the copying, so that it notices an edit during the copying as well.
         if project.base.identity().hash != draft.identity.hash:
             raise ConfigError(
                 f"files of the policy or the agent changed while v{draft.number} was made; run the same command again"
@@ -91,12 +92,13 @@ def register(
         lineage=lineage,
         note=note,
     )
+    # Until the row is stored, a repeated turn continues from these checkpoints, so they are removed last.
     shutil.rmtree(draft.workspace, ignore_errors=True)
     return version
 
 
 def _warnings(draft: ProjectDraft, parts: Mapping[str, str]) -> Iterator[str]:
-    """A line where the copies in the folder are not what acted: the version then acts while its files are unchanged."""
+    """A line where the copies differ from what acted: the version then acts only while its files are unchanged."""
     copies = with_secrets(frozen(draft.folder, has_agent=draft.project.base.has_agent), draft.project.config)
     own = own_parts(draft.folder, read_overlay(draft.folder))
     changed = copies.identity(own).changed(parts)

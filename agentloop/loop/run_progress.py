@@ -18,19 +18,19 @@ from agentloop.types.unit import NOTHING
 INTERVAL_S = 1.0
 """Minimum seconds between two writes."""
 MAX_EVENTS = 200
-"""Events that a follower can still see when it looks again."""
+"""Events that are stored, the newest ones; a follower misses older ones that it has not shown yet."""
 LOST = 75
-"""Exit code of a process whose unit another one does by now."""
+"""Exit code of a process that has lost its unit to another one."""
 
 
 class RunProgress:
-    """See `Progress`. A thread writes it, because training keeps the event loop busy for minutes.
+    """See `Progress`. A thread writes it, because training blocks the event loop for minutes.
 
-    The thread also ends the process once the claim of its unit is over, so that the next driver need not wait for it.
+    The thread also ends the process once the claim of its unit is over, so that the next driver does not wait for it.
     """
 
     def __init__(self, store: Store, run: int, unit: int, names: Mapping[str, str] = NOTHING) -> None:
-        """unit: number of the unit that drives the run. names: words of lines -> what to say in their place."""
+        """unit: number of the unit that drives the run. names: words of lines -> their replacements."""
         self._names = names
         self._store = store
         self._run = run
@@ -60,6 +60,7 @@ class RunProgress:
         self._thread.join()
         with self._guard:
             self._end()
+        # An unreachable store must not hide the error that ended the loop.
         with suppress(StoreError):
             self._write()
 
@@ -100,26 +101,32 @@ class RunProgress:
     def _write_often(self) -> None:
         while not self._ended.wait(INTERVAL_S):
             try:
+                # During a long step of training, only this thread can notice that the claim is lost.
                 self._store.check_claims()
                 if self._is_new:
                     self._write()
                 self._note_units()
             except LeaseLost:
+                # sys.exit would end this thread alone, and the main thread would go on with a turn that another driver
+                # has.
                 os._exit(LOST)
             except StoreError:  # whatever the loop itself writes next says so
                 continue
 
     def _note_units(self) -> None:
-        """A loop that makes progress is not to blame for the workers that died while they drove it."""
+        """Clear the count of drivers that died, once this driver has made progress."""
         if self._n_done is not None and self._store.n_units(self._run, state=UnitState.done) > self._n_done:
             self._store.forgive_unit(self._unit)
             self._n_done = None
 
     def _write(self) -> None:
         with self._guard:
+            # `_now` is changed in place and so copied here; `_events` is only ever replaced.
             now = None if self._now is None else list(self._now)
             document = {"events": self._events, "n": self._n, "now": now}
             self._is_new = False
+        # The write is outside the guard, which the loop takes for each attempt, so a slow server does not stop the
+        # loop.
         self._store.put_progress(self._run, document)
 
 
@@ -127,7 +134,7 @@ class Shown:
     """Shows the progress of a run as if it ran in this process."""
 
     def __init__(self, progress: Progress, n: int = 0) -> None:
-        """n: events that are not shown, because they were before."""
+        """n: number of events that were shown before."""
         self._progress = progress
         self._n = n
         self._stage: list[Any] | None = None
@@ -137,6 +144,7 @@ class Shown:
         """Show what is new in the progress of the run."""
         events = document.get("events", [])
         n = document.get("n", 0)
+        # The row has only the last MAX_EVENTS, and more than these may be new.
         for event in events[max(0, len(events) - (n - self._n)) :] if n > self._n else ():
             if len(event) == 1:
                 self._progress.say(event[0])

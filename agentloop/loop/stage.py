@@ -20,7 +20,7 @@ from agentloop.types import Attempt, Purpose, RewardState, StageKey, StageKind, 
 from agentloop.work.work import Ask
 
 VALIDATION = "validation"
-"""Name of the figure that says how a version does on the validation split."""
+"""Name of a version's mean reward on the validation split among the figures of a stage."""
 
 
 def stage_of(number: int) -> StageKey:
@@ -29,9 +29,9 @@ def stage_of(number: int) -> StageKey:
 
 
 async def begin(project: Project, key: StageKey, *, anew: bool = False) -> Stage:
-    """A stage, in fresh sandboxes. It uses the attempts of an interrupted run of it (`Stage.gather`).
+    """A stage, in fresh sandboxes. It uses the attempts of its interrupted run (`Stage.gather`).
 
-    anew: supersede that, because what follows depends on more than the attempts.
+    anew: supersede those attempts, because the following steps depend on more than the attempts.
     """
     await project.pool.renew()
     if anew:
@@ -48,9 +48,9 @@ class Stage:
     n_episodes: int = 0
     n_tool_calls: int = 0
     n_infra_failed: int = 0
-    """Attempts, those that were tried again included."""
+    """Lost attempts, including those that were repeated."""
     n_lost: Counter[str] = field(default_factory=Counter)
-    """Episode -> those of `n_infra_failed` that were its attempts."""
+    """Episode -> its share of `n_infra_failed`."""
     dropped: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     episodes: set[str] = field(default_factory=set)
@@ -78,12 +78,11 @@ class Stage:
         group_size: int = 1,
         part: object = "",
     ) -> list[Attempt]:
-        """`group_size` attempts at each task, in order; those that are on disk already are not made again.
+        """`group_size` attempts at each task, in order; stored ones are not made again.
 
-        Experience exists for the rest of the loop once it is on disk. `part` tells apart calls within one stage.
-        version: the one that acts, or that a trainer's candidate began from. Raises SandboxError or PolicyError when
-        most episodes failed outside the agent, ConfigError when no verifier scored any; what happened is stored all
-        the same.
+        Every attempt is stored before it is returned. part: tells calls within one stage apart. version: the one that
+        acts, or that a trainer's candidate began from. Raises SandboxError or PolicyError when most episodes failed
+        outside the agent, ConfigError when no verifier scored any; the attempts stay stored in both cases.
         """
         planned = plan(
             tasks,
@@ -94,6 +93,8 @@ class Stage:
             group_size=group_size,
             owner=self.project.store.owner,
         )
+        # `Work` refuses an actor of another version than its episodes; a candidate acts as the version that it began
+        # from.
         actor = replace(actor, ref=f"v{version}", version=version)
         first = self.n_episodes
         self.n_episodes += len(planned)  # before the first attempt ends: several calls may be under way at once
@@ -110,7 +111,8 @@ class Stage:
         return attempts
 
     def finish(self) -> None:
-        """Mark it as done. Attempts of an interrupted run that was asked for others are superseded."""
+        """Store the stage as done. Supersedes attempts of an interrupted run that this one did not use."""
+        # A stage with a row is not begun again, so its leftovers are superseded before the row is stored.
         self.project.store.supersede_stage(self.name, without=self.episodes)
         self.project.store.put_stage(self.row())
 
@@ -148,7 +150,7 @@ class Stage:
 
 
 def _refuse_unscored(verdicts: Sequence[Verdict]) -> None:
-    """ConfigError with the first verifier's words when none of `verdicts` could be scored, and none only waits."""
+    """Raises ConfigError, with the first verifier's words, when no verdict is scored and none waits for a person."""
     if any(score.waiting for verdict in verdicts for score in verdict.scores):
         return
     if not any(verdict.state is RewardState.scored for verdict in verdicts) and (why := unscored(verdicts)):
@@ -156,7 +158,7 @@ def _refuse_unscored(verdicts: Sequence[Verdict]) -> None:
 
 
 def unscored(verdicts: Sequence[Verdict]) -> str | None:
-    """How many of `verdicts` have no reward for their verifiers' sake, and the first one's words; None for none."""
+    """How many of `verdicts` their verifiers left without a reward, and the first reason; None for none."""
     without = [v for v in verdicts if v.state in (RewardState.unscored, RewardState.disputed)]
     if not without:
         return None

@@ -1,4 +1,4 @@
-"""Before the first turn on a suite, cheats try to get a reward from its verifiers; one that they fool is refused.
+"""Before the first turn on a suite, known cheats are tried on its verifiers; a suite with a fooled one is refused.
 
 One task stands for all that are alike: those of one pool with the same verifiers. The whole suite is audited by
 `agentloop judge audit`.
@@ -28,8 +28,8 @@ N_CONCURRENT = 8
 async def audited(project: Project, tasks: Sequence[Task]) -> None:
     """Let cheats try for the rewards of `tasks`, those that will be trained on, once for each state of the suite.
 
-    Raises ConfigError where a cheat got a reward, also when an earlier audit of the same state recorded that, and
-    SandboxError where infrastructure failed. Verifiers of `[train] trusted_verifiers` are not audited.
+    Raises ConfigError where a cheat got a reward, also in a recorded audit of the same state, and SandboxError where
+    infrastructure failed. Verifiers of `[train] trusted_verifiers` are not audited.
     """
     chosen = representatives(tasks, project.config.train.trusted_verifiers)
     if not chosen or not _has_sandboxes(project):
@@ -56,6 +56,8 @@ def representatives(tasks: Sequence[Task], trusted: Sequence[str]) -> list[Task]
         is_trusted = EVERY in trusted or all(_short(kind) in trusted for kind in kinds)
         if is_trusted or task.environment is not None:
             continue
+        # Values of options, such as the expected answer, differ between tasks that are alike, so only their names
+        # count.
         names = [(part.kind, sorted(part.options)) for part in task.verifiers]
         rule = task.reward.model_dump(mode="json") if task.reward else None
         chosen.setdefault(content_hash([task.pool, names, rule]), task)
@@ -98,6 +100,7 @@ async def _record_of(project: Project, tasks: Sequence[Task], attempts: Store | 
         store=attempts,
         on_done=lambda: project.progress.advance(),
     )
+    # An audit that infrastructure ended shows nothing, so it is not recorded.
     lost = next((one for one in audits if one.infrastructure), None)
     if lost is not None:
         raise SandboxError(f"the audit of task {lost.task!r} did not end: {lost.infrastructure}; run the same again")

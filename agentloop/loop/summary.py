@@ -1,7 +1,7 @@
 """The result of a loop: the document of `--json`, and the data of its report.
 
-Read from the store (`views/`) with the project's settings and suite, so the summaries of a loop that runs, of one that
-was interrupted, continued or finished are made in the same way.
+Read from the store (`views/`) with the project's settings and suite, so a loop that runs, was interrupted, continued or
+finished has the same kind of summary.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The train tasks, done once by a version that is not trained: what is wrong shows before anything is gated."""
+"""The train tasks, done once by a version that is not trained: mistakes show before anything is gated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentloop.store.tables import TraceRow
 from agentloop.types import Overlay, Purpose, RewardState, Split, StageKey, StageKind
 
 N_NAMED = 3
-"""Tasks named of those that are wrong; the rest are counted."""
+"""Number of wrong tasks that are named; the rest are counted."""
 
 
 async def try_train_tasks(project: Project, number: int, overlay: Overlay | None = None) -> None:
@@ -40,7 +40,7 @@ async def try_train_tasks(project: Project, number: int, overlay: Overlay | None
 
 
 def _tally(project: Project, rows: list[TraceRow]) -> Iterator[str]:
-    """How the train tasks went, and the first of what is not right: no other line or table is about them."""
+    """The results of the train tasks, and the first problems: no other line or table reports them."""
     wrong = [row for row in rows if row.reward is not None and row.reward < 1.0]
     unscored = [row for row in rows if row.reward_state in (RewardState.unscored, RewardState.disputed)]
     lost = [row for row in rows if row.reward_state == RewardState.infra_failed]

@@ -1,4 +1,4 @@
-"""Settings -> trainer: what makes the versions of this project. The built-in ones are entry points like any other.
+"""Settings -> the trainer that makes the versions of a project. Built-in trainers are entry points like any other.
 
 Torch is imported only where a trainer of weights is named.
 """
@@ -35,6 +35,7 @@ def make_trainer(project: Project) -> Trainer:
     """
     train = project.config.train
     if project.config.policy.kind != "tiny":
+        # The actor is not used: this call refuses settings of which no actor can be made, before the first attempt.
         project.present_actor()
     kind = train.kind or (WEIGHTS if project.config.policy.kind == "tiny" else FIXED)
     if kind in OF_WEIGHTS:

@@ -51,6 +51,8 @@ async def _turns(project: Project, trainer: Trainer) -> None:
         else:
             live = project.registry.live()
             if live is not None:
+                # A promoted version is measured again here, because the attempts that chose it are biased
+                # (`risk_budget.py`).
                 await evaluate(project, live)
                 pin_failures(project, live)
             if await next_version(project, trainer, newest) is None:

@@ -46,7 +46,7 @@ def share_attempts(project: Project, shared: Sharing, run: int) -> None:
 
 
 def writer_of(project: Project, shared: Sharing) -> AskWriter | None:
-    """Writes the project's asks down; None, having reported why, where other machines cannot have the tasks."""
+    """Writes the project's asks; None, after a report of the reason, where other machines cannot get the tasks."""
     config = project.config
     folders = [suite_folder(project.folder, config)] if config.project.suite else []
     if config.train.variants is not None:

@@ -1,4 +1,4 @@
-"""Variants of train tasks: by another value of a parameter, and in a model's words; each is checked before it counts.
+"""Variants of train tasks: with another value of a parameter, or reworded by a model; each is checked first.
 
     same_text   a train task with this instruction exists
     held_out    it asks for a held-out or validation task: its text, its words (`likeness.py`), or its solution
@@ -51,9 +51,9 @@ from agentloop.work.local import LocalWork
 from agentloop.work.work import Ask, Work
 
 RECORD = "variants.jsonl"
-"""In the folder of variants: what each was made of, how, and the checks that it passed."""
+"""In the folder of variants: the origin of each, the change, and the checks that it passed."""
 N_ROUNDS = 4
-"""Variants of either kind that are tried of one task."""
+"""Variants of each kind that are tried for one task."""
 N_CONCURRENT = 4
 N_ORACLE = 3
 MAX_LONGER = 2
@@ -119,6 +119,7 @@ async def make_variants(project: Project, n: int, *, of_failures: bool, folder: 
         origins = _origins(project, of_failures=of_failures)
         project.progress.start("variants: admitted", n)
         try:
+            # The rounds spread n variants over all tasks; otherwise the first tasks would get all of them.
             for number, origin, by in product(range(N_ROUNDS), origins, (PARAMETER, WORDS)):
                 if len(made.admitted) < n:
                     await bench.make(origin, by, number)
@@ -172,7 +173,8 @@ class _Workbench:
         self._project.progress.advance()
 
     async def _changed(self, origin: Task, number: int) -> Variant | None:
-        """With another value of a parameter, and the answer that its solution has then."""
+        """A variant with another value of a parameter, and with the answer that its solution then gives."""
+        # The seed follows from the task, so a search that continues proposes the same values and finds their attempts.
         changes = substitutions(origin, self._project.rng("variants", origin.id))
         if number >= len(changes):
             return None
@@ -227,10 +229,11 @@ class _Workbench:
         return [admission.sound(result), admission.solvable(n_solved, "solution", None)]
 
     def _why_not(self, task: Task, origin: Task) -> Check | None:
-        """The first of the checks that run nothing which `task` fails."""
+        """The first check that `task` fails, of those that run nothing."""
         text = task.instruction
         if normalised(text) in self._texts:
             return Check(name="same_text", passed=False, why="a train task with this instruction exists")
+        # The same commands on other files are another task.
         if (task.solution, task.sandbox.files) in self._solutions:
             return Check(name="held_out", passed=False, why="its solution is that of a held-out task")
         like = first_like(text, origin.instruction, sorted(self._hidden.texts))
@@ -257,7 +260,7 @@ class _Workbench:
         return self._answers[task.hash]
 
     def _write(self, variant: Variant, checks: Sequence[Check]) -> None:
-        """Add one to the suite of variants, its record first: a task without a record would not be completed."""
+        """Add one to the suite of variants, its record first: no later run would add a missing record."""
         folder = self._made.folder
         row = {
             "id": variant.task.id,
@@ -308,7 +311,7 @@ def _hidden(project: Project) -> HeldOut:
 
 
 def _stored(folder: Path) -> list[Task]:
-    """The variants that are there. Raises ConfigError for a suite of other tasks."""
+    """The stored variants. Raises ConfigError for a suite of other tasks."""
     if not (folder / HEAD).is_file():
         return []
     tasks = list(load_suite(folder).tasks)

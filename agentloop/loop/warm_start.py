@@ -1,8 +1,7 @@
 """The first version of a tiny policy: imitate a demonstrator until copying works, then let it settle.
 
-A model made from scratch must first learn to write a call and to copy what it saw; RL cannot
-create a skill that never occurs. How good the demonstrator is, is not this file's business: what
-it does wrong, the loop mends.
+A new model must first learn to write a call and to copy from its prompt: RL cannot create a skill that never occurs.
+The demonstrator may make mistakes, which the later turns of the loop correct.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ CHECK_EVERY = 50
 EMERGED = 0.5
 """Share of the demonstrator's success at which copying has emerged and the learning rate may fall."""
 SETTLE_STEPS = 120
-"""Steps in which the learning rate then falls to nothing, which makes firm what was learned."""
+"""Steps in which the learning rate then falls to zero, which stabilises the policy."""
 
 SHOWN = Admission(logprobs=False, reward=False, unconfined=True)
-"""Demonstrations are imitated whatever they scored, and the program that gave them read no answers."""
+"""Demonstrations of any reward are imitated; the program that made them reads no answers."""
 CONTEXT_WEIGHT = 0.1
 """Weight of tokens that were not sampled. Predicting them too is what teaches a small model to copy."""
 SETTINGS = EngineSettings(learning_rate=2e-3, betas=(0.9, 0.98), weight_decay=0.01, warmup_steps=50)
@@ -92,7 +91,7 @@ async def demonstrate(project: Project, policy: ScriptedPolicy) -> list[Demonstr
 
 
 def demonstrator(project: Project) -> ScriptedPolicy:
-    """The program that is imitated. Raises ConfigError or PluginError for one that cannot be had."""
+    """The program that is imitated. Raises ConfigError or PluginError if it cannot be made."""
     name = project.config.warm_start.demonstrator
     return script(project.suite.tasks, project.folder, name, project.suite.name)
 
@@ -104,7 +103,7 @@ def demonstration_pairs(project: Project) -> list[tuple[str, str]]:
 
 
 async def warm_start(project: Project, demonstrations: Sequence[Demonstration]) -> tuple[TinyPolicy, Stage]:
-    """A policy that does what `demonstrations` show, about as well, and the stage that made it.
+    """A policy that imitates `demonstrations` about as well as they are, and the stage that made it.
 
     A warm start that was interrupted continues from its last checkpoint and ends in the same weights.
     Raises TrainingError when copying has not emerged within the configured steps.
@@ -117,10 +116,12 @@ async def warm_start(project: Project, demonstrations: Sequence[Demonstration]) 
     checkpoint.restore(stage)
     project.store.supersede_stage(stage.name, first=stage.n_episodes)  # what came after the checkpoint is done again
     stage.episodes |= {row.episode_id for row in project.store.stage_traces(stage.name) if row.episode_id}
+    # The batches before the checkpoint are drawn and skipped, so the next one is that of an uninterrupted run.
     drawn = islice(batches(rows, project.rng("warm-start")), checkpoint.n_steps, None)
     emerged = EMERGED * fmean(reward for *_, reward in demonstrations)
     if checkpoint.n_settled is None:
         await _until_emerged(project, stage, policy, checkpoint, drawn, emerged)
+        # This is saved before the first settling step, so that a run that continues does not look for emergence again.
         checkpoint.n_settled = 0
         checkpoint.save(stage)
     _settle(project, stage, checkpoint, drawn)
@@ -156,7 +157,7 @@ def shown_rows(demonstrations: Sequence[Demonstration], policy: TinyPolicy) -> l
 
 
 class Checkpoint:
-    """A warm start that is under way: its engine, how far it is, and where that is saved."""
+    """A warm start under way: its engine, its progress, and the folder of its checkpoints."""
 
     def __init__(self, project: Project, engine: Engine, demonstrations: str) -> None:
         """demonstrations: their hash. A checkpoint that was made from others, or of another suite, is not used."""
@@ -228,6 +229,7 @@ async def _until_emerged(
             validation = await validate(project, stage, policy, version=1, part=step)
             if validation >= emerged:
                 return
+        # The checkpoint follows the validation, so that its counts include the validation's attempts.
         checkpoint.save(stage)
     raise TrainingError(
         f"the warm start learned too little in {limit} steps: validation success {validation:.2f}, demonstrations "
@@ -258,7 +260,7 @@ def batches(rows: Sequence[Row], rng: Random) -> Iterator[list[Unit]]:
 
 
 async def validate(project: Project, stage: Stage, policy: TinyPolicy, *, version: int, part: object) -> float:
-    """Success on the validation split, which decides when to stop and nothing else."""
+    """Mean reward on the validation split, which decides only when to stop."""
     attempts = await stage.gather(
         project.suite.split(Split.validation),
         project.acting_as(policy),

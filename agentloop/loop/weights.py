@@ -1,4 +1,4 @@
-"""Settings -> the trainer of weights that they name: one kind an algorithm, all of them one trainer.
+"""Settings -> the trainer of weights that they name: one kind for each algorithm, all with the same trainer.
 
 The first version of the tiny policy is a warm start; that of a model behind a server is the model as it is.
 """
@@ -29,11 +29,11 @@ from agentloop.train.trainers.weights import WeightsTrainer
 from agentloop.types import PolicyVersion, StageKey, VersionKind
 
 TINY: Mapping[str, Mapping[str, Any]] = {"grpo": {"entropy_floor": 0.02, "entropy_weight": 0.05}}
-"""Options that a kind has for the tiny policy where none are set: the values that the demo's measurements ended at."""
+"""Default options of a kind for the tiny policy: the values that measurements of the demo led to."""
 
 
 class ProjectTrainer:
-    """See `protocols.Trainer`: `WeightsTrainer` with a first version, and an end."""
+    """See `protocols.Trainer`: a `WeightsTrainer` that also makes the first version, and stops at solved validation."""
 
     def __init__(self, project: Project, trainer: WeightsTrainer, learning: Learning) -> None:
         self.name = trainer.name
@@ -83,6 +83,7 @@ def trainer_of(kind: str) -> Callable[..., ProjectTrainer]:
         own = {name: value for name, value in options.items() if name not in NAMES}
         if is_tiny:
             own = {**TINY.get(kind, {}), **own}
+        # For the tiny policy one thread is cheapest, and it adds numbers in the same order each time.
         torch.set_num_threads(learning.n_threads or (1 if is_tiny else torch.get_num_threads()))
         return ProjectTrainer(project, _weights_trainer(project, kind, learning, own), learning)
 
@@ -91,6 +92,7 @@ def trainer_of(kind: str) -> Callable[..., ProjectTrainer]:
     defaults = {each.name: each.default for options in (Learning, KINDS[kind].options) for each in fields(options)}
     names = ("project", *options_of(kind))
     keyword = inspect.Parameter.KEYWORD_ONLY
+    # `load_options` checks settings against the signature, and `**options` alone would accept any.
     make.__annotations__ = {"project": Project, **{name: hints[name] for name in names[1:]}}
     make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, keyword, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
@@ -125,7 +127,7 @@ def _weights_trainer(project: Project, kind: str, learning: Learning, own: Mappi
 
 
 def _refuse_served(options: Mapping[str, Any]) -> None:
-    """Raises ConfigError for options that only a model behind a server has."""
+    """Raises ConfigError for options that only a model behind a server can use."""
     for name in SERVED:
         if name in options and options[name] != getattr(Learning(), name):
             raise ConfigError(

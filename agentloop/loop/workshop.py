@@ -23,7 +23,7 @@ from agentloop.work.local import LocalWork
 from agentloop.work.work import Ask
 
 N_LOOKED_AT = 2
-"""Tasks whose first request is looked at: a text that differs between them is no component."""
+"""Tasks whose first request is read: a text that differs between them is no component."""
 
 
 class Workshop:
@@ -37,7 +37,7 @@ class Workshop:
         self._n_forks = 0
 
     async def fork(self, attempt: Attempt, step: int) -> Task | None:
-        """See `abilities.Forks`; None for an agent on this machine that is no program: its state is its own."""
+        """See `abilities.Forks`; None for an agent on this machine that is no program, whose state cannot be copied."""
         agent = self._project.agent
         actor = self._project.present_actor()
         try:
@@ -69,7 +69,7 @@ class Workshop:
         return self._redactor.text(text)
 
     async def texts(self, tasks: Sequence[Task]) -> list[Component]:
-        """The texts that the agent sends with its first request, looked at by a policy that answers nothing."""
+        """The texts that the agent sends with its first request, read by a policy that answers nothing."""
         traces = []
         for task in tasks[:N_LOOKED_AT]:
             look, trace = await self._look(task)

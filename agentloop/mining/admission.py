@@ -29,6 +29,7 @@ from agentloop.intervals import clopper_pearson
 from agentloop.store.redact import Redactor
 from agentloop.types import FailureType, Frozen, Task
 
+# If all replays fail, 9 is the smallest number whose lower bound at ALPHA / 3 exceeds one half (0.53).
 LOOKS, ALPHA = (9, 18, 36), 0.01
 """Replays of the policy that failed, and the risk of admitting a failure that occurs in half of its runs or fewer."""
 MIN_FAILS = 0.5
@@ -96,6 +97,7 @@ async def flake(roll: Rolled, who: str) -> tuple[Check, int]:
         seen.add(await roll(numbered))
         lost = seen.too_many_lost()
         _, high = clopper_pearson(seen.n_failed, seen.n, PASS_ALPHA / len(PASS_LOOKS))
+        # This is the bound if all remaining trials passed. Above MAX_FLAKE, no further trial can help.
         _, best = clopper_pearson(seen.n_failed, max(PASS_LOOKS[-1], seen.n), PASS_ALPHA / len(PASS_LOOKS))
         if lost or high <= MAX_FLAKE or best > MAX_FLAKE:
             break

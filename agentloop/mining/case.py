@@ -97,6 +97,7 @@ def case_id(task: str, failure: FailureType, trace: str) -> str:
 @contextmanager
 def drafted(out: Path, name: str) -> Iterator[Path]:
     """A new folder in `out`, removed after the block. Its files have the same relative paths as those of a case."""
+    # The name is hidden, so that the pattern of cases (`suites/names.py`) skips the draft of a killed process.
     folder = out.resolve() / f".{name}.draft"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -146,6 +147,7 @@ def put_case(draft: Path, folder: Path, evidence: Mapping[str, Any]) -> None:
 
 def _cassette(steps: Sequence[Step], last: int) -> Iterator[str]:
     for step in steps:
+        # A model may repeat an id. The reversed order lets the first result of an id stand.
         results = {result.call_id: result for result in reversed(step.results)}
         for call in step.completion.message.tool_calls if step.index <= last else ():
             row: dict[str, Any] = {"step": step.index, "tool": call.name, "arguments": call.arguments}
@@ -187,6 +189,7 @@ def _copied(source: Path, target: Path) -> Path:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
+        # Links are copied as links, because the file that one leads to may be private, and a case is put into git.
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     else:
         shutil.copyfile(source, target)
@@ -204,6 +207,7 @@ def read_case(folder: Path) -> MinedCase:
     except OSError as error:
         raise ConfigError(f"{path}: no case that can be read: {error}; bring it back, or delete the folder") from None
     except ValidationError as error:
+        # A misspelt key also makes the right one missing, and the misspelt one is what the user has to see.
         first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
         key = place_of(first["loc"][:1])
         hint = did_you_mean(key, MinedCase.model_fields) if first["type"] == "extra_forbidden" else ""

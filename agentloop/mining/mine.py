@@ -1,9 +1,9 @@
 """Candidates -> cases: each case is built, checked, and admitted or rejected with the reasons.
 
 A task of this project is attempted again from its start. If that does not fail again, it is attempted from the failing
-step, with the turns and files of the failed run at that point (`fork.py`). A trace without a task of this project
-becomes a test of the detectors (`offline.py`). Cases are written one at a time, so an interrupted run keeps those
-already admitted, and what it has asked of a model.
+step, with the turns and files of the failed run at that point (`work/fork.py`). A trace without a task of this project
+becomes a test of the detectors (`offline.py`). Cases and attempts are stored one at a time, so an interrupted run
+keeps the admitted cases and pays for no attempt twice.
 """
 
 from __future__ import annotations
@@ -181,9 +181,11 @@ class Mine:
                 folder = target = self.out / case.id
             elif self.keep_rejected:
                 target = self.keep_rejected / case.id
+            # An earlier run may have kept the same rejected case.
             if target is not None and not target.exists():
                 put_case(draft, target, _evidence(all_checks, before))
             if folder is not None:
+                # The signatures change at once, so that the next candidate is compared with this case, too.
                 self.signatures.traces.add(case.trace)
                 self.signatures.n_cases[candidate.signature] += 1
                 if kind == FULL and task is not None:
@@ -232,6 +234,7 @@ class Mine:
         evidence = (n_passed, passing.ref)
         if not n_passed:
             n_solved = sum(reward == 1.0 for reward in audited.oracle)
+            # The audit ran the solution from the task's start, which says nothing about a fork that starts later.
             evidence = (0 if task.prefix else n_solved, "solution")
         stored = None
         if not evidence[0]:
@@ -273,6 +276,7 @@ class Mine:
 
     async def _stored_pass(self, task: Task) -> str | None:
         for attempt in self._passing(task.id):
+            # The verifiers may have changed since the run was stored, so it is judged again.
             if (await judge(task, attempt.trace)).reward == 1.0:
                 return attempt.trace.id
         return None

@@ -71,6 +71,7 @@ def _before(case: MinedCase, imported: Imported) -> str:
     if case.step is None:
         return ""
     trace = imported.trace
+    # A detector that finds the failure before it happens is triggered by something else.
     cut = trace.model_copy(update={"steps": tuple(step for step in trace.steps if step.index < case.step)})
     verdict = classified_imported(imported.model_copy(update={"trace": cut}), RewardState.unscored, None)
     early = [one for one in verdict.failures if (one.type, one.step) == (case.failure, case.step)]

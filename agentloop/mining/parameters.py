@@ -84,7 +84,7 @@ def _word(literal: str) -> re.Pattern[str]:
 
 
 def _numbers(old: int, rng: random.Random) -> list[str]:
-    """Numbers of the same size; never 0, which rarely makes sense."""
+    """Up to MAX_VALUES numbers of the size of `old`, from half of it on; never 0, which rarely makes sense."""
     near = [n for n in range(max(1, old // 2), 2 * old + 4) if n != old][:MAX_FILES]
     return [str(n) for n in rng.sample(near, min(MAX_VALUES, len(near)))]
 

@@ -157,6 +157,7 @@ class ProjectMining:
         def passing(candidate: Candidate) -> Actor | None:
             if fixed:
                 return acting(fixed)
+            # The live version cannot be the passing policy for its own failures.
             if live is None or policy in ("live", f"v{live.number}"):
                 return None
             if policy is None and candidate.trace.policy_version == live.number:

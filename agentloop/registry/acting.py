@@ -79,6 +79,7 @@ def base_of(version: PolicyVersion, project: Path, config: Config) -> Base:
     """
     folder = version_folder(version, project)
     own = own_parts(folder, read_overlay(folder))
+    # A version for tasks in an environment has no parts of an agent.
     has_agent = not version.parts or any(name.partition(".")[0] == "agent" for name in version.parts)
     present = Base(config.policy, config.agent, project, has_agent)
     if not version.parts:  # from an earlier agentloop, which kept no copies and hashed weights by file
@@ -116,6 +117,7 @@ def _refuse_other_modules(version: PolicyVersion, copies: Base) -> None:
     for name, part in copies.parts().items():
         if not isinstance(part, FileContents) or part.belongs_to_machine or not name.startswith(IN_PROCESS):
             continue
+        # A part's own code is loaded from its path; the modules beside it are imported by their names.
         spec = None if name.endswith(".code") else find_spec(part.path.stem)
         if spec is None:
             continue
@@ -146,6 +148,7 @@ def base_actor(
     if overlay is not None:
         chosen = OverlaidPolicy(chosen, overlay)
     cost: Price = free if base.policy.kind in OURS else price(prices)
+    # This actor is no version, so no folder has parts of it.
     own = own_parts(Path("none"), overlay) if overlay else {}
     acts_as = replace(base, has_agent=not plays(tasks)).identity(own)
     return Actor(ref, agent, chosen, acts_as, cost, packages=_packages(base, tasks))
@@ -190,6 +193,7 @@ def served_by(project: Path, upstreams: Sequence[Upstream]) -> Callable[[PolicyV
     """For the gateway: version -> how to call it; None if no upstream can answer for it."""
 
     def served(version: PolicyVersion) -> ServedVersion | None:
+        # Weights are not hashed here: their probe shows what the server answers with (`loading.py`).
         if version.kind.is_trained or not version.parts:
             return as_weights(version)._replace(is_adapter=version.kind is VersionKind.adapter)
         folder = version_folder(version, project)
@@ -216,6 +220,7 @@ def _upstream(policy: PolicySection, upstreams: Sequence[Upstream]) -> Upstream 
     """The upstream with the policy's URL; otherwise the first that answers for its model."""
     url = policy.base_url and policy.base_url.rstrip("/")
     for upstream in upstreams:
+        # Compared without passwords, because a version is stored without them.
         if url and public_url(upstream.base_url.rstrip("/")) == url:
             return upstream
     model = policy.model or ""
@@ -270,6 +275,7 @@ def _policy_secrets(old: PolicySection, now: PolicySection, folder: Path) -> Pol
     if not old.is_built_in:
         return PolicySection.model_validate({**old.model_dump(), **_hidden("policies", "policy", now, folder)})
     urls = [section.base_url and public_url(section.base_url) for section in (old, now)]
+    # A key goes to the endpoint that it was set for, and to no other.
     if urls[0] != urls[1]:
         return old
     return old.model_copy(update={"api_key": now.api_key, "base_url": now.base_url})
@@ -292,6 +298,7 @@ def _agent_secrets(base: Base, now: AgentSection) -> AgentSection:
 
 
 def _server(old: McpSection, now: McpSection | None) -> McpSection:
+    # Headers may have keys, so they go only to the URL that they were set for.
     if now is None or old.url is None or now.url is None or public_url(now.url) != public_url(old.url):
         return old
     return old.model_copy(update={"headers": now.headers, "url": now.url})

@@ -15,6 +15,7 @@ from agentloop.store.store import Store
 
 LEASE_S = 20.0
 """Age of the last heartbeat at which a server is not called any more. A healthy server is looked at every 5 s."""
+# Maximum characters of a problem in a server's row.
 MAX_NOTE = 500
 
 

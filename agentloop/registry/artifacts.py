@@ -32,6 +32,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 BASE_PATH = "base_model_name_or_path"
 """Key with the place of the base model when the adapter was trained."""
 PROSE = (".md", ".txt.license")
+# The safetensors library refuses headers above 100 MB; the size in a broken file may be any number.
 MAX_HEADER = 100 << 20
 CHUNK = 1 << 20
 
@@ -80,6 +81,7 @@ def _settings_hash(path: Path) -> str:
     except ValueError:
         return _bytes_hash(path)
     if path.name == ADAPTER_CONFIG and isinstance(value, dict):
+        # The path of the base model differs between machines; the lineage has the base's hash.
         value = {key: _sorted(each) for key, each in value.items() if key != BASE_PATH}
     return content_hash(value)
 

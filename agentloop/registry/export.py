@@ -70,6 +70,7 @@ def write_edits(edits: list[FileEdit]) -> None:
         if not os.access(edit.path, os.W_OK) or not os.access(edit.path.parent, os.W_OK):
             raise ConfigError(f"{edit.path}: cannot be written; correct its permissions")
     for edit in edits:
+        # `write_text` makes files with mode 644, and a script has to stay executable.
         mode = edit.path.stat().st_mode
         write_text(edit.path, edit.after)
         edit.path.chmod(mode)
@@ -85,6 +86,7 @@ def write_folder(version: PolicyVersion, project: Path, folder: Path) -> list[Pa
         raise ConfigError(f"{folder} is not empty; name a folder that is new or empty")
     make_folder(folder)
     files = {OVERLAY: overlay.model_dump_json(indent=1) + "\n"}
+    # A name may contain '/'.
     files |= {f"{quote(component.name, safe='')}.md": component.text for component in overlay.components}
     for name, text in files.items():
         write_text(folder / name, text)
@@ -135,6 +137,7 @@ def _is_source(path: Path, project: Path) -> bool:
 def _text(path: Path) -> str | None:
     """The file's text; None if it is not UTF-8 text."""
     try:
+        # Line ends stay as they are, because the text is written back.
         with path.open(encoding="utf-8", newline="") as file:
             return file.read()
     except (OSError, UnicodeDecodeError):

@@ -69,8 +69,10 @@ def draft_of(folder: Path) -> Path:
 def put_in_place(draft: Path, folder: Path) -> None:
     """Flush the draft to disk and rename it to `folder`. Replaces whatever an interrupted run left there."""
     for path in sorted(draft.rglob("*")):
+        # os.open would follow a link, perhaps out of the draft.
         if not path.is_symlink():
             _flush(path)
+    # A rename cannot replace a folder that has files.
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
     # The rename itself is on disk only once the folder above is flushed.
@@ -103,6 +105,7 @@ def freeze(
     text = json.dumps({"format": FORMAT, **settings}, indent=1, ensure_ascii=False)
     (draft / VERSION_FILE).write_bytes(redactor.json(text.encode()))
     (draft / LINEAGE).write_text("".join(json.dumps(pair) + "\n" for pair in sorted(set(pairs))))
+    # The identity is that of the original files: it includes a file whose copy was removed because of a secret.
     return base.identity(own_parts(draft, read_overlay(draft)))
 
 

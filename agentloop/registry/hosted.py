@@ -19,6 +19,7 @@ from agentloop.types import Message, PolicyVersion
 QUESTION = "Answer with the word yes."
 MAX_TOKENS = 16
 """The smallest limit that every provider accepts."""
+# Seconds for the call.
 TIMEOUT_S = 60.0
 
 

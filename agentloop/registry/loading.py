@@ -69,12 +69,10 @@ def turn_of(name: str) -> int | None:
 
 
 def spare_in(project: Path) -> Callable[[Sequence[str]], str | None]:
-    """For `LoraHotSwap`: which of the loaded adapters may be unloaded. First an update of a finished turn, since it is
-    not called; otherwise the oldest version of the project that is neither live nor canary and was not moved within the
-    hour.
+    """For `LoraHotSwap`: selects the loaded adapter to unload. First an update of a finished turn, which gets no calls;
+    otherwise the oldest version of the project that is neither live nor canary and was not moved within EPISODE.
 
-    Nothing lists the episodes that are between two calls, so an hour stands for the end of those with a retired
-    version.
+    An episode between two calls is listed nowhere, so EPISODE after its move a version counts as unused.
     """
 
     def spare(names: Sequence[str]) -> str | None:
@@ -86,6 +84,7 @@ def spare_in(project: Path) -> Callable[[Sequence[str]], str | None]:
                 turn = turn_of(name)
                 if turn is not None and version_model(turn) in versions:
                     return name
+            # The length comes first, so that v9 is before v10.
             for name in sorted(names, key=lambda name: (len(name), name)):
                 version = versions.get(name)
                 if version is None or version.state in (PolicyState.live, PolicyState.canary):
@@ -117,6 +116,7 @@ async def put_adapter(
             if not await publisher.serves(name):  # otherwise another process has loaded it meanwhile
                 raise
         else:
+            # `publish` has compared the answers with the probe already.
             return name
     try:
         await compare(publisher.server, name, probe)

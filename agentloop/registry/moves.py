@@ -43,7 +43,7 @@ N_DIGITS = 12
 
 
 def no_check(_: PolicyVersion) -> None:
-    """The check if no project folder is available."""
+    """Accepts every version: the check without a project folder."""
 
 
 def no_suite() -> None:
@@ -79,6 +79,7 @@ class Moves:
                 f'policy v{number} was live before; `agentloop policies rollback --to v{number} --why "..."` brings it '
                 "back"
             )
+        # An override does not skip this check, because a version that cannot act must not be live.
         self.check(version)
         if override is not None:
             why = _reason(override, "--override")
@@ -90,6 +91,7 @@ class Moves:
         problem = objection(proof, version, live, suite_hash)
         if problem is not None:
             raise StateError(f"v{number} stays {version.state}: {problem}")
+        # This check is last, because it pays for a call of a hosted model.
         self.ask(version)
         return self._put(self.registry.promotion(version, by=self.by, why=shown_proof(proof), proof=proof))
 
@@ -194,6 +196,7 @@ class Moves:
                 f"v{version.number} has no proof; `agentloop gate SUITE --baseline NAME --candidate v{version.number}` "
                 f'makes one against v{live.number}, and `--override "why"` promotes it without one'
             )
+        # If no proof decides, the newest one explains why in the message.
         return deciding(proofs, version, live, suite_hash) or proofs[-1]
 
     def _live_before(self, live: PolicyVersion | None) -> int:
@@ -270,6 +273,7 @@ def objection(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, suite
         return f'its {proof.kind} ended {proof.verdict}; improve it, or promote it with `--override "why"`'
     if proof.obstacle is not None:
         return f'{proof.obstacle}; improve it, or promote it with `--override "why"`'
+    # Without a share of the risk, repeating a gate until it passes would promote anything (`gate/risk_budget.py`).
     if proof.stake is None:
         return (
             "its proof has no share of the project's risk of a false promotion: the baseline was not the live version "

@@ -52,6 +52,7 @@ class OnDemand:
         if task is None:
             task = asyncio.create_task(self._load(number, upstream))
             self._loading[key] = task
+            # A load that failed is not remembered, so the next call tries again.
             task.add_done_callback(lambda _: self._loading.pop(key, None))
         await asyncio.shield(task)  # a client that disconnects must not cancel it for the others
 
@@ -71,6 +72,7 @@ class OnDemand:
         return version_model(number) in await VLLMControl(upstream.base_url, _key(upstream)).models()
 
     async def _put(self, number: int, upstream: Upstream) -> None:
+        # The store and the hashing of weights would block all calls of the gateway, so they run in threads.
         version = await asyncio.to_thread(self._registry.get, number)
         if version is None:
             raise ConfigError(f"v{number} is no longer in the registry")

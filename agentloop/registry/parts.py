@@ -85,6 +85,7 @@ def policy_parts(settings: PolicySection, folder: Path) -> dict[str, Part]:
     if not settings.is_built_in:
         model = Outside(None, f"what the policy {settings.kind!r} asks")
         return {**_foreign("policies", "policy", settings, folder), "policy.model": model}
+    # Defaults are excluded, so that a setting of a later release does not change the identity of earlier versions.
     chosen = settings.model_dump(mode="json", include={"temperature"}, exclude_defaults=True)
     parts: dict[str, Part] = {"policy": Value({"kind": settings.kind, **chosen})}
     if settings.kind in ENDPOINTS:

@@ -51,6 +51,7 @@ def resolve(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor
                 "v1, or add a [policy] of another kind"
             )
         actor = base_actor(ref, Base(policy, agent, path.parent), tasks, suite, load_prices(project))
+        # Workers get a bundle of the project, so they cannot make an actor of files outside it.
         is_inside = path.resolve().is_relative_to(project.resolve())
         return replace(actor, provenance=Provenance(ProvenanceKind.ref) if is_inside else None)
     if ref == LIVE or NUMBERED.fullmatch(ref):
@@ -87,6 +88,7 @@ def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Acto
     store = place.open(create=False, secrets=known_secrets(project))
     try:
         registry = Registry(store)
+        # Weights come from those of earlier versions, so the tasks of all versions count.
         trained = store.task_ids(Purpose.train, Purpose.demonstrate)
         version = registry.live() if ref == LIVE else registry.get(int(ref[1:]))
     finally:

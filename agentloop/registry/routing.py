@@ -40,6 +40,7 @@ def serving_of(
         now = time.monotonic()
         for version in versions:
             number = version.number
+            # A version never changes, so the way to call it is read once.
             if number in by_number or now - refused.get(number, -math.inf) < RETRY_S:
                 continue
             how = served(version)

@@ -163,6 +163,7 @@ class Trained:
             name = version_model(version.number)
             try:
                 adapters[name] = self._folders.get(name) or self._verified(name, version)
+            # One adapter that cannot be loaded must not keep the others from being served.
             except (ConfigError, PublishError, ObjectError, StoreError) as error:
                 self._report(f"{name} ({version.state}) is not loaded: {error}")
                 continue
@@ -242,6 +243,7 @@ def _config(project: Path) -> Config:
 def _free_port(host: str, port: int) -> int:
     """`port`, or a free one for 0. Raises ConfigError if it cannot be listened on."""
     try:
+        # The socket is closed before vLLM listens. The test reports a used port in one line instead of vLLM's log.
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             return int(probe.getsockname()[1])
     except OSError as error:

@@ -44,6 +44,7 @@ def _is_one_literal(literals: Callable[[str], Any], source: str, after: str, ori
     """True if the file means the same, apart from `text` in the literals that had `original`."""
     try:
         before = literals(source)
+        # An original that is in no literal, such as in a comment, leaves the meaning unchanged and is refused.
         return bool(literals(after) == _replaced(before, original, text) != before)
     except (SyntaxError, ValueError):
         return False

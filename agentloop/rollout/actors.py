@@ -18,7 +18,7 @@ RANDOM = "random"
 """The actors that every audit tries: each task's own solution, one that does nothing, and random commands."""
 
 SOLUTION = "solution"
-"""The actor that mining makes of a task's own solution."""
+"""The actor that mining makes from a task's own solution."""
 
 UNNAMED = Identity("", {})
 

@@ -1,9 +1,9 @@
 """One attempt at a task: lease a sandbox, plant canaries, run the agent, take its artifacts out, judge it.
 
 `roll_out` is the only function that leases a sandbox for an agent; verifiers get fresh ones (`judge/artifacts.py`). An
-attempt always leaves its trace, also where an error ends it. `faults.py` says whose fault that was: an attempt that the
-infrastructure ended is `infra_failed`, which is repeated (`retry.py`) and never scored; one that the agent ended is
-`finished`, and is judged. Storing is its caller's business, and so is who may run at the same time (`work/`).
+attempt always leaves its trace, also where an error ends it. `faults.py` decides whose fault it was: an attempt that
+the infrastructure ended is `infra_failed`, which is repeated (`retry.py`) and never scored; one that the agent ended is
+`finished`, and is judged. The caller stores attempts and limits how many run at once (`work/`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from agentloop.types import (
 )
 
 NEARLY = 0.9
-"""Share of a sandbox's lifetime after which its end counts as that of its lifetime: it began before the lease did."""
+"""Share of its lifetime after which a sandbox that ends counts as expired: its lifetime began before the lease."""
 NO_ISOLATION = "none"
 """Isolation of an environment, which runs on the host."""
 
@@ -115,7 +115,7 @@ async def roll_out(
                 await crew.on_end(task, episode, sandbox)
             for name, verifier in tests.items():
                 grades[name] = await verifier.test(task, sandbox, crew.pool.backend)
-    # The episode recorder: whatever an agent, a policy or a sandbox raises becomes part of the trace.
+    # The episode recorder: whatever an agent, a policy or a sandbox raises, sys.exit too, becomes part of the trace.
     except (Exception, SystemExit) as error:
         overdue = is_overdue(task.sandbox, time.perf_counter() - leased)
         problem = words_of(error)
@@ -152,6 +152,7 @@ async def judge_rollouts(rollouts: Sequence[Rollout], crew: Crew) -> list[Attemp
     grades = [one.grades for one in rollouts]
     started = time.perf_counter()
     verdicts = await judge_group(task, [one.trace for one in rollouts], fresh, crew.guess, grades)
+    # A group is judged together, so each attempt has an equal share of the time.
     judge_s = (time.perf_counter() - started) / len(rollouts)
     return [
         Attempt(task=one.task, episode=one.episode, trace=one.trace, verdict=verdict, judge_s=judge_s)
@@ -165,12 +166,12 @@ def with_n_lost(trace: Trace, n_lost: int) -> Trace:
 
 
 def state_after(broke: Break | None) -> EpisodeState:
-    """The state of an attempt that `broke` ended, or that nothing ended but itself."""
+    """The state of an attempt that `broke` ended; None: it ended by itself."""
     return EpisodeState.infra_failed if broke is not None and fault_of(broke).ours else EpisodeState.finished
 
 
 def is_overdue(spec: SandboxSpec, used_s: float) -> bool:
-    """True where a sandbox that ended after `used_s` seconds was at the end of its lifetime."""
+    """True where a sandbox that ended after `used_s` seconds was at the end of its lifetime. Before the lease: -inf."""
     return spec.lifetime_s is not None and used_s >= NEARLY * spec.lifetime_s
 
 

@@ -17,7 +17,8 @@ def stable_id(*parts: object) -> str:
 
 
 def position_of(episode: Episode) -> int:
-    """The entry of the tasks that `plan` got of which this is an episode; the same task may be there several times."""
+    """Index, in the tasks that `plan` got, of the entry of this episode; a task may be there several times."""
+    # A task id may contain '/', so it is cut off before the position is read.
     return int(episode.group.removesuffix(f"/{episode.task_id}").rpartition("/")[2])
 
 

@@ -28,8 +28,8 @@ class Ended(Protocol):
 def second_probes(first: Trace, others: Sequence[Planned]) -> list[Planned]:
     """Episodes of `others` that also have to show whether anything answers, after the attempt `first`.
 
-    Where a mistake in the settings seems to have ended that one, they are two of other tasks, because an endpoint may
-    refuse one task alone; else none.
+    Two of other tasks where a mistake in the settings seems to have ended `first`, because an endpoint may refuse one
+    task alone; else none.
     """
     if not is_mistaken(first):
         return []

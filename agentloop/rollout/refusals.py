@@ -10,7 +10,7 @@ from agentloop.rollout.retry import MISTAKES, is_lost
 from agentloop.types import Attempt, FailureType, RewardState, Trace, Verdict
 
 MAX_INFRA_SHARE = 0.5
-"""Attempts of which more than this failed for our reasons say nothing about the policy."""
+"""Share of attempts lost to infrastructure above which the others say nothing about the policy."""
 CORRECT = "correct the API key, the model name or the URL of the policy, then run the same command again"
 """The next move where an endpoint refuses most attempts like this."""
 N_FIRST = 3
@@ -35,6 +35,7 @@ def refuse_broken(attempts: Sequence[Attempt]) -> None:
         raise kind(f"{len(broken)} of {len(attempts)} episodes failed outside the agent: {problem}; {again}")
     refuse_refused(attempts)
     if len(mistaken) > most:
+        # The error of a trace begins with the name of its class, which says nothing to a user.
         problem = (mistaken[0].trace.error or "").partition(": ")[2]
         raise ConfigError(f"{len(mistaken)} of {len(attempts)} episodes ended with a mistake: {problem}; {again}")
 
@@ -76,7 +77,7 @@ def is_refused(trace: Trace) -> bool:
 
 
 def why_unscored(verdict: Verdict) -> str:
-    """The first verifier that gave no number, and its words; or what each gave, when they contradict each other."""
+    """The first verifier that gave no number, and its reason; or the score of each, when they contradict each other."""
     if verdict.state is RewardState.disputed:
         gave = ", ".join(f"{score.verifier} {score.value:g}" for score in verdict.scores if score.value is not None)
         return f"the verifiers contradict each other ({gave}); `agentloop judge queue` lists them for a person"

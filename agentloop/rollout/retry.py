@@ -1,12 +1,12 @@
 """When an attempt is repeated: the one policy of the loop, the gate, the bank, mining, `run` and the pytest plugin.
 
 An attempt is repeated where infrastructure ended it (`faults.py`), so that its episode is `infra_failed`. It is
-repeated at most once for each of PAUSES_S, after that pause, with the same seed; then it stands as lost, never as a 0.
-Whatever the agent caused is its outcome and is never repeated, and neither is a mistake in the settings or in the
-task: it is the same again. `Trace.n_lost` counts the attempts that were lost before
-the one that counts; the gate charges them to its version.
+repeated at most once for each of PAUSES_S, after that pause, with the same seed; after that it stays lost, and is never
+a reward of 0. An outcome that the agent caused is never repeated. Neither is a mistake in the settings or in the task,
+which would recur. `Trace.n_lost` counts the attempts that were lost before the one that counts; the gate charges them
+to its version.
 
-Audits and forks try once: an audit looks for what an attempt does to its sandbox, and a fork must do the same again.
+Audits and forks try once: an audit examines what an attempt does to its sandbox, and a fork has to be reproducible.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sandbox of one attempt from the agent's side: made ready, seen as the task's user, and handed in."""
+"""The sandbox of one attempt from the agent's side: its preparation, the agent's view of it, and the submission."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def seen_by(actor: Actor, task: Task, sandbox: Sandbox) -> Sandbox:
 def handed_in(
     task: Task, stop: StopReason, answer: str | None, recorded: Sequence[Step | SubTrace]
 ) -> tuple[StopReason, str | None]:
-    """Why the agent ended, and its answer: where the work is in the sandbox, having no more to do hands it in."""
+    """Why the agent ended, and its answer: in a task of files, an agent that stops without a tool call submits."""
     steps = [one for one in recorded if isinstance(one, Step)]
     if task.setup is None or stop is not StopReason.no_tool_call or not steps:
         return stop, answer

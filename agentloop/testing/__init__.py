@@ -83,6 +83,7 @@ async def timeout_is_a_result(backend: SandboxBackend, folder: Path) -> None:
         expect(done.timed_out and done.exit_code != 0, f"a timeout must say so: {done}")
         expect(done.stdout == "before\n", f"what was printed before the timeout is kept: {done.stdout!r}")
         expect(0 <= late < GRACE_S, f"the answer came {late:.2f} s after the timeout")
+        # A child that survived appends every 0.05 s, so the file would grow between the two looks.
         sizes = [(await sandbox.exec(f"sleep {pause}; wc -c < /tmp/alive")).stdout for pause in (0.1, 0.4)]
         expect(sizes[0] == sizes[1], f"a background child survived the timeout: {sizes}")
 
@@ -128,6 +129,7 @@ async def odd_bytes_are_survived(backend: SandboxBackend, folder: Path) -> None:
         expect(done.stdout.endswith("a\0b") and done.exit_code == 0, f"binary output came back as {done.stdout!r}")
         expect((await sandbox.exec("echo a\0b")).exit_code == 0, "a NUL in a command is left out")
         expect((await sandbox.exec("echo \udc80")).exit_code == 0, "a lone surrogate is replaced")
+        # Linux limits one argument of a program to 128 KiB.
         huge = await sandbox.exec("echo " + "x" * 300_000)
         expect(huge.exit_code != 0 or len(huge.stdout) > 16_000, f"a huge command: {huge.exit_code}")
         expect((await sandbox.exec("echo still here")).stdout == "still here\n", "the sandbox must survive all of that")
@@ -147,6 +149,7 @@ async def host_is_out_of_sight(backend: SandboxBackend, folder: Path) -> None:
             expect((await sandbox.exec(f"cat {path}")).exit_code != 0, f"{path} of the host can be read")
             home = Path.home()
             interpreter = Path(sys.base_prefix)
+            # If this Python is installed below the home folder, the sandbox sees that part of the folder.
             allowed = {interpreter.relative_to(home).parts[0]} if interpreter.is_relative_to(home) else set()
             listed = (await sandbox.exec(f"ls -A {shlex.quote(str(home))}")).stdout.split()
             expect(set(listed) <= allowed, f"the home folder is visible: {listed}")
@@ -190,6 +193,7 @@ async def closed_means_gone(backend: SandboxBackend, folder: Path) -> None:
     """After close, commands raise SandboxGone, including one that was running. Closing twice is harmless."""
     sandbox = await backend.create(SandboxSpec())
     running = asyncio.ensure_future(sandbox.exec("sleep 60", timeout_s=60.0))
+    # Gives the command above time to begin.
     await sandbox.exec("true")
     await sandbox.close()
     await sandbox.close()

@@ -19,6 +19,7 @@ from agentloop.types import Completion, Limits, Message, Step, StopReason, SubTr
 Opened: TypeAlias = Callable[[], AbstractAsyncContextManager[Sandbox]]
 """Opens a sandbox for one attempt."""
 AgentLaw: TypeAlias = Callable[[Agent, Opened], Awaitable[None]]
+# Seconds that one attempt may take.
 RUN_S = 60.0
 
 
@@ -108,6 +109,7 @@ async def it_may_be_cancelled(agent: Agent, opened: Opened) -> None:
             raise UpstreamUnavailable("too late")
 
     attempt = asyncio.ensure_future(_ran(agent, opened, Slow(), _task()))
+    # Time for the attempt to reach its call of the policy.
     await asyncio.sleep(0.5)
     attempt.cancel()
     await asyncio.wait({attempt}, timeout=20)

@@ -81,6 +81,7 @@ def _gate(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
             "nothing was compared", ("--agentloop-baseline none", *notes), GateVerdict.inconclusive.exit_code
         )
     header, banked = _header(session, compared)
+    # The order is that of rounds, not of xdist workers: quick tests first would bias the gate.
     rolled = sorted((o for one in compared for o in one.outcomes), key=lambda o: (o.trial, o.task_id))
     result = fold(header, [*banked, *rolled])
     if session.options.report is not None:
@@ -128,6 +129,7 @@ def _header(session: Session, compared: Sequence[TestReport]) -> tuple[Header, l
         changes.append(compare(run.bank.head.environment, run.environment)[0] if run.environment else "unknown")
         per_visit.append(1 if session.plays(run.tape_path) else run.bank.head.trials // n_trials)
     change: Change = max(changes, key=("same", "unknown", "changed").index)
+    # All suites share one number per visit, so the smallest bank decides.
     settings = Settings(seed=session.options.seed, per_visit=min(per_visit))
     baseline = str(session.options.baseline)
     header = Header(
@@ -169,6 +171,7 @@ def _record(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
             )
         environment = run.environment or Environment(outside=("the sandbox, which is unknown",))
         head = new_head(evals, session.options.policy, run.actor.identity, n_trials, environment)
+        # Nothing runs: `fill_bank` refuses lost attempts and writes the file as `agentloop bank` does.
         asyncio.run(fill_bank(path, head, evals.tasks, _known(outcomes), n_concurrent=1))
         n = f"{counted(n_trials, 'attempt')} of {counted(len(evals.tasks), 'task')}"
         if run.actor.identity.unhashed:

@@ -54,6 +54,7 @@ async def it_answers_many_at_once(policy: Policy) -> None:
 async def it_may_be_cancelled(policy: Policy) -> None:
     """A cancelled call ends, and the next one is answered."""
     call = asyncio.ensure_future(_answer(policy))
+    # The call begins in this turn of the event loop; a task that has not begun would be cancelled without a call.
     await asyncio.sleep(0)
     call.cancel()
     await asyncio.wait({call}, timeout=10)

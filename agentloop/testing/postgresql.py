@@ -32,6 +32,7 @@ def server(*settings: str) -> Iterator[str]:
         raise FileNotFoundError(f"no PostgreSQL here. Remedy: {REMEDY}")
     folder = Path(tempfile.mkdtemp(prefix="al-pg-"))
     data = folder / "data"
+    # An immediate stop writes no checkpoint, which data that is deleted right after does not need.
     with _at_the_end(folder, programs / "pg_ctl", "-D", data, "-m", "immediate", "stop"):
         if os.geteuid() == 0:
             shutil.chown(folder, "postgres")
@@ -49,6 +50,8 @@ def _at_the_end(folder: Path, *command: object) -> Iterator[None]:
     """
     words = ["sh", "-c", 'cat; folder=$1; shift; "$@"; rm -rf "$folder"', "sh", str(folder), *_as_postgres(*command)]
     quiet = subprocess.DEVNULL
+    # A separate session keeps Ctrl-C from ending it before it has cleaned up. It starts in /, because the user postgres
+    # may not enter the current folder.
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, cwd="/", start_new_session=True):
         yield
 
@@ -62,6 +65,7 @@ def database(of: str, template: str = "template0") -> Iterator[str]:
     with psycopg.connect(of.replace("NAME", "postgres"), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         yield of.replace("NAME", name)
+        # FORCE ends the connections that a failed test has left open.
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 REMEDY = "`apt install redis-server` (its program is enough, no service is needed)"
+# Seconds to wait for the first connection.
 START_S = 20.0
 
 
@@ -28,6 +29,7 @@ class RedisServer:
         if not is_installed():
             raise FileNotFoundError(f"no Redis here. Remedy: {REMEDY}")
         with socket.socket() as listener:
+            # The port is free again before Redis takes it, so another process can take it first.
             listener.bind(("127.0.0.1", 0))
             self.port: int = listener.getsockname()[1]
         self._words = ["redis-server", "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]

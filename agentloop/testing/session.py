@@ -220,6 +220,7 @@ class Session:
         Raises ConfigError if one of them is missing or does not fit.
         """
         run = self._runs.get(name)
+        # A later test may want more trials than those that the bank was checked for.
         if run is not None and (run.bank is None or run.bank.head.trials >= n_trials):
             return run
         suite = self.suite(name)
@@ -385,6 +386,7 @@ class Session:
 
     def close(self) -> None:
         """Close sandboxes and files."""
+        # A session whose trials were all played has made no pool.
         if "pool" in self.__dict__:
             self.runner.run(self.pool.close())
         self._open.close()

@@ -87,6 +87,7 @@ async def a_killed_process_lets_go(backend: SandboxBackend, folder: Path) -> Non
     async with opened(backend) as sandbox:
         if not isinstance(sandbox, Streams):
             raise lacks(backend, Streams)
+        # setsid takes the child out of the command's process group, so killing that group is not enough.
         process = sandbox.start("(setsid sh -c 'while :; do echo x >> /work/alive; sleep 0.05; done' &); sleep 60")
         waiting = [process.stdout.read(), process.stdin.write(bytes(1 << 20)), process.wait()]
         tasks = [asyncio.ensure_future(work) for work in waiting]
@@ -162,6 +163,7 @@ async def files_do_not_follow_an_enemy(backend: SandboxBackend, folder: Path) ->
     async with opened(backend) as sandbox:
         if not (isinstance(sandbox, Files) and isinstance(sandbox, Folders)):
             raise lacks(backend, Files, Folders)
+        # A FIFO without a writer blocks its reader forever. The sparse file has 1 TiB and takes no space.
         await sandbox.exec(
             "mkdir /work/real; ln -s /work/real /work/link; mkfifo /work/pipe; "
             "dd of=/work/sparse bs=1M seek=1048576 count=0"
@@ -185,6 +187,7 @@ async def files_do_not_follow_an_enemy(backend: SandboxBackend, folder: Path) ->
 
 async def the_network_opens_and_closes(backend: SandboxBackend, folder: Path) -> None:
     """An allowed host can be reached until it is no longer allowed. The sandbox's image must have python3."""
+    # 3128 is the port of the proxy inside a sandbox (`sandbox/inside/frames.py`).
     ask = (
         "import socket; s = socket.create_connection(('127.0.0.1', 3128), 5); "
         "s.sendall(b'GET http://127.0.0.1:{}/ HTTP/1.1\\r\\n\\r\\n'); print(s.makefile().readline())"

@@ -24,6 +24,7 @@ from agentloop.types import Limits, Task, ToolCall, ToolResult
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Names of tools that the APIs of models accept."""
+# Seconds that one call may take.
 CALL_S = 60.0
 
 
@@ -113,6 +114,7 @@ async def nothing_goes_on_after_the_episode(case: ToolsetCase) -> None:
                 await asyncio.wait_for(call, CALL_S)
         async with episode(case) as tools:
             await _call(tools, case, name)
+    # A cancelled task needs a turn of the event loop to end.
     await asyncio.sleep(0.1)
     left = asyncio.all_tasks() - before
     expect(not left, f"after its episodes these go on: {left}")

@@ -98,6 +98,7 @@ async def the_same_trace_has_the_same_number(case: VerifierCase) -> None:
     """Equal traces get equal numbers, because a verifier is shared and stateless. One that calls a model may vary."""
     if not waits(case.verifier) and not is_paid(case.verifier):
         numbers = {await _number(case, trace) for trace in (case.right, case.right)}
+        # A verifier that remembers this work would give another number to the next one.
         await _number(case, case.wrong)
         numbers.add(await _number(case, case.right))
         expect(len(numbers) == 1, f"one trace has the numbers {sorted(numbers)}")

@@ -123,6 +123,7 @@ async def a_cancelled_ask_leaves_no_sandbox(case: WorkCase) -> None:
     are not made again."""
     ask = asked(0.0, LONG_S, LONG_S)
     work = asyncio.ensure_future(case.make().all(ask))
+    # The first attempt ends while the long ones run, so the cancelled request leaves one that must not be made again.
     [ended] = await case.make().all(replace(ask, planned=ask.planned[:1]))
     await _until(lambda: case.n_sandboxes() >= 1, "the attempts that take long do not begin")
     work.cancel()
